@@ -1,0 +1,49 @@
+"""Run by the Python of an environment into which the wheel alone was installed, without extras."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGES_AFTER = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+
+
+def packages_after(package: str) -> set[str]:
+    command = [sys.executable, "-I", "-c", f"import {package}; {PACKAGES_AFTER}"]
+    return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+
+
+extra = packages_after("sinklab") - packages_after("torch")
+assert extra == {"sinklab"}, f"`import sinklab` costs more than torch: {sorted(extra)}"
+
+import sinklab  # noqa: E402
+from sinklab.models import load  # noqa: E402
+
+root = Path(sinklab.__file__).parent
+assert root.is_relative_to(sys.prefix), f"sinklab was not imported from the wheel, but from {root}"
+assert importlib.metadata.version("sinklab") == sinklab.__version__
+assert (root / "py.typed").is_file()
+
+required = importlib.metadata.requires("sinklab") or []
+extras = {re.split(r"[ ;<>=!~\[]", line)[0] for line in required if "extra ==" in line}
+installed = {distribution.name for distribution in importlib.metadata.distributions()}
+assert not extras & installed, f"a plain install brings packages of the extras: {sorted(extras & installed)}"
+
+for name in sinklab.__all__:
+    getattr(sinklab, name)
+
+packaged = sorted(file.parent for file in (root / "models" / "packaged").rglob("model.safetensors"))
+assert packaged, f"no packaged model in {root / 'models' / 'packaged'}"
+for folder in packaged:
+    loaded = load(folder.name)
+    ids = loaded.tokenizer("It was a dark night.", return_tensors="pt")["input_ids"]
+    logits = loaded.model(ids).logits
+    assert logits.shape[:2] == ids.shape and bool(logits.isfinite().all()), folder.name
+    print(
+        f"{folder.name}: {sum(p.numel() for p in loaded.model.parameters()):,} parameters, logits {tuple(logits.shape)}"
+    )
+subprocess.run([str(Path(sys.executable).parent / "sinklab"), "--help"], check=True, stdout=subprocess.DEVNULL)
+print(
+    f"sinklab {sinklab.__version__}: wheel installs without extras, imports torch alone, loads {len(packaged)} models"
+)

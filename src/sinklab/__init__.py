@@ -1,0 +1,61 @@
+"""A laboratory for attention sinks in diffusion language models.
+
+Names load where they are first used: importing this package costs at most torch (tests/test_import_cost.py).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sinklab.models import DiffusionLM, DiffusionLMConfig, load
+    from sinklab.probing import MaskSinks, intervene, trace
+    from sinklab.records import open_run
+    from sinklab.reports import report
+    from sinklab.sampling import Canvas, denoise
+    from sinklab.sinks import Excess, find_sinks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Canvas",
+    "DiffusionLM",
+    "DiffusionLMConfig",
+    "Excess",
+    "MaskSinks",
+    "__version__",
+    "denoise",
+    "find_sinks",
+    "intervene",
+    "load",
+    "open_run",
+    "report",
+    "trace",
+]
+
+_HOME = {
+    "Canvas": "sampling",
+    "DiffusionLM": "models",
+    "DiffusionLMConfig": "models",
+    "Excess": "sinks",
+    "MaskSinks": "probing",
+    "denoise": "sampling",
+    "find_sinks": "sinks",
+    "intervene": "probing",
+    "load": "models",
+    "open_run": "records",
+    "report": "reports",
+    "trace": "probing",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        # `name` and `obj` make Python add "Did you mean" with the nearest of dir().
+        raise AttributeError(f"module 'sinklab' has no attribute {name!r}", name=name, obj=import_module(__name__))
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,23 @@
+"""Every test: no network, one thread, one seed, uninitialised memory filled with NaN."""
+
+import os
+
+# Before anything imports transformers, datasets or matplotlib; child processes inherit it.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+# Also fills torch.empty with NaN, so a buffer read before it is written shows.
+torch.use_deterministic_algorithms(True)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

@@ -1,0 +1,104 @@
+"""The README, the pages of docs/ and examples/ are run as they stand.
+
+Of a page, every ```python block runs, in order and in one namespace, and every ```bash block below `<!-- run -->`.
+A python block below `<!-- not run: why -->` is only compiled. `.ci/run` runs those below `<!-- install -->` and
+`<!-- test -->`.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?:^<!-- *(?P<marker>[^\n]*?) *-->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+
+
+def shell(command: list[str], folder: Path) -> None:
+    """Run in `folder` with this interpreter's scripts first on the path; a failure shows what was printed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def run_page(page: Path, folder: Path) -> int:
+    """Run the blocks of a page in `folder`; returns how many ran."""
+    text, namespace, ran = page.read_text("utf-8"), {"__name__": page.stem}, 0
+    for block in BLOCK.finditer(text):
+        marker, language, code = block["marker"] or "", block["language"], block["code"]
+        if language == "python":
+            # Empty lines put the page's own line numbers into tracebacks.
+            compiled = compile("\n" * text.count("\n", 0, block.start("code")) + code, str(page), "exec")
+            if not marker.startswith("not run: "):
+                exec(compiled, namespace)
+                ran += 1
+        elif language == "bash" and marker == "run":
+            shell(["bash", "-euo", "pipefail", "-c", code], folder)
+            ran += 1
+    return ran
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run_page(page, tmp_path)
+    assert ran > 0 or page.name != "README.md"
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    shell([sys.executable, str(example)], tmp_path)
+
+
+@pytest.mark.parametrize("marker", ["install", "test"])
+def test_the_readme_has_one_command_for_each_marker_of_ci(marker: str) -> None:
+    blocks = [block for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["marker"] == marker]
+    assert [block["language"] for block in blocks] == ["bash"]
+
+
+PAGE = """# Page
+
+```python
+x = 1
+```
+
+```python
+assert x == 1
+{python}
+```
+
+<!-- run -->
+
+```bash
+{bash}
+```
+"""
+
+
+def test_unmarked_commands_and_blocks_that_say_why_do_not_run(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```bash\nexit 1\n```\n\n<!-- not run: needs a download -->\n```python\nraise SystemExit\n```\n", "utf-8"
+    )
+    assert run_page(page, tmp_path) == 0
+
+
+def test_blocks_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(python="y = x", bash="touch here"), "utf-8")
+    assert run_page(page, tmp_path) == 3
+    assert (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize(
+    ("python", "bash"), [("assert x == 2", "true"), ("y = x", "false | true"), ("y = x", "exit 3")]
+)
+def test_a_failing_block_fails_its_page(tmp_path: Path, python: str, bash: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(python=python, bash=bash), "utf-8")
+    with pytest.raises(AssertionError):
+        run_page(page, tmp_path)

@@ -1,0 +1,44 @@
+"""`import sinklab` costs torch and no more, checked in a fresh process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import sinklab
+
+HEAVY = {"transformers", "accelerate", "matplotlib", "pandas", "pyarrow", "datasets", "lm_eval", "tyro", "rich"}
+
+
+def packages_after(statement: str) -> set[str]:
+    """Names of the top-level packages that a fresh interpreter holds after `statement`."""
+    script = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.partition('.')[0] for m in sys.modules}})))"
+    return set(json.loads(subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE).stdout))
+
+
+def test_importing_the_package_costs_at_most_torch() -> None:
+    assert packages_after("import sinklab") - packages_after("import torch") == {"sinklab"}
+
+
+@pytest.mark.parametrize("room", ["attention", "diffusion", "sampling"])
+def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
+    loaded = packages_after(f"import sinklab.{room}")
+    assert "torch" in loaded
+    assert not loaded & HEAVY
+
+
+def test_a_heavy_import_would_be_seen() -> None:
+    assert "pandas" in packages_after("import sinklab, pandas") & HEAVY
+
+
+@pytest.mark.parametrize("name", sinklab.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(sinklab, name) is not None
+    assert name in dir(sinklab)
+
+
+def test_an_unknown_name_is_refused_with_what_python_needs_to_suggest_one() -> None:
+    with pytest.raises(AttributeError, match="module 'sinklab' has no attribute 'tracer'") as caught:
+        _ = sinklab.tracer
+    assert (caught.value.name, caught.value.obj) == ("tracer", sinklab)
