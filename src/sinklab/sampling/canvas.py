@@ -1,0 +1,209 @@
+"""The canvas: token ids, which of them are real, and which are to be filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# B batch rows, P prompt positions, S canvas positions
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """Where decoding starts. Build one with `Canvas.from_prompts` or `Canvas.infill`, or give the tensors yourself.
+
+    Raises ValueError when the tensors disagree in shape or dtype, when an open position is padding or does not hold
+    `mask_id`, and when nothing is open.
+    """
+
+    ids_BS: Tensor
+    """int64 token ids; `mask_id` at every open position."""
+    attention_BS: Tensor
+    """bool, False at padding. Hand it to the model when you build the denoiser."""
+    open_BS: Tensor
+    """bool, True where a token is to be decoded. A mask that is not open is never filled."""
+    mask_id: int
+    """The id of [MASK]."""
+
+    def __post_init__(self) -> None:
+        if self.ids_BS.dtype != torch.int64 or self.ids_BS.ndim != 2:
+            raise ValueError(
+                f"canvas ids must be an int64 tensor of shape (rows, positions), got {self.ids_BS.dtype} of shape "
+                f"{tuple(self.ids_BS.shape)}; convert with ids.long() and add the row axis."
+            )
+        for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
+            if flags_BS.dtype != torch.bool or flags_BS.shape != self.ids_BS.shape:
+                raise ValueError(
+                    f"{name} must be a bool tensor of the shape of the ids, {tuple(self.ids_BS.shape)}, got "
+                    f"{flags_BS.dtype} of shape {tuple(flags_BS.shape)}; convert a 0/1 mask with mask.bool()."
+                )
+        if self.mask_id < 0:
+            raise ValueError(
+                f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer's mask token."
+            )
+        if not self.open_BS.any():
+            raise ValueError(
+                f"a canvas needs at least one open position, but no position of {tuple(self.ids_BS.shape)} is a mask "
+                f"(id {self.mask_id}) to fill; put mask_id where tokens are wanted."
+            )
+        if (self.open_BS & ~self.attention_BS).any():
+            raise ValueError(
+                "a position cannot be open and padding at once; clear open_BS where attention_BS is False."
+            )
+        wrong_BS = self.open_BS & (self.ids_BS != self.mask_id)
+        if wrong_BS.any():
+            row, position = wrong_BS.nonzero()[0].tolist()
+            raise ValueError(
+                f"an open position must hold mask_id {self.mask_id}, but row {row} position {position} holds "
+                f"{int(self.ids_BS[row, position])}; write mask_id there or close it."
+            )
+
+    @property
+    def prompt_BS(self) -> Tensor:
+        """bool (B, S): real positions that are given, not decoded."""
+        return self.attention_BS & ~self.open_BS
+
+    def to(self, device: torch.device | str) -> Canvas:
+        """The same canvas on another device."""
+        return Canvas(self.ids_BS.to(device), self.attention_BS.to(device), self.open_BS.to(device), self.mask_id)
+
+    @classmethod
+    def from_prompts(
+        cls,
+        prompts: Sequence[Sequence[int]] | Tensor,
+        *,
+        new_tokens: int,
+        mask_id: int,
+        pad_id: int | None = None,
+        context: int | None = None,
+        attention_BP: Tensor | None = None,
+    ) -> Canvas:
+        """Prompts on the left, `new_tokens` masks on the right of each.
+
+        Args:
+            prompts: lists of token ids of any lengths (padded here on the left), or an integer tensor (B, P) or (P,).
+                A prompt may be empty: then the whole row is decoded.
+            new_tokens: masks appended to every row, at least 1.
+            mask_id: id of [MASK]; not allowed inside a prompt (see `infill`).
+            pad_id: id written at padding; needed only when the prompts' lengths differ.
+            context: the most positions the model can read; None for no limit.
+            attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at real tokens.
+
+        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, a canvas longer than context,
+        right-padded prompts, and masks inside a prompt.
+        """
+        if new_tokens < 1:
+            raise ValueError(
+                f"new_tokens must be at least 1, got {new_tokens}; ask for the number of tokens to decode."
+            )
+        if isinstance(prompts, Tensor):
+            ids_BP, real_BP = _given_prompts(prompts, attention_BP)
+        elif attention_BP is not None:
+            raise ValueError("attention_BP goes with a tensor of prompts; lists are padded here, so leave it out.")
+        else:
+            ids_BP, real_BP = _left_padded(prompts, pad_id)
+        rows, width = ids_BP.shape
+        if context is not None and width + new_tokens > context:
+            raise ValueError(
+                f"prompt and new tokens must fit the model's context of {context} positions, got a prompt of {width} "
+                f"and {new_tokens} new tokens ({width + new_tokens}); shorten the prompt or ask for "
+                f"{width + new_tokens - context} tokens fewer."
+            )
+        if ((ids_BP == mask_id) & real_BP).any():
+            raise ValueError(
+                f"a prompt must not contain the mask id {mask_id}, which would never be filled; use Canvas.infill for "
+                "masks anywhere, or build Canvas(...) with open_BS of your own."
+            )
+        masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
+        real_BN = torch.ones_like(masks_BN, dtype=torch.bool)
+        return cls(
+            torch.cat([ids_BP, masks_BN], 1),
+            torch.cat([real_BP, real_BN], 1),
+            torch.cat([torch.zeros_like(real_BP), real_BN], 1),
+            mask_id,
+        )
+
+    @classmethod
+    def infill(
+        cls,
+        ids_BS: Tensor | Sequence[Sequence[int]],
+        *,
+        mask_id: int,
+        attention_BS: Tensor | None = None,
+        context: int | None = None,
+    ) -> Canvas:
+        """Fill every mask of `ids_BS`, wherever it stands; rows may hold different numbers of masks.
+
+        Raises ValueError when there is no mask to fill and when the rows are longer than `context`.
+        """
+        ids_BS = _integer_rows(ids_BS if isinstance(ids_BS, Tensor) else torch.tensor(ids_BS))
+        real_BS = torch.ones_like(ids_BS, dtype=torch.bool) if attention_BS is None else attention_BS.bool()
+        if real_BS.shape != ids_BS.shape:
+            raise ValueError(
+                f"attention_BS must have the shape of the ids, {tuple(ids_BS.shape)}, got {tuple(real_BS.shape)}; "
+                "give one flag per token."
+            )
+        if context is not None and ids_BS.shape[1] > context:
+            raise ValueError(
+                f"the canvas must fit the model's context of {context} positions, got {ids_BS.shape[1]}; "
+                "shorten the text."
+            )
+        return cls(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
+
+
+def _integer_rows(ids: Tensor) -> Tensor:
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
+        raise ValueError(
+            f"token ids must be integers of shape (rows, positions), got {ids.dtype} of shape {tuple(ids.shape)}; "
+            "tokenize the text first."
+        )
+    return ids.long()
+
+
+def _given_prompts(prompts: Tensor, attention_BP: Tensor | None) -> tuple[Tensor, Tensor]:
+    ids_BP = prompts[None].long() if prompts.ndim == 1 and not len(prompts) else _integer_rows(prompts)
+    if not ids_BP.shape[0]:
+        raise ValueError("at least one prompt is needed, got none; pass a tensor with one row per prompt.")
+    if attention_BP is None:
+        return ids_BP, torch.ones_like(ids_BP, dtype=torch.bool)
+    real_BP = attention_BP.bool().reshape(-1, attention_BP.shape[-1])
+    if real_BP.shape != ids_BP.shape:
+        raise ValueError(
+            f"attention_BP must have the shape of the prompts, {tuple(ids_BP.shape)}, got {tuple(attention_BP.shape)}; "
+            "give one flag per prompt token."
+        )
+    if (real_BP[:, :-1] & ~real_BP[:, 1:]).any():
+        raise ValueError(
+            "prompts must be padded on the left, but a real token comes before padding; set padding_side='left' on the "
+            "tokenizer."
+        )
+    return ids_BP, real_BP.to(ids_BP.device)
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+    if not len(prompts):
+        raise ValueError("at least one prompt is needed, got none; pass [[]] to decode one row without a prompt.")
+    if isinstance(prompts[0], int | str):
+        raise ValueError(
+            f"prompts must be a list of lists of token ids, got a list of {type(prompts[0]).__name__}; "
+            "tokenize text first, and wrap a single prompt: [prompt]."
+        )
+    width = max(len(prompt) for prompt in prompts)
+    ragged = any(len(prompt) != width for prompt in prompts)
+    if ragged and pad_id is None:
+        raise ValueError(
+            f"prompts of unequal lengths ({sorted({len(prompt) for prompt in prompts})}) need a pad_id to fill "
+            "the shorter rows; pass the tokenizer's pad or end-of-text id."
+        )
+    fill = 0 if pad_id is None else pad_id
+    ids_BP = torch.full((len(prompts), width), fill, dtype=torch.int64)
+    real_BP = torch.zeros((len(prompts), width), dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        if len(prompt):
+            ids_BP[row, -len(prompt) :] = torch.as_tensor(prompt, dtype=torch.int64)
+            real_BP[row, -len(prompt) :] = True
+    return ids_BP, real_BP

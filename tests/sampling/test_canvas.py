@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sinklab.sampling import Canvas
+
+MASK, PAD = 9, 0
+
+
+def prompts(rows, **changes):
+    return Canvas.from_prompts(rows, **{"new_tokens": 2, "mask_id": MASK, "pad_id": PAD, **changes})
+
+
+def test_prompts_are_padded_on_the_left():
+    canvas = prompts([[1, 2, 3], [4], []])
+    assert canvas.ids_BS.tolist() == [[1, 2, 3, 9, 9], [0, 0, 4, 9, 9], [0, 0, 0, 9, 9]]
+    assert canvas.attention_BS.int().tolist() == [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
+    assert canvas.open_BS.int().tolist() == [[0, 0, 0, 1, 1]] * 3
+    assert canvas.prompt_BS.int().tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
+
+
+def test_a_tensor_of_prompts_keeps_its_width_and_padding():
+    ids_BP = torch.tensor([[0, 1], [0, 2]], dtype=torch.int32)
+    canvas = prompts(ids_BP, pad_id=None, attention_BP=torch.tensor([[0, 1], [0, 1]]))
+    assert canvas.ids_BS.tolist() == [[0, 1, 9, 9], [0, 2, 9, 9]]
+    assert canvas.attention_BS[:, 0].tolist() == [False, False]
+    assert prompts(torch.tensor([1, 2])).ids_BS.tolist() == [[1, 2, 9, 9]]
+
+
+def test_an_empty_prompt_alone_is_a_row_of_masks():
+    for empty in ([[]], torch.tensor([]), torch.empty(1, 0, dtype=torch.int64)):
+        assert prompts(empty).ids_BS.tolist() == [[9, 9]]
+
+
+def test_a_prompt_that_just_fits_the_context():
+    assert prompts([[1, 2, 3]], context=5).ids_BS.shape == (1, 5)
+
+
+def test_infill_opens_every_mask_that_is_not_padding():
+    ids_BS = torch.tensor([[9, 1, 9, 2], [9, 3, 4, 9]])
+    attention_BS = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+    canvas = Canvas.infill(ids_BS, mask_id=MASK, attention_BS=attention_BS)
+    assert canvas.open_BS.int().tolist() == [[1, 0, 1, 0], [0, 0, 0, 1]]
+    assert Canvas.infill([[9, 1]], mask_id=MASK).open_BS.tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_moving_keeps_the_canvas(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    moved = prompts([[1], []]).to(device)
+    assert {tensor.device.type for tensor in (moved.ids_BS, moved.attention_BS, moved.open_BS)} == {device}
+    assert moved.mask_id == MASK
+    assert torch.equal(moved.to("cpu").ids_BS, prompts([[1], []]).ids_BS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"new_tokens": 0}, "new_tokens must be at least 1, got 0"),
+        ({"rows": []}, r"at least one prompt is needed, got none; pass \[\[\]\]"),
+        ({"rows": torch.empty(0, 3, dtype=torch.int64)}, "at least one prompt is needed"),
+        ({"rows": [1, 2]}, r"list of lists of token ids, got a list of int; .*wrap a single prompt"),
+        ({"rows": ["text"]}, "got a list of str; tokenize text first"),
+        ({"rows": [[1], [1, 2]], "pad_id": None}, r"unequal lengths \(\[1, 2\]\) need a pad_id"),
+        (
+            {"rows": [[1, 2, 3]], "context": 4},
+            r"context of 4 positions, got a prompt of 3 and 2 .*ask for 1 tokens fewer",
+        ),
+        ({"rows": [[1, 9]]}, "a prompt must not contain the mask id 9.*use Canvas.infill"),
+        ({"rows": torch.tensor([[1.0]])}, "token ids must be integers.*torch.float32"),
+        ({"rows": [[1]], "attention_BP": torch.ones(1, 1)}, "attention_BP goes with a tensor of prompts"),
+        (
+            {"rows": torch.ones(1, 2).long(), "attention_BP": torch.ones(1, 3)},
+            r"shape of the prompts, \(1, 2\), got \(1, 3\)",
+        ),
+        (
+            {"rows": torch.tensor([[1, 0]]), "attention_BP": torch.tensor([[1, 0]])},
+            "must be padded on the left.*padding_side='left'",
+        ),
+        ({"mask_id": -1}, "mask_id must be a token id"),
+    ],
+)
+def test_bad_prompts_are_refused(changes, message):
+    rows = changes.pop("rows", [[1]])
+    with pytest.raises(ValueError, match=message):
+        prompts(rows, **changes)
+
+
+def test_bad_infilling_is_refused():
+    with pytest.raises(ValueError, match=r"at least one open position.*\(id 9\) to fill; put mask_id where"):
+        Canvas.infill(torch.tensor([[1, 2]]), mask_id=MASK)
+    with pytest.raises(ValueError, match=r"shape of the ids, \(1, 2\), got \(1, 3\)"):
+        Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, attention_BS=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="context of 1 positions, got 2; shorten"):
+        Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, context=1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "attention", "opened", "message"),
+    [
+        ([[1, 9]], [[True, False]], [[False, True]], "open and padding at once"),
+        ([[1, 9]], [[True, True]], [[True, True]], "must hold mask_id 9, but row 0 position 0 holds 1"),
+        ([[1, 9]], [[True, True]], [[True]], r"open_BS must be a bool tensor of the shape of the ids, \(1, 2\)"),
+        ([[1, 9]], [[1, 1]], [[False, True]], "attention_BS must be a bool tensor.*torch.int64"),
+        (
+            [1, 9],
+            [True, True],
+            [False, True],
+            r"int64 tensor of shape \(rows, positions\), got torch.int64 of shape \(2,\)",
+        ),
+    ],
+)
+def test_a_canvas_of_your_own_is_checked(ids, attention, opened, message):
+    with pytest.raises(ValueError, match=message):
+        Canvas(torch.tensor(ids), torch.tensor(attention), torch.tensor(opened), MASK)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
+
+from sinklab.sampling import Canvas, denoise, guided, suppressed
+
+CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
+
+
+def test_scale_zero_is_the_conditional_denoiser():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    wrapped = guided(toy, 0.0, CANVAS.prompt_BS, MASK)
+    assert torch.equal(wrapped(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS))
+    assert len(toy.calls) == 2
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.7, 1.5])
+def test_guidance_equals_the_formula_on_dense_logits(scale):
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    mixed_MV = guided(toy, scale, CANVAS.prompt_BS, MASK)(CANVAS.ids_BS, CANVAS.open_BS)
+    hidden_BS = CANVAS.ids_BS.clone()
+    hidden_BS[CANVAS.prompt_BS] = MASK
+    cond_BSV, un_BSV = (toy.dense(ids_BS, CANVAS.attention_BS) for ids_BS in (CANVAS.ids_BS, hidden_BS))
+    expected_MV = (un_BSV + (scale + 1) * (cond_BSV - un_BSV))[CANVAS.open_BS]
+    torch.testing.assert_close(mixed_MV, expected_MV, rtol=1e-13, atol=1e-13)
+    assert not torch.allclose(mixed_MV, cond_BSV[CANVAS.open_BS], atol=1e-3)
+
+
+def test_the_conditional_call_comes_first_and_both_want_the_same():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    for step in denoise(guided(toy, 1.5, CANVAS.prompt_BS, MASK), CANVAS, steps=3):
+        (cond_BS, first_BS), (un_BS, second_BS) = toy.calls[-2:]
+        assert torch.equal(cond_BS, step.before_BS)
+        assert (un_BS[CANVAS.prompt_BS] == MASK).all()
+        assert torch.equal(un_BS[~CANVAS.prompt_BS], cond_BS[~CANVAS.prompt_BS])
+        assert torch.equal(first_BS, second_BS)
+    assert len(toy.calls) == 6
+
+
+def test_suppressed_tokens_never_appear():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    free = list(denoise(toy, CANVAS))[-1].ids_BS
+    taken = set(free[CANVAS.open_BS].tolist())
+    last = list(denoise(suppressed(toy, taken), CANVAS))[-1].ids_BS
+    assert taken.isdisjoint(last[CANVAS.open_BS].tolist())
+
+
+def test_guidance_keeps_suppressed_tokens_out():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    logits_MV = guided(suppressed(toy, [2]), 1.5, CANVAS.prompt_BS, MASK)(CANVAS.ids_BS, CANVAS.open_BS)
+    assert (logits_MV[:, 2] == -torch.inf).all()
+    assert not logits_MV.isnan().any()
+
+
+def test_wrappers_leave_the_denoisers_own_tensor_alone():
+    table_MV = torch.zeros(12, VOCABULARY)
+    suppressed(lambda ids_BS, wanted_BS: table_MV, [3])(CANVAS.ids_BS, CANVAS.open_BS)
+    list(denoise(lambda ids_BS, wanted_BS: table_MV, CANVAS, steps=1))
+    assert torch.equal(table_MV, torch.zeros(12, VOCABULARY))
+
+
+def test_bad_wrappers_are_refused():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    with pytest.raises(ValueError, match="guidance scale must be a finite number, got nan; 0 means no guidance"):
+        guided(toy, float("nan"), CANVAS.prompt_BS, MASK)
+    with pytest.raises(ValueError, match=r"shape of the canvas, \(2, 9\), got torch.bool of shape \(2, 3\)"):
+        guided(toy, 1.0, CANVAS.prompt_BS[:, :3], MASK)(CANVAS.ids_BS, CANVAS.open_BS)
+    with pytest.raises(ValueError, match="needs at least one token id, got none"):
+        suppressed(toy, [])
+    with pytest.raises(ValueError, match=r"vocabulary, 0 to 22, got \[3, 99\]"):
+        suppressed(toy, [99, 3])(CANVAS.ids_BS, CANVAS.open_BS)

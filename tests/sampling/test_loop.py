@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser, plain_llada_row
+
+from sinklab.sampling import Canvas, LowConfidence, RandomOrder, denoise
+
+ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
+HOLES = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]])
+
+
+def prompts(rows=ROWS, new_tokens=12):
+    return Canvas.from_prompts(rows, new_tokens=new_tokens, mask_id=MASK, pad_id=PAD)
+
+
+def run(canvas, *, seed=None, **settings):
+    toy = ToyDenoiser(canvas.attention_BS)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return list(denoise(toy, canvas, generator=generator, **settings)), toy
+
+
+@pytest.mark.parametrize(
+    ("block_length", "steps", "block_steps"),
+    [
+        (12, None, [12]),
+        (12, 5, [5]),
+        (4, None, [4, 4, 4]),
+        (4, 8, [3, 3, 2]),
+        (5, 7, [3, 2, 2]),
+        (5, 11, [5, 4, 2]),
+        (1, 12, [1] * 12),
+        (12, 1, [1]),
+        (50, 3, [3]),
+    ],
+)
+def test_every_canvas_of_a_ragged_batch_equals_the_plain_loop_row_by_row(block_length, steps, block_steps):
+    canvas = prompts()
+    done, toy = run(canvas, steps=steps, block_length=block_length)
+    assert len(done) == sum(block_steps)
+    for row, prompt in enumerate(ROWS):
+        expected = plain_llada_row(toy, [*prompt, *[MASK] * 12], block_length, block_steps)
+        assert done[0].before_BS[row, 5 - len(prompt) :].tolist() == expected[0]
+        for step, after in zip(done, expected[1:], strict=True):
+            assert step.ids_BS[row, 5 - len(prompt) :].tolist() == after, f"row {row}, step {step.index}"
+
+
+@pytest.mark.parametrize("rule", [LowConfidence(), RandomOrder()])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("steps", "block_length"), [(None, None), (5, None), (7, 3)])
+def test_every_open_position_is_committed_exactly_once(rule, temperature, steps, block_length):
+    canvas = prompts()
+    done, _ = run(canvas, seed=1, rule=rule, temperature=temperature, steps=steps, block_length=block_length)
+    times_BS = torch.stack([step.committed_BS for step in done]).sum(0)
+    assert torch.equal(times_BS, canvas.open_BS.long())
+    assert not (done[-1].ids_BS[canvas.open_BS] == MASK).any()
+    masked_BS, before_BS = canvas.open_BS, canvas.ids_BS
+    for index, step in enumerate(done):
+        assert (step.index, step.total) == (index, len(done))
+        assert step.committed_BS.any()
+        assert torch.equal(step.masked_BS, masked_BS)
+        assert torch.equal(step.before_BS, before_BS)
+        assert torch.equal(step.ids_BS != step.before_BS, step.committed_BS)
+        masked_BS, before_BS = masked_BS & ~step.committed_BS, step.ids_BS
+
+
+def test_quotas_are_floor_and_remainder_first():
+    done, _ = run(prompts(), steps=5)
+    assert [step.committed_BS.sum(1).tolist() for step in done] == [[n] * 4 for n in (3, 3, 2, 2, 2)]
+
+
+def test_blocks_are_decoded_in_order_from_left_to_right():
+    canvas = prompts()
+    done, _ = run(canvas, steps=7, block_length=5)
+    assert [step.block for step in done] == [0, 0, 0, 1, 1, 2, 2]
+    for step in done:
+        columns = step.committed_BS.any(0).nonzero()[:, 0] - 5
+        assert set((columns // 5).tolist()) == {step.block}
+
+
+@pytest.mark.parametrize(("steps", "block_length"), [(None, None), (4, 4), (7, 5)])
+def test_the_denoiser_is_asked_only_for_open_masks_of_the_current_block(steps, block_length):
+    canvas = prompts()
+    done, toy = run(canvas, steps=steps, block_length=block_length)
+    block_BS = torch.where(canvas.open_BS, (canvas.open_BS.cumsum(1) - 1) // (block_length or 12), -1)
+    assert len(toy.calls) == len(done)
+    for step, (ids_BS, wanted_BS) in zip(done, toy.calls, strict=True):
+        assert torch.equal(ids_BS, step.before_BS)
+        assert torch.equal(wanted_BS, step.masked_BS & (block_BS == step.block))
+        assert torch.equal(wanted_BS, ~step.confidence_BS.isnan())
+
+
+def test_the_committed_are_the_most_confident_of_their_row():
+    for step in run(prompts(), steps=5)[0]:
+        for confidence_S, committed_S in zip(step.confidence_BS, step.committed_BS, strict=True):
+            left_S = ~confidence_S.isnan() & ~committed_S
+            assert not left_S.any() or confidence_S[committed_S].min() >= confidence_S[left_S].max()
+
+
+def test_infilling_with_unequal_masks_anywhere():
+    canvas = Canvas.infill(HOLES, mask_id=MASK)
+    done, toy = run(canvas, block_length=3, steps=3)
+    assert [step.block for step in done] == [0, 0, 1]
+    # Row 0 has masks at 0, 3, 4 | 6; row 1 at 1, 6, which is one block; row 2 has none.
+    assert [step.committed_BS.sum(1).tolist() for step in done] == [[2, 1, 0], [1, 1, 0], [1, 0, 0]]
+    assert torch.equal(done[-1].ids_BS[~canvas.open_BS], HOLES[~canvas.open_BS])
+    assert done[2].committed_BS[0].nonzero()[:, 0].tolist() == [6]
+    expected = plain_llada_row(toy, HOLES[0].tolist(), 3, [2, 1])
+    assert [step.ids_BS[0].tolist() for step in done] == expected[1:]
+    expected = plain_llada_row(toy, HOLES[1].tolist(), 3, [2])
+    assert [step.ids_BS[1].tolist() for step in done[:2]] == expected[1:]
+
+
+def test_a_mask_that_is_not_open_stays():
+    ids_BS = torch.tensor([[MASK, 1, MASK]])
+    open_BS = torch.tensor([[False, False, True]])
+    done, _ = run(Canvas(ids_BS, torch.ones_like(open_BS), open_BS, MASK))
+    assert done[-1].ids_BS[0, 0] == MASK
+    assert done[-1].ids_BS[0, 2] != MASK
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_mask_is_never_proposed(temperature):
+    canvas = prompts()
+    toy = ToyDenoiser(canvas.attention_BS, bias_to_mask=50.0)
+    assert (toy(canvas.ids_BS, canvas.open_BS).argmax(-1) == MASK).all()
+    generator = torch.Generator().manual_seed(0)
+    last = list(denoise(toy, canvas, steps=4, temperature=temperature, generator=generator))[-1]
+    assert not (last.ids_BS == MASK).any()
+
+
+def test_a_head_without_a_mask_column_works():
+    canvas = prompts()
+    last = list(denoise(lambda ids_BS, wanted_BS: torch.zeros(int(wanted_BS.sum()), 3), canvas))[-1]
+    assert (last.ids_BS[canvas.open_BS] == 0).all()
+
+
+def test_equal_scores_are_committed_from_the_left():
+    canvas = prompts([[1], [2]], 4)
+    done = list(denoise(lambda ids_BS, wanted_BS: torch.zeros(int(wanted_BS.sum()), VOCABULARY), canvas))
+    assert [step.committed_BS.nonzero().tolist() for step in done] == [[[0, c], [1, c]] for c in (1, 2, 3, 4)]
+
+
+def test_candidates_scored_minus_infinity_are_committed_last_and_before_no_other_position():
+    def last_one_only(logits_MV, proposal_M, generator):
+        return torch.where(torch.arange(len(proposal_M)) == len(proposal_M) - 1, 0.0, -torch.inf)
+
+    done, _ = run(prompts([[1, 2]], 4), rule=last_one_only, steps=2)
+    assert [step.committed_BS.nonzero()[:, 1].tolist() for step in done] == [[2, 5], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 1.0}, {"rule": RandomOrder()}, {"rule": "random", "temperature": 0.5}]
+)
+def test_the_generator_decides_and_nothing_else(settings):
+    first, again, other = (run(prompts(), seed=seed, **settings)[0] for seed in (1, 1, 2))
+    torch.manual_seed(77)
+    unmoved = run(prompts(), seed=1, **settings)[0]
+    for step, same, still in zip(first, again, unmoved, strict=True):
+        assert torch.equal(step.ids_BS, same.ids_BS)
+        assert torch.equal(step.ids_BS, still.ids_BS)
+    assert any(not torch.equal(step.ids_BS, differs.ids_BS) for step, differs in zip(first, other, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"rule": RandomOrder()}])
+def test_a_cpu_generator_gives_the_same_run_on_the_gpu(settings):
+    canvas = prompts()
+    here, toy = run(canvas, seed=1, steps=5, block_length=5, **settings)
+    generator = torch.Generator().manual_seed(1)
+    there = denoise(
+        lambda ids_BS, wanted_BS: toy(ids_BS.cpu(), wanted_BS.cpu()).cuda(),
+        canvas.to("cuda"),
+        steps=5,
+        block_length=5,
+        generator=generator,
+        **settings,
+    )
+    for step, moved in zip(here, there, strict=True):
+        assert moved.ids_BS.device.type == "cuda"
+        assert torch.equal(step.ids_BS, moved.ids_BS.cpu())
+
+
+def test_random_order_is_uniform_over_positions():
+    canvas = prompts([[1]] * 2000, 4)
+    generator = torch.Generator().manual_seed(0)
+    zeros = torch.zeros(8000, VOCABULARY)
+    first = next(denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=RandomOrder(), generator=generator))
+    # Binomial(2000, 1/4): mean 500, standard deviation 19.4.
+    assert ((first.committed_BS.sum(0)[1:] - 500).abs() < 80).all()
+
+
+def test_steps_keep_no_graph_and_leave_gradients_enabled():
+    weight = torch.ones(VOCABULARY, requires_grad=True)
+    steps = denoise(lambda ids_BS, wanted_BS: weight * torch.ones(int(wanted_BS.sum()), 1), prompts(), steps=2)
+    assert not next(steps).confidence_BS.requires_grad
+    assert torch.is_grad_enabled()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
+
+from sinklab.sampling import Canvas, denoise
+
+
+def prompts():
+    return Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0; leave steps out"),
+        ({"steps": 13}, "must not exceed the open positions, got 13 steps for 12 positions"),
+        ({"steps": 2, "block_length": 4}, "each block needs at least 1 step, got 2 steps for 3 blocks"),
+        ({"block_length": 0}, "block_length must be at least 1, got 0"),
+        ({"temperature": -1.0}, "temperature must be 0 or a positive finite number, got -1.0"),
+        ({"temperature": 1.0}, r"a temperature above 0 needs a source of randomness.*manual_seed\(seed\)"),
+        ({"rule": "rndom"}, "unknown unmasking rule 'rndom'.*did you mean random"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_the_first_step(settings, message):
+    canvas = prompts()
+    with pytest.raises(ValueError, match=message):
+        denoise(ToyDenoiser(canvas.attention_BS), canvas, **settings)
+
+
+def test_nan_logits_name_the_step():
+    canvas = prompts()
+    toy = ToyDenoiser(canvas.attention_BS)
+
+    def breaks(ids_BS, wanted_BS):
+        logits_MV = toy(ids_BS, wanted_BS)
+        if len(toy.calls) == 6:
+            logits_MV[3, 7] = torch.nan
+        return logits_MV
+
+    steps = denoise(breaks, canvas, block_length=4)
+    seen = [next(steps).index for _ in range(5)]
+    assert seen == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match=r"at step 5 \(block 1\) 1 of 12 positions are NaN; check the weights"):
+        next(steps)
+
+
+def test_logits_of_the_wrong_shape_are_refused():
+    canvas = prompts()
+    toy = ToyDenoiser(canvas.attention_BS)
+    steps = denoise(lambda ids_BS, wanted_BS: toy.dense(ids_BS, canvas.attention_BS), canvas)
+    with pytest.raises(
+        ValueError, match=r"\(48, vocabulary\), but at step 0 \(block 0\) it returned \(4, 17, 23\); select"
+    ):
+        next(steps)
+
+
+def test_a_rule_that_gives_nan_is_refused():
+    canvas = prompts()
+    hopeless = denoise(lambda ids_BS, wanted_BS: torch.full((48, VOCABULARY), -torch.inf), canvas)
+    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule LowConfidence\(\) gave NaN"):
+        next(hopeless)
