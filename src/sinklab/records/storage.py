@@ -1,0 +1,107 @@
+"""What a run folder is made of: names, atomic writing, arrays as they are stored."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SCHEMA = 1
+RUN_FILE = "run.json"
+TABLE_SUFFIX = ".parquet"
+ARRAYS_SUFFIX = ".safetensors"
+PART_SUFFIX = ".part"
+DIMS_KEY = "dims"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+def checked_name(name: str, what: str) -> str:
+    """``name`` if it can be a file name of a run folder, ValueError otherwise."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"The name of a {what} is made of lower-case letters, digits, '_' and '-': got {name!r}. "
+            "It becomes a file name."
+        )
+    return name
+
+
+def write_beside(target: Path, write: Callable[[Path], object]) -> None:
+    """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
+
+    Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed.
+    """
+    part = target.with_name(f".{target.name}{PART_SUFFIX}")
+    try:
+        write(part)
+        with open(part, "rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def to_numpy(value: Any, key: str) -> np.ndarray:
+    """``value`` (array, tensor on any device, number) as a C-contiguous numpy array of numbers or booleans."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # numpy has no bfloat16.
+        value = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"Arrays of a run folder hold numbers or booleans: {key!r} has dtype {array.dtype}. Put text into a table."
+        )
+    return np.require(array, requirements="C")
+
+
+def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
+    """``array`` as it is written: integers and booleans as they are, floats in ``dtype``.
+
+    ``dtype`` None means float16, and float32 with a warning where float16 would turn a finite number into infinity.
+    """
+    if array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        narrow = array.astype(dtype or "float16")
+    if not np.any(np.isinf(narrow) & np.isfinite(array)):
+        return narrow
+    largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+    fact = f"the largest magnitude in {key!r} is {largest:.6g}, which {dtype or 'float16'} cannot hold"
+    if dtype is not None:
+        raise ValueError(f'Stored numbers must stay finite: {fact}. Use dtype="float64" or rescale it.')
+    warnings.warn(f"Stored as float32 instead of float16: {fact}.", UserWarning, stacklevel=3)
+    return stored(array, key, "float32")
+
+
+def checked_dims(
+    arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]] | None
+) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of every array; ValueError when one is missing or a name stands for two lengths."""
+    dims = dict(dims or {})
+    if set(dims) != set(arrays):
+        raise ValueError(
+            f"Every array needs the names of its axes: arrays {sorted(arrays)}, dims {sorted(dims)}. "
+            'Pass dims={"received": ("step", "layer", "head", "key")}.'
+        )
+    lengths: dict[str, tuple[int, str]] = {}
+    for key, array in arrays.items():
+        axes = dims[key] = tuple(dims[key])
+        if len(axes) != array.ndim or len(set(axes)) != len(axes):
+            raise ValueError(f"One different name per axis: {key!r} has shape {array.shape} and dims {axes}.")
+        for axis, length in zip(axes, array.shape, strict=True):
+            before, owner = lengths.setdefault(axis, (length, key))
+            if before != length:
+                raise ValueError(
+                    f"A dimension has one length in a file: {axis!r} is {before} in {owner!r} and {length} in {key!r}. "
+                    "Name the axes apart, pad with NaN, or write two files."
+                )
+    return dims

@@ -1,0 +1,183 @@
+import errno
+import json
+import resource
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import safetensors.numpy
+
+from sinklab.records import RunWriter, open_run
+
+
+def writer(path: Path, **changes) -> RunWriter:
+    return RunWriter(path, **({"kind": "study", "model": {}, "settings": {}, "seed": 0} | changes))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with writer(tmp_path / "run") as run:
+        run.table("tokens", {"position": list(range(50))})
+        run.arrays("attention", {"received": np.ones((4, 8))}, dims={"received": ("step", "key")})
+    open_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["attention.safetensors", "tokens.parquet"])
+@pytest.mark.parametrize("keep", [0, 5, -10])
+def test_truncated_files_are_refused_by_name(folder, name, keep):
+    (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+    with pytest.raises(ValueError, match=rf"{name} is damaged and cannot be read"):
+        open_run(folder)
+
+
+@pytest.mark.parametrize("name", ["attention.safetensors", "tokens.parquet"])
+def test_missing_files_are_refused_by_name(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name} is missing, although the run wrote it"):
+        open_run(folder)
+
+
+def test_damage_after_opening_is_refused_too(folder):
+    run = open_run(folder)
+    for name in ("attention.safetensors", "tokens.parquet"):
+        (folder / name).write_bytes(b"x" * 40)
+    with pytest.raises(ValueError, match=r"tokens.parquet is damaged"):
+        run.table("tokens")
+    with pytest.raises(ValueError, match=r"attention.safetensors is damaged"):
+        run.arrays("attention")
+
+
+def test_safetensors_of_another_program_is_refused(folder):
+    safetensors.numpy.save_file({"x": np.zeros(2)}, folder / "attention.safetensors")
+    with pytest.raises(ValueError, match=r"attention.safetensors is damaged"):
+        open_run(folder)
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere is not a run folder: no such folder"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"is not a run folder: it has no run.json"):
+        open_run(tmp_path)
+    # A run that was stopped during its very first write.
+    (tmp_path / ".run.json.part").write_text('{"schema": 1')
+    with pytest.raises(ValueError, match=r"it has no run.json"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{half", r"run.json is damaged and cannot be read"),
+        ("", r"run.json is damaged and cannot be read"),
+        ("\xff\xfe", r"run.json is damaged and cannot be read"),
+        ("[1]", r"run.json does not describe a run: it has no schema version"),
+        ("{}", r"run.json does not describe a run: it has no schema version"),
+        ('{"schema": 2}', r"run.json has schema 2, and this version of sinklab reads schema 1"),
+        ('{"schema": true}', r"run.json has schema True"),
+        ('{"schema": 1, "kind": "study"}', r"run.json is damaged: it lacks model, settings, seed"),
+    ],
+)
+def test_bad_run_json(folder, text, message):
+    (folder / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=message):
+        open_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("status", "done"), ("tables", ["../tokens"]), ("arrays", "attention"), ("model", []), ("seed", "1")],
+)
+def test_wrong_fields_are_named(folder, field, value):
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {field: value}))
+    with pytest.raises(ValueError, match=rf"run.json is damaged: {field} is"):
+        open_run(folder)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("NaN logits at step 3")])
+def test_interrupted_run_is_readable(tmp_path, error):
+    with pytest.raises(type(error)), writer(tmp_path) as run:
+        run.table("steps", {"step": [0, 1]})
+        raise error
+    got = open_run(tmp_path)
+    assert got.info.status == "interrupted" and got.table("steps")["step"].tolist() == [0, 1]
+    assert got.info.error == (f"RuntimeError: {error}" if str(error) else "KeyboardInterrupt")
+
+
+def test_killed_run_is_readable_and_says_running(tmp_path):
+    run = writer(tmp_path)
+    run.__enter__()
+    run.table("steps", {"step": [0]})
+    (tmp_path / ".tokens.parquet.part").write_bytes(b"half")
+    got = open_run(tmp_path)
+    assert got.info.status == "running" and got.tables == ("steps",)
+
+
+def full_disk(path, *_, **__):
+    Path(path).write_bytes(b"half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_disk_leaves_nothing_under_the_final_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(pyarrow.parquet, "write_table", lambda table, path: full_disk(path))
+    monkeypatch.setattr(safetensors.numpy, "save_file", lambda arrays, path, metadata: full_disk(path))
+    with writer(tmp_path) as run:
+        with pytest.raises(OSError, match="No space left"):
+            run.table("tokens", {"a": [1]})
+        with pytest.raises(OSError, match="No space left"):
+            run.arrays("attention", {"x": np.zeros(2)}, dims={"x": ("key",)})
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert open_run(tmp_path).tables == ()
+
+
+def test_full_disk_keeps_the_previous_table(tmp_path, monkeypatch):
+    with writer(tmp_path) as run:
+        run.table("curve", {"loss": [3.0]})
+        monkeypatch.setattr(pyarrow.parquet, "write_table", lambda table, path: full_disk(path))
+        with pytest.raises(OSError, match="No space left"):
+            run.table("curve", {"loss": [3.0, 2.0]})
+    assert open_run(tmp_path).table("curve")["loss"].tolist() == [3.0]
+
+
+def test_full_disk_for_real(tmp_path):
+    """A file size limit makes the operating system itself refuse to write on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with writer(tmp_path) as run:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        try:
+            with pytest.raises(Exception, match=r"File too large|os error"):
+                run.arrays("attention", {"x": np.zeros(100_000)}, dims={"x": ("key",)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_error_of_the_block_survives_a_full_disk_at_the_end(tmp_path, monkeypatch):
+    with pytest.raises(RuntimeError, match="the cause") as caught, writer(tmp_path):
+        monkeypatch.setattr(Path, "write_text", lambda self, *_, **__: full_disk(self))
+        raise RuntimeError("the cause")
+    assert any("could not be noted" in note for note in caught.value.__notes__)
+    assert open_run(tmp_path).info.status == "running"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_existing_folders(tmp_path, folder):
+    with (
+        pytest.raises(ValueError, match=r"already holds attention.safetensors, run.json, tokens.parquet"),
+        writer(folder),
+    ):
+        pass
+    (folder / "notes.txt").write_text("mine")
+    with writer(folder, overwrite=True):
+        pass
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "run.json"]
+    stranger = tmp_path / "home"
+    stranger.mkdir()
+    (stranger / "thesis.parquet").write_text("mine")
+    with pytest.raises(ValueError, match=r"overwrite=True replaces a run and nothing else.*thesis.parquet"):
+        writer(stranger, overwrite=True).__enter__()
+    assert (stranger / "thesis.parquet").read_text() == "mine"
+    with pytest.raises(ValueError, match="is a file"):
+        writer(stranger / "thesis.parquet").__enter__()
