@@ -1,0 +1,151 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sinklab.sinks import Excess, Gu, Top, find_sinks
+
+
+def one_hot(keys: int, at: int = 1) -> np.ndarray:
+    """Every query gives all its attention to one key: a_j = S there."""
+    attention_QS = np.zeros((keys, keys))
+    attention_QS[:, at] = 1
+    return attention_QS.sum(0)
+
+
+RULES = [Excess(), Excess(2.0, "zscore"), Excess(3.0, "percent"), Excess(0.1, "mean"), Gu()]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("keys", [8, 64, 3000])
+def test_uniform_attention_has_no_sink_and_one_hot_attention_one(rule, keys):
+    uniform = np.full((keys, keys), 1 / keys).sum(0)
+    np.testing.assert_allclose(uniform, 1)
+    assert not find_sinks(uniform, rule).any()
+    assert np.flatnonzero(find_sinks(one_hot(keys), rule)).tolist() == [1]
+    assert one_hot(keys)[1] == keys
+
+
+def test_threshold_is_strict_and_in_closed_form():
+    # S = 3, epsilon = 3: the threshold is 1 + 3 * 2 / 3 = 3, and 3 is all that three queries can give.
+    assert Excess().threshold(3) == 3
+    assert not find_sinks(one_hot(3), Excess()).any()
+    assert find_sinks(one_hot(3), Excess(2.999)).any()
+    a = np.array([3.953125, np.nextafter(3.953125, 4)] + [0.9] * 62)
+    assert Excess().threshold(64) == 3.953125
+    assert find_sinks(a, Excess()).tolist() == [False, True] + [False] * 62
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("scale", ["sum", "percent", "mean"])
+def test_closed_form_equals_the_printed_equation(epsilon, scale):
+    generator = np.random.default_rng(0)
+    weights = generator.dirichlet([3.0, 1.0] + [0.05] * 38, size=(3, 40))
+    a = weights.sum(1)
+    factor = {"sum": 1.0, "percent": 100 / 40, "mean": 1 / 40}[scale]
+    epsilon = epsilon / 10 if scale == "mean" else epsilon
+    score = a * factor
+    mean_of_others = (score.sum(-1, keepdims=True) - score) / 39
+    expected = score > mean_of_others + epsilon
+    assert expected.any() and not expected.all()
+    assert (find_sinks(a, Excess(epsilon, scale)) == expected).all()
+
+
+def test_literal_mean_warns_that_it_cannot_fire():
+    with pytest.warns(UserWarning, match=r"epsilon=3.0 on scale 'mean' can never fire"):
+        rule = Excess(3.0, "mean")
+    assert not find_sinks(one_hot(64), rule).any()
+
+
+def test_visible_counts_replace_the_number_of_keys():
+    # Causal attention over 4 keys, all on the first: key j is seen by 4 - j queries.
+    a = np.array([4.0, 0.0, 0.0, 0.0])
+    visible = np.array([4, 3, 2, 1])
+    assert find_sinks(a, Excess(), visible).tolist() == [True, False, False, False]
+    # The last key gets everything from the only query that sees it: the mean weight is 1, the excess 0.
+    last = np.array([2.0, 1.0, 0.0, 1.0])
+    assert find_sinks(last, Gu(0.9), visible).tolist() == [False, False, False, True]
+    assert not find_sinks(last, Excess(), visible).any()
+    # Added sink columns: 6 keys, 4 queries. Without the counts the threshold would be 1 + 3 * 5/6 = 3.5.
+    prefix = np.array([3.4, 0.0, 0.6, 0.0, 0.0, 0.0])
+    assert find_sinks(prefix, Excess(), np.full(6, 4)).tolist() == [True] + [False] * 5
+    assert not find_sinks(prefix, Excess()).any()
+
+
+def test_padding_is_never_a_sink_and_does_not_count():
+    a = np.array([4.0, 0.0, 0.0, 0.0, np.nan, np.nan])
+    assert find_sinks(a, Excess()).tolist() == [True] + [False] * 5
+    assert find_sinks(a, Top(2)).tolist() == [True, True] + [False] * 4
+    zero_seen = find_sinks(np.array([4.0, 9.0, 0.0, 0.0, 0.0]), Excess(), np.array([4, 0, 4, 4, 4]))
+    assert zero_seen.tolist() == [True] + [False] * 4
+    for rule in [*RULES, Top(2)]:
+        assert not find_sinks(np.full((2, 5), np.nan), rule).any()
+        with_nan_counts = find_sinks(a, rule, np.where(np.isnan(a), np.nan, 4.0))
+        assert (with_nan_counts == find_sinks(a, rule)).all()
+
+
+@pytest.mark.parametrize("rule", [*RULES, Top(3), Excess(0.5)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_torch_and_numpy_agree_and_keep_their_kind(rule, dtype):
+    received = torch.from_numpy(np.random.default_rng(1).dirichlet(np.full(12, 0.2), size=(2, 3, 12)).sum(-2)).to(dtype)
+    received[0, 0, -3:] = float("nan")
+    visible = torch.full((2, 1, 12), 12)
+    for counts in (None, visible):
+        got = find_sinks(received, rule, counts)
+        twin = find_sinks(received.double().numpy(), rule, None if counts is None else counts.numpy())
+        assert isinstance(got, torch.Tensor) and got.dtype == torch.bool and got.shape == received.shape
+        assert isinstance(twin, np.ndarray) and twin.dtype == bool
+        assert (got.numpy() == twin).all()
+
+
+def test_float16_scores_do_not_overflow():
+    # 40,000 and 30,000 fit into float16, their sum does not: the z-score must be taken in a wider type.
+    a = np.full(100, 30000.0, dtype=np.float16)
+    a[7] = 40000
+    assert np.flatnonzero(find_sinks(a, Excess(3.0, "zscore"))).tolist() == [7]
+    assert np.flatnonzero(find_sinks(torch.from_numpy(a), Excess(3.0, "zscore")).numpy()).tolist() == [7]
+
+
+def test_top_gives_ties_to_the_earlier_key():
+    assert find_sinks(np.array([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [False, True, True, False, False]
+    assert find_sinks(torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]), Top(2)).tolist() == [False, True, True, False, False]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"Top must leave at least one key: k=4 of 4 keys. Choose k < 4"):
+        find_sinks(np.ones(4), Top(4))
+    with pytest.raises(ValueError, match=r"k of at least 1: got 0"):
+        Top(0)
+    with pytest.raises(ValueError, match=r"got 'sums'. Did you mean 'sum'\?"):
+        Excess(3.0, "sums")
+    with pytest.raises(ValueError, match=r"at least 0: got nan"):
+        Excess(float("nan"))
+    with pytest.raises(ValueError, match=r"in \[0, 1\): got 3"):
+        Gu(3)
+    with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(2, 3\) and \(2, 5, 3, 4\)"):
+        find_sinks(np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3)))
+    with pytest.raises(ValueError, match="one of Excess, Gu, Top: got 3"):
+        find_sinks(np.ones(4), 3)
+    with pytest.raises(ValueError, match="depends on the scores"):
+        Excess(3.0, "zscore").threshold(5)
+
+
+def golden_folder() -> Path:
+    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
+    return Path(shared) / "golden" / "attention"
+
+
+@pytest.mark.skipif(not golden_folder().is_dir(), reason="golden data not at hand (SINKLAB_SHARED)")
+def test_sinks_equal_those_of_the_original_code():
+    from safetensors.numpy import load_file
+
+    expected = load_file(golden_folder() / "expected.safetensors")
+    cases = json.loads((golden_folder() / "cases.json").read_text())
+    sinks = cases["runs"][0]["sinks"]
+    assert len(sinks) > 1
+    for case in sinks:
+        got = find_sinks(expected["base.received"], Excess(case["eps"]))
+        assert (got == expected[f"base.sinks.eps{case['eps']}"]).all() and got.sum() == case["count"]
