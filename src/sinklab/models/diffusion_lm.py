@@ -1,0 +1,258 @@
+"""A diffusion language model: any Llama, Qwen2 or Qwen3 decoder made bidirectional, with an optional sink and gate."""
+
+# B batch, S sequence, N sinks, D hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
+
+from sinklab.models import gate as gate_module
+from sinklab.models import sink as sink_module
+from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.generation import GenerateByDenoising
+from sinklab.models.sink import SinkPrefix
+from sinklab.sampling import Denoiser
+
+
+class DiffusionLM(GenerateByDenoising, PreTrainedModel):
+    """Predicts the tokens under [MASK] from both sides.
+
+    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink adds
+    ``sink_embeddings`` (N, D), the gate ``gates.i``. The sink enters every layer as a key/value prefix, which
+    equals the masked (L + N)² form of Eq. 6 exactly and needs no attention mask.
+    """
+
+    config_class = DiffusionLMConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DiffusionLMConfig) -> None:
+        super().__init__(config)
+        backbone = config.backbone
+        self.model = AutoModel.from_config(backbone)
+        self.lm_head = nn.Linear(backbone.hidden_size, backbone.vocab_size, bias=False)
+        sink_module.attach(self.model)
+        if config.sink_count:
+            self.sink_embeddings = nn.Parameter(torch.empty(config.sink_count, backbone.hidden_size))
+        if config.gate != "none":
+            self.gates = nn.ModuleList()
+            for attention in (layer.self_attn for layer in self.model.layers):
+                gate = gate_module.Gate(backbone.hidden_size, attention.o_proj.in_features, config.gate_bias)
+                gate_module.attach(attention, gate)
+                self.gates.append(gate)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.backbone.initializer_range
+        # transformers.initialization skips tensors that a checkpoint has already filled
+        from transformers import initialization as init
+
+        if isinstance(module, nn.Linear | gate_module.Gate):
+            init.normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                init.constant_(module.bias, getattr(module, "bias_start", 0.0))
+        elif module is self and self.config.sink_count:
+            init.normal_(self.sink_embeddings, mean=0.0, std=std)
+
+    @classmethod
+    def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
+        """A DLM that starts from the weights of an autoregressive model (``settings`` are fields of the config).
+
+        Raises:
+            ValueError: if the model is not of a supported type.
+        """
+        config = DiffusionLMConfig(backbone=causal_lm.config.to_dict(), **settings)
+        model: Any = cls(config)
+        model.to(causal_lm.dtype)
+        missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
+        ours = ("sink_embeddings", "gates.")
+        if unexpected or any(not name.startswith(ours) for name in missing):
+            raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
+        return model
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding."""
+        return self.model.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding."""
+        self.model.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The LM head."""
+        return self.lm_head
+
+    def _set_gradient_checkpointing(  # type: ignore[override]
+        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
+    ) -> None:
+        """What every way of turning checkpointing on ends in; the sink's prefix survives it.
+
+        Raises:
+            ValueError: for reentrant checkpointing, which loses the gradient of the sink.
+        """
+        if enable and getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True):
+            raise ValueError(
+                "gradient checkpointing with use_reentrant=True drops the gradient of the sink; "
+                "turn it on with use_reentrant=False"
+            )
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
+
+    def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
+        """Keys and values of the sinks for texts of this length (or these lengths, if rows differ); None without a
+        sink.
+        """
+        count = self.config.sink_count
+        if not count:
+            return None
+        start_U1 = torch.zeros(1, 1, dtype=torch.long, device=self.sink_embeddings.device)
+        if self.config.sink_side == "end":
+            start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
+        positions_UN = start_U1 + torch.arange(count, device=start_U1.device)
+        zero_values = self.config.sink_kind == "zero"
+        return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero_values)
+
+    def _checked_padding(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+        """The padding as bool (B, S), or None when there is none (so that no mask is built)."""
+        if attention_mask is None:
+            return None
+        if attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)} (1 = text, 0 = padding), "
+                f"but has {tuple(attention_mask.shape)}"
+            )
+        real_BS = attention_mask.bool()
+        if bool(real_BS.all()):
+            return None
+        if not bool(real_BS.any(dim=1).all()):
+            raise ValueError("every row needs at least one token that is not padding; drop the empty rows of the batch")
+        return real_BS
+
+    def _mask(self, real_BS: Tensor | None, length: int, dtype: torch.dtype, causal: bool) -> Tensor | None:
+        """Attention mask of shape (B or 1, 1, 1 or S, K), or None when nothing is hidden or the kernel's causal flag
+        says it all.
+        """
+        backend = self.model.config._attn_implementation
+        kernel_is_enough = not causal or self.config.sink_count == 0
+        if real_BS is None and backend != "eager" and kernel_is_enough:
+            return None
+        if backend not in ("eager", "sdpa"):
+            raise ValueError(
+                f"padding is supported with attn_implementation 'sdpa' or 'eager', but it is {backend!r}; use sdpa"
+            )
+        if real_BS is None:
+            real_BS = torch.ones(1, length, dtype=torch.bool, device=self.device)
+        seen_B1QS = real_BS[:, None, None, :]
+        if causal:
+            seen_B1QS = seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=real_BS.device).tril()
+        seen_B1QK = nn.functional.pad(seen_B1QS, (self.config.sink_count, 0), value=True)
+        if backend == "sdpa":
+            return seen_B1QK
+        return torch.zeros(seen_B1QK.shape, dtype=dtype, device=real_BS.device).masked_fill(
+            ~seen_B1QK, torch.finfo(dtype).min
+        )
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        sink_prefix: SinkPrefix | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
+        length = input_ids.shape[1]
+        limit = self.config.backbone.max_position_embeddings - self.config.sink_count
+        if length > limit:
+            raise ValueError(
+                f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
+            )
+        real_BS = self._checked_padding(input_ids, attention_mask)
+        lengths_B = None if real_BS is None else real_BS.sum(dim=1)
+        offset = self.config.sink_count if self.config.sink_side == "front" else 0
+        if real_BS is None:
+            position_ids = torch.arange(length, device=input_ids.device)[None] + offset
+        else:
+            position_ids = (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + offset
+        extra: dict[str, Any] = {}
+        prefix = sink_prefix if sink_prefix is not None else self.sink_prefix(length, lengths_B)
+        if prefix is not None:
+            extra["sink_prefix"] = prefix
+        embeds_BSD = self.model.embed_tokens(input_ids)
+        out = self.model(
+            inputs_embeds=embeds_BSD,
+            attention_mask=self._mask(real_BS, length, embeds_BSD.dtype, causal),
+            position_ids=position_ids,
+            use_cache=False,
+            is_causal=causal,
+            **extra,
+        )
+        return out.last_hidden_state
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
+        sink_prefix: SinkPrefix | None = None,
+        causal: bool = False,
+    ) -> MaskedLMOutput:
+        """Logits for the token at each position.
+
+        Args:
+            input_ids: token ids (B, S), with [MASK] where a token is to be predicted.
+            attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
+            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone.
+            sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None computes it here.
+            causal: each position sees the sinks and what stands to its left only (for a causal warm start).
+
+        Returns:
+            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of ``logits_to_keep``.
+
+        Raises:
+            ValueError: if shapes disagree, a row is all padding, or the sequence is longer than the context.
+        """
+        states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal)
+        if self.config.logit_shift:
+            states_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
+        if logits_to_keep is None:
+            return MaskedLMOutput(logits=self.lm_head(states_BSD))
+        if logits_to_keep.dtype != torch.bool or logits_to_keep.shape != input_ids.shape:
+            raise ValueError(
+                f"logits_to_keep must be a bool tensor of shape {tuple(input_ids.shape)}, but is "
+                f"{logits_to_keep.dtype} "
+                f"of shape {tuple(logits_to_keep.shape)}"
+            )
+        return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
+
+    def denoiser(self, attention_mask: Tensor | None = None) -> Denoiser:
+        """This model as a function from (ids, wanted positions) to logits, with its sink computed once.
+
+        Make a new one after the weights change.
+        """
+        kept: dict[int, SinkPrefix | None] = {}
+
+        @torch.inference_mode()
+        def logits(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+            length = ids_BS.shape[1]
+            if length not in kept:
+                real_BS = self._checked_padding(ids_BS, attention_mask)
+                kept[length] = self.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
+            return self(ids_BS, attention_mask, logits_to_keep=wanted_BS, sink_prefix=kept[length]).logits
+
+        return logits
+
+
+AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)
+AutoModel.register(DiffusionLMConfig, DiffusionLM, exist_ok=True)

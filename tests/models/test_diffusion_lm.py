@@ -1,0 +1,304 @@
+import pytest
+import torch
+from masked_twin import masked_form
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModel, GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
+
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+
+VOCAB, MASK = 61, 60
+SINKS = [
+    ("none", 0, "front"),
+    *[(kind, count, side) for kind in ("token", "zero") for count in (1, 2, 4) for side in ("front", "end")],
+]
+FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+def backbone(family="llama", **fields):
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+    }
+    if family == "qwen3":
+        sizes["head_dim"] = 8
+    return FAMILIES[family](**{**sizes, **fields})
+
+
+def build(sink=("none", 0, "front"), *, family="llama", impl="sdpa", dtype=torch.float64, std=0.3, **fields):
+    kind, count, side = sink
+    torch.manual_seed(0)
+    config = DiffusionLMConfig(
+        backbone(family, initializer_range=std),
+        sink_kind=kind,
+        sink_count=count,
+        sink_side=side,
+        mask_token_id=MASK,
+        **fields,
+    )
+    model = DiffusionLM(config)
+    model.set_attn_implementation(impl)
+    return model.to(dtype).eval()
+
+
+def ragged(batch=3, length=9):
+    ids = torch.randint(0, MASK, (batch, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0  # left padding
+    mask[2, -2:] = 0  # right padding
+    return ids, mask
+
+
+class TrueFloat64(TorchFunctionMode):
+    """Keeps float64 where transformers' RMSNorm and rotary tables go through float32, so that 1e-12 can be asked
+    for.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.to and args[0].dtype == torch.float64 and args[1:2] == (torch.float32,):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def compare(model, ids, mask, tolerance):
+    with TrueFloat64():
+        _compare(model, ids, mask, tolerance)
+
+
+def _compare(model, ids, mask, tolerance):
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    weights = torch.randn(real.sum(), VOCAB, dtype=model.dtype, generator=torch.Generator().manual_seed(2))
+    results = []
+    for logits in (model(ids, mask).logits, masked_form(model, ids, mask)):
+        model.zero_grad()
+        loss = (logits[real] * weights).mean()
+        loss.backward()
+        results.append(
+            (logits[real].detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        )
+    (fast, fast_grads), (slow, slow_grads) = results
+    assert fast.std() > 0.1
+    assert (fast - slow).abs().max() <= tolerance * max(1.0, slow.abs().max())
+    assert fast_grads.keys() == slow_grads.keys()
+    for name, grad in slow_grads.items():
+        # relative to the size of the gradient: sums over positions are not of order one
+        assert (fast_grads[name] - grad).abs().max() <= tolerance * max(1.0, grad.abs().max()), name
+    if model.config.sink_count:
+        assert fast_grads["sink_embeddings"].abs().max() > 0
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+@pytest.mark.parametrize("sink", SINKS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
+def test_prefix_equals_the_masked_form(sink, impl, padded):
+    ids, mask = ragged()
+    mask = mask if padded else None
+    compare(build(sink, impl=impl), ids, mask, 1e-12)
+    compare(build(sink, impl=impl, dtype=torch.float32, std=0.1), ids, mask, 1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gate", ["none", "elementwise"])
+def test_every_backbone_and_gate(family, gate):
+    ids, mask = ragged()
+    compare(build(("token", 2, "front"), family=family, gate=gate), ids, mask, 1e-12)
+
+
+def checkpoint_layers(model, **settings):
+    # renamed in transformers 5.2x
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(settings)
+
+
+def test_gradient_checkpointing_keeps_the_sink():
+    ids, mask = ragged()
+    results = []
+    for checkpointing in (False, True):
+        model = build(("token", 2, "front"), gate="elementwise").train()
+        if checkpointing:
+            checkpoint_layers(model, use_reentrant=False)
+        logits = model(ids, mask).logits
+        logits.square().mean().backward()
+        results.append((logits.detach(), {n: p.grad for n, p in model.named_parameters()}))
+    (plain, plain_grads), (checked, checked_grads) = results
+    assert torch.equal(plain, checked)
+    assert plain_grads["sink_embeddings"].abs().max() > 0
+    for name, grad in plain_grads.items():
+        assert torch.allclose(grad, checked_grads[name], rtol=1e-12, atol=1e-15), name
+
+
+def test_reentrant_checkpointing_is_refused():
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        checkpoint_layers(build(), use_reentrant=True)
+
+
+class SeenMasks(TorchFunctionMode):
+    """Notes the mask and the lengths of every attention call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.calls.append(
+                (args[0].shape[2], args[1].shape[2], (kwargs or {}).get("attn_mask"), kwargs.get("is_causal"))
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_mask_is_built_without_padding():
+    model = build(("token", 2, "front"), dtype=torch.float32)
+    ids, mask = ragged()
+    with SeenMasks() as seen:
+        model(ids)
+        model(ids, torch.ones_like(ids))
+    text = [call for call in seen.calls if call[0] == ids.shape[1]]
+    assert len(text) == 2 * model.config.backbone.num_hidden_layers
+    assert all(keys == queries + 2 and attn_mask is None and not causal for queries, keys, attn_mask, causal in text)
+    with SeenMasks() as seen:
+        model(ids, mask)
+    assert {call[2].shape for call in seen.calls if call[0] == ids.shape[1]} == {(3, 1, 1, ids.shape[1] + 2)}
+
+
+def test_the_model_looks_both_ways_and_causal_does_not():
+    model = build(("token", 1, "front"))
+    ids, _ = ragged()
+    changed = ids.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % MASK
+    assert (model(ids).logits - model(changed).logits)[:, 0].abs().max() > 1e-3
+    assert torch.equal(model(ids, causal=True).logits[:, :-1], model(changed, causal=True).logits[:, :-1])
+
+
+@pytest.mark.parametrize("sink", [("none", 0, "front"), ("token", 1, "front")])
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_causal_equals_the_backbone_before_conversion(sink, impl):
+    """Without a sink the causal reading is the autoregressive model itself."""
+    torch.manual_seed(0)
+    ar = LlamaForCausalLM(backbone()).eval()
+    kind, count, side = sink
+    model = DiffusionLM.from_backbone(ar, sink_kind=kind, sink_count=count, sink_side=side, mask_token_id=MASK).eval()
+    model.set_attn_implementation(impl)
+    ids, _ = ragged()
+    difference = (model(ids, causal=True).logits - ar(ids).logits).abs().max()
+    assert difference <= 1e-4 if count == 0 else difference > 1e-3
+
+
+def test_padding_does_not_change_a_row():
+    model = build(("token", 2, "end"))
+    ids, mask = ragged()
+    both = model(ids, mask).logits
+    assert (both[1, 3:] - model(ids[1:2, 3:]).logits[0]).abs().max() < 1e-5
+    assert (both[2, :-2] - model(ids[2:, :-2]).logits[0]).abs().max() < 1e-5
+
+
+def test_logits_only_where_asked():
+    for shift in (False, True):
+        model = build(("token", 1, "front"), logit_shift=shift)
+        ids, mask = ragged()
+        wanted = torch.rand(ids.shape) < 0.4
+        assert torch.allclose(
+            model(ids, mask, logits_to_keep=wanted).logits, model(ids, mask).logits[wanted], atol=1e-12
+        )
+
+
+def test_shift_moves_outputs_right_by_one():
+    plain, shifted = build(), build(logit_shift=True)
+    ids, _ = ragged()
+    out = shifted(ids).logits
+    assert torch.allclose(out[:, 1:], plain(ids).logits[:, :-1], atol=1e-12)
+    assert torch.allclose(out[:, 0], plain(ids).logits[:, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip_is_bit_equal(tmp_path, family):
+    model = build(("zero", 4, "end"), family=family, gate="elementwise", gate_bias=4.0, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    ids, mask = ragged()
+    for again in (DiffusionLM.from_pretrained(tmp_path).eval(), AutoModel.from_pretrained(tmp_path).eval()):
+        assert isinstance(again, DiffusionLM)
+        assert again.config.to_dict()["sink_side"] == "end"
+        assert torch.equal(model(ids, mask).logits, again(ids, mask).logits)
+
+
+def test_tied_embeddings_stay_tied(tmp_path):
+    torch.manual_seed(0)
+    config = DiffusionLMConfig(backbone(tie_word_embeddings=True), mask_token_id=MASK)
+    model = DiffusionLM(config)
+    model.save_pretrained(tmp_path)
+    again = DiffusionLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    ids, _ = ragged()
+    assert torch.equal(model.eval()(ids).logits, again.eval()(ids).logits)
+
+
+def test_variants_share_the_other_weights():
+    plain, sink = build(), build(("token", 1, "front"), gate="elementwise")
+    ours = dict(plain.named_parameters())
+    theirs = dict(sink.named_parameters())
+    assert theirs.keys() - ours.keys() == {"sink_embeddings", *(f"gates.{i}.weight" for i in range(3))}
+    assert all(torch.equal(theirs[name], value) for name, value in ours.items())
+
+
+def test_open_gate_starts_near_one():
+    gates = build(gate="elementwise", gate_bias=4.0).gates
+    assert all(torch.equal(gate.bias, torch.full_like(gate.bias, 4.0)) for gate in gates)
+
+
+def test_denoiser_equals_forward_and_computes_the_sink_once():
+    model = build(("token", 2, "end"), dtype=torch.float32)
+    ids, mask = ragged()
+    wanted = torch.rand(ids.shape) < 0.5
+    denoiser = model.denoiser(mask)
+    with SeenMasks() as seen:
+        first = denoiser(ids, wanted)
+        second = denoiser(ids, wanted)
+    assert torch.equal(first, second)
+    assert torch.equal(first, model(ids, mask, logits_to_keep=wanted).logits)
+    layers = model.config.backbone.num_hidden_layers
+    assert len(seen.calls) == 3 * layers  # one pass of the sinks, two of the text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sink_kind": "tokens", "sink_count": 1}, "did you mean 'token'"),
+        ({"sink_kind": "token", "sink_count": 3}, "sink_count must be one of 0, 1, 2, 4"),
+        ({"sink_kind": "token"}, "must agree"),
+        ({"sink_side": "left"}, "front, end"),
+        ({"gate": "sigmoid"}, "none, elementwise"),
+        ({"mask_token_id": VOCAB}, "vocabulary"),
+    ],
+)
+def test_config_refuses_by_name(fields, message):
+    with pytest.raises(ValueError, match=message):
+        DiffusionLMConfig(backbone(), **{"mask_token_id": MASK, **fields})
+
+
+def test_unknown_backbones_and_missing_ones_are_refused():
+    with pytest.raises(ValueError, match="llama, qwen2, qwen3"):
+        DiffusionLMConfig(GPT2Config())
+    with pytest.raises(ValueError, match="needs a backbone"):
+        DiffusionLMConfig()
+    with pytest.raises(ValueError, match="sliding"):
+        DiffusionLMConfig(backbone("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1))
+
+
+def test_bad_input_is_refused():
+    model = build(("token", 1, "front"), dtype=torch.float32)
+    ids, mask = ragged()
+    for call, message in [
+        (lambda: model(torch.zeros(1, 64, dtype=torch.long)), "context is 63"),
+        (lambda: model(ids, mask[:, :-1]), "attention_mask must have the shape"),
+        (lambda: model(ids, torch.zeros_like(mask)), "not padding"),
+        (lambda: model(ids[:, :0]), "S ≥ 1"),
+        (lambda: model(ids, logits_to_keep=mask), "bool tensor"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match="labels"):
+        model(ids, labels=ids)
