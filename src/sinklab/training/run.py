@@ -1,0 +1,263 @@
+"""One training run: corpus to tokenizer to rows to weights, written into a run folder."""
+
+# R rows, S sequence
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from sinklab.data import pack, read_corpus, train_tokenizer
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.records import RunWriter, weights_hash
+from sinklab.training.settings import TrainSettings
+from sinklab.training.trainer import DiffusionTrainer
+
+HELDOUT_ROWS = 256
+
+
+class Rows(torch.utils.data.Dataset):
+    """Packed rows as the Trainer wants them."""
+
+    def __init__(self, ids_RS: Tensor) -> None:
+        self.ids_RS = ids_RS
+
+    def __len__(self) -> int:
+        return self.ids_RS.shape[0]
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids_RS[index].long()}
+
+
+class History(TrainerCallback):
+    """Collects what the Trainer logs; stops a run whose loss is no number."""
+
+    def __init__(self, tokens_per_step: int, earlier: Iterable[dict[str, Any]] = ()) -> None:
+        self.rows: list[dict[str, Any]] = list(earlier)
+        self.tokens_per_step = tokens_per_step
+        self.started = time.perf_counter()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        """Keep losses and learning rates with the step and the tokens seen."""
+        logs = logs or {}
+        if "loss" in logs and not math.isfinite(logs["loss"]):
+            raise ValueError(
+                f"the loss is {logs['loss']} at step {state.global_step}; lower lr "
+                f"({args.learning_rate}) and start again"
+            )
+        if "loss" not in logs and "eval_loss" not in logs:
+            return
+        self.rows.append(
+            {
+                "step": state.global_step,
+                "tokens": state.global_step * self.tokens_per_step,
+                "loss": logs.get("loss", math.nan),
+                "heldout_loss": logs.get("eval_loss", math.nan),
+                "lr": logs.get("learning_rate", math.nan),
+                "grad_norm": logs.get("grad_norm", math.nan),
+                "seconds": round(time.perf_counter() - self.started, 1),
+            }
+        )
+
+
+def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
+    """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the variant.
+
+    Raises:
+        ValueError: if the width is no multiple of the heads, or the tokenizer has no mask token.
+    """
+    if settings.hidden_size % settings.heads:
+        raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            "the tokenizer has no mask token; add one with tokenizer.add_special_tokens({'mask_token': '<|mask|>'})"
+        )
+    backbone = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.mlp_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=max(512, 2 * settings.length),
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        rms_norm_eps=1e-5,
+    )
+    config = DiffusionLMConfig(
+        backbone=backbone,
+        sink_kind=settings.sink_kind,
+        sink_count=settings.sink_count,
+        sink_side=settings.sink_side,
+        gate=settings.gate,
+        mask_token_id=tokenizer.mask_token_id,
+    )
+    torch.manual_seed(settings.seed)
+    return DiffusionLM(config)
+
+
+def prepare(settings: TrainSettings) -> tuple[PreTrainedTokenizerBase, Tensor, Tensor]:
+    """Tokenizer, training rows and held-out rows of a run."""
+    documents = list(read_corpus(settings.corpus))
+    tokenizer: Any
+    if settings.tokenizer is None:
+        tokenizer = train_tokenizer(documents, settings.vocab_size)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer, trust_remote_code=False)
+    rows_RS = pack(documents, tokenizer, settings.length)
+    if settings.heldout is not None:
+        return tokenizer, rows_RS, pack(read_corpus(settings.heldout), tokenizer, settings.length)[:HELDOUT_ROWS]
+    count = min(HELDOUT_ROWS, max(1, rows_RS.shape[0] // 20))
+    if rows_RS.shape[0] <= count:
+        raise ValueError(
+            "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
+        )
+    return tokenizer, rows_RS[:-count], rows_RS[-count:]
+
+
+def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
+    """The Trainer's arguments for these settings."""
+    return TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch,
+        per_device_eval_batch_size=settings.batch,
+        learning_rate=settings.lr,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.1},
+        warmup_steps=max(1, round(settings.warmup * settings.steps)),
+        weight_decay=settings.weight_decay,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        max_grad_norm=1.0,
+        bf16=settings.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=settings.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=settings.eval_every,
+        save_strategy="steps",
+        save_steps=settings.save_every,
+        save_total_limit=2,
+        report_to="none",
+        seed=settings.seed,
+        data_seed=settings.seed,
+        remove_unused_columns=False,
+        label_names=[],
+        prediction_loss_only=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+def train(settings: TrainSettings) -> Path:
+    """Train and write a run folder: ``run.json``, ``history``, ``heldout``, ``model/`` (weights, config, tokenizer),
+    ``checkpoints/``.
+
+    Returns:
+        the folder of the trained model, ready for :func:`sinklab.models.load`.
+
+    Raises:
+        ValueError: for a corpus without text, sizes that do not fit, resuming with changed settings or without a
+            checkpoint.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    folder = Path(settings.out)
+    checkpoint = _checkpoint(settings, folder)
+    described = {"name": folder.name, "family": "diffusion", **_variant(settings)}
+    with RunWriter(
+        folder,
+        kind="training",
+        model=described,
+        settings=dataclasses.asdict(settings),
+        seed=settings.seed,
+        overwrite=bool(checkpoint),
+    ) as run:
+        tokenizer, rows_RS, heldout_RS = prepare(settings)
+        model = build_model(settings, tokenizer)
+        if settings.compile:
+            model.model.compile(dynamic=False)
+        earlier = json.loads((Path(checkpoint) / "history.json").read_text()) if checkpoint else []
+        history = History(settings.batch * settings.length, earlier)
+        trainer = DiffusionTrainer(
+            model=model,
+            args=arguments(settings, folder),
+            train_dataset=Rows(rows_RS),
+            eval_dataset=Rows(heldout_RS),
+            callbacks=[history, _SaveHistory(history)],
+            noise_seed=settings.seed,
+            time_sampler=settings.time_sampler,
+            causal_steps=round(settings.causal_start * settings.steps),
+        )
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        finally:
+            run.table("history", {key: [row[key] for row in history.rows] for key in (history.rows or [{}])[0]})
+        run.table("heldout", _heldout(trainer, tokenizer, heldout_RS))
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        (folder / "model" / "weights.sha256").write_text(weights_hash(model.state_dict()) + "\n")
+    return folder / "model"
+
+
+def _variant(settings: TrainSettings) -> dict[str, Any]:
+    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate")}
+
+
+def _heldout(trainer: DiffusionTrainer, tokenizer: Any, heldout_RS: Tensor) -> dict[str, list[Any]]:
+    loss = trainer.evaluate()["eval_loss"]
+    texts = tokenizer.batch_decode(heldout_RS.tolist(), skip_special_tokens=True)
+    size = sum(len(text.encode()) for text in texts)
+    bits_per_byte = loss * heldout_RS.numel() / math.log(2) / size
+    model: Any = trainer.model
+    parameters = model.num_parameters()
+    return {
+        "parameters": [parameters],
+        "loss": [loss],
+        "bits_per_byte": [bits_per_byte],
+        "tokens": [heldout_RS.numel()],
+        "bytes": [size],
+    }
+
+
+class _SaveHistory(TrainerCallback):
+    """Puts the history into each checkpoint, so that a resumed run's table is whole."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the rows so far beside the weights."""
+        target = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "history.json"
+        target.write_text(json.dumps(self.history.rows))
+
+
+def _checkpoint(settings: TrainSettings, folder: Path) -> str | None:
+    """The checkpoint to resume from, checked against these settings; None for a new run."""
+    if not settings.resume:
+        return None
+    found = get_last_checkpoint(str(folder / "checkpoints")) if (folder / "checkpoints").is_dir() else None
+    if found is None:
+        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
+    before = json.loads((folder / "run.json").read_text())["settings"]
+    free = {"resume", "threads", "compile", "log_every", "eval_every", "save_every", "out"}
+    now = dataclasses.asdict(settings)
+    changed = [
+        f"{key}: {before.get(key)!r} → {now[key]!r}" for key in now if key not in free and before.get(key) != now[key]
+    ]
+    if changed:
+        raise ValueError(
+            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run instead"
+        )
+    return found
