@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.models import gate as gate_module
+from sinklab.models import masks
 from sinklab.models import sink as sink_module
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.generation import GenerateByDenoising
@@ -122,46 +123,6 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         zero_values = self.config.sink_kind == "zero"
         return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero_values)
 
-    def _checked_padding(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-        """The padding as bool (B, S), or None when there is none (so that no mask is built)."""
-        if attention_mask is None:
-            return None
-        if attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)} (1 = text, 0 = padding), "
-                f"but has {tuple(attention_mask.shape)}"
-            )
-        real_BS = attention_mask.bool()
-        if bool(real_BS.all()):
-            return None
-        if not bool(real_BS.any(dim=1).all()):
-            raise ValueError("every row needs at least one token that is not padding; drop the empty rows of the batch")
-        return real_BS
-
-    def _mask(self, real_BS: Tensor | None, length: int, dtype: torch.dtype, causal: bool) -> Tensor | None:
-        """Attention mask of shape (B or 1, 1, 1 or S, K), or None when nothing is hidden or the kernel's causal flag
-        says it all.
-        """
-        backend = self.model.config._attn_implementation
-        kernel_is_enough = not causal or self.config.sink_count == 0
-        if real_BS is None and backend != "eager" and kernel_is_enough:
-            return None
-        if backend not in ("eager", "sdpa"):
-            raise ValueError(
-                f"padding is supported with attn_implementation 'sdpa' or 'eager', but it is {backend!r}; use sdpa"
-            )
-        if real_BS is None:
-            real_BS = torch.ones(1, length, dtype=torch.bool, device=self.device)
-        seen_B1QS = real_BS[:, None, None, :]
-        if causal:
-            seen_B1QS = seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=real_BS.device).tril()
-        seen_B1QK = nn.functional.pad(seen_B1QS, (self.config.sink_count, 0), value=True)
-        if backend == "sdpa":
-            return seen_B1QK
-        return torch.zeros(seen_B1QK.shape, dtype=dtype, device=real_BS.device).masked_fill(
-            ~seen_B1QK, torch.finfo(dtype).min
-        )
-
     def hidden_states(
         self,
         input_ids: Tensor,
@@ -178,7 +139,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             raise ValueError(
                 f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
             )
-        real_BS = self._checked_padding(input_ids, attention_mask)
+        real_BS = masks.padding(input_ids, attention_mask)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         offset = self.config.sink_count if self.config.sink_side == "front" else 0
         if real_BS is None:
@@ -190,9 +151,17 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         if prefix is not None:
             extra["sink_prefix"] = prefix
         embeds_BSD = self.model.embed_tokens(input_ids)
+        mask = masks.attention_mask(
+            real_BS,
+            length,
+            sinks=self.config.sink_count,
+            causal=causal,
+            backend=self.model.config._attn_implementation,
+            like=embeds_BSD,
+        )
         out = self.model(
             inputs_embeds=embeds_BSD,
-            attention_mask=self._mask(real_BS, length, embeds_BSD.dtype, causal),
+            attention_mask=mask,
             position_ids=position_ids,
             use_cache=False,
             is_causal=causal,
@@ -247,7 +216,7 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         def logits(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
             length = ids_BS.shape[1]
             if length not in kept:
-                real_BS = self._checked_padding(ids_BS, attention_mask)
+                real_BS = masks.padding(ids_BS, attention_mask)
                 kept[length] = self.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
             return self(ids_BS, attention_mask, logits_to_keep=wanted_BS, sink_prefix=kept[length]).logits
 

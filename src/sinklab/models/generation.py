@@ -97,19 +97,19 @@ class GenerateByDenoising:
         return ids_BS
 
     def _canvas(self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int | None) -> Canvas:
-        mask_id = self.config.mask_token_id
-        real_BP = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        real_BP = real_BP.to(input_ids.device)
+        config = self.config
+        context = config.backbone.max_position_embeddings - config.sink_count
+        real_BP = None if attention_mask is None else attention_mask.to(input_ids.device).bool()
         if max_new_tokens is None:
-            return Canvas.infill(input_ids, mask_id=mask_id, attention_BS=real_BP)
+            return Canvas.infill(input_ids, mask_id=config.mask_token_id, attention_BS=real_BP, context=context)
         if max_new_tokens < 1:
             raise ValueError(
                 f"max_new_tokens must be at least 1, but is {max_new_tokens}; leave it out to fill masks in the prompt"
             )
-        new = input_ids.new_full((input_ids.shape[0], max_new_tokens), mask_id)
-        return Canvas(
-            ids_BS=torch.cat([input_ids, new], dim=1),
-            attention_BS=torch.cat([real_BP, torch.ones_like(new, dtype=torch.bool)], dim=1),
-            open_BS=torch.cat([torch.zeros_like(real_BP), torch.ones_like(new, dtype=torch.bool)], dim=1),
-            mask_id=mask_id,
+        return Canvas.from_prompts(
+            input_ids,
+            new_tokens=max_new_tokens,
+            mask_id=config.mask_token_id,
+            context=context,
+            attention_BP=real_BP,
         )

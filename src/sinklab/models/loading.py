@@ -57,13 +57,11 @@ def load(
     try:
         config = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        near = difflib.get_close_matches(name, PACKAGED, n=1)
+        near = [] if name in PACKAGED else difflib.get_close_matches(name, PACKAGED, n=1)
         hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a name on the Hub"
+            f"did you mean {near[0]!r}?" if near else f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
         )
-        raise ValueError(f"no model can be loaded from {name!r} ({error}); {hint}") from error
+        raise ValueError(f"no model can be loaded from {name!r}: {hint} ({error})") from error
     classes: dict[str, Any] = {
         DiffusionLMConfig.model_type: DiffusionLM,
         **dict.fromkeys(BACKBONES, AutoModelForCausalLM),

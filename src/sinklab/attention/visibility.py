@@ -1,0 +1,57 @@
+"""Which queries may see which keys, as the mask of the call says; padding is read off the mask."""
+
+# B batch, H query heads, Q queries, S keys; an axis of a mask may be 1 (broadcast)
+
+import torch
+from torch import Tensor
+
+
+def allowed(mask: Tensor) -> Tensor:
+    """A boolean (True = may attend) or additive mask as a boolean one; additive -inf and finfo.min both mean no."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def visible_queries(mask: Tensor | None, batch: int, queries: int, keys: int, *, is_causal: bool = False) -> Tensor:
+    """Number of queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play.
+
+    Padding never counts: a query whose own key (the last Q keys belong to the Q queries) no query may see is padding,
+    and does not count as a viewer. A causal call sees as torch does, from the upper left corner.
+    """
+    if mask is None:
+        count_S = (queries - torch.arange(keys)).clamp_min(0) if is_causal else torch.full((keys,), queries)
+        return count_S.expand(batch, 1, keys)
+    may_BHQS = _rows(mask)
+    if is_causal:
+        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+    may_BHQS = may_BHQS.expand(batch, -1, -1, keys)
+    real_BQ = _real(may_BHQS, queries)
+    if may_BHQS.shape[2] == 1:
+        count_B = real_BQ.sum(-1) if real_BQ is not None else torch.full((batch,), queries, device=mask.device)
+        return may_BHQS[:, :, 0] * count_B[:, None, None]
+    if real_BQ is not None:
+        may_BHQS = may_BHQS & real_BQ[:, None, :, None]
+    return may_BHQS.sum(-2)
+
+
+def real_queries(mask: Tensor | None, batch: int, queries: int, keys: int, *, is_causal: bool = False) -> Tensor | None:
+    """Boolean (B, Q), False for padding queries as `visible_queries` knows them; None when every query is real."""
+    if mask is None:
+        return None
+    may_BHQS = _rows(mask)
+    if is_causal:
+        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+    return _real(may_BHQS.expand(batch, -1, -1, keys), queries)
+
+
+def _rows(mask: Tensor) -> Tensor:
+    mask = mask.detach()[(None,) * (4 - mask.dim())]
+    # A mask expanded over queries (stride 0) says the same to every query: one row is enough.
+    return allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
+
+
+def _real(may_BHQS: Tensor, queries: int) -> Tensor | None:
+    keys = may_BHQS.shape[-1]
+    if queries > keys:
+        return None
+    real_BQ = may_BHQS.any(2).any(1)[:, keys - queries :]
+    return None if bool(real_BQ.all()) else real_BQ

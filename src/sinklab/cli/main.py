@@ -1,0 +1,181 @@
+"""`sinklab COMMAND`: one function a command; `--help` on each is made from its docstring and types."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from sinklab.cli.tour import tour, working
+from sinklab.evaluation.settings import StudySettings
+from sinklab.training.settings import TrainSettings
+
+ABOUT = "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed."
+
+STUDY_DEFAULTS = StudySettings()
+TRAIN_DEFAULTS = TrainSettings()
+
+app = tyro.extras.SubcommandApp()
+app.command(tour)
+
+
+@app.command
+def generate(
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional],
+    model: str = "tiny",
+    new_tokens: int = 64,
+    steps: int | None = None,
+    block_length: int | None = 32,
+    rule: str = "low_confidence",
+    temperature: float = 0.0,
+    cfg_scale: float = 0.0,
+    seed: int = 0,
+    stream: bool = False,
+) -> None:
+    """Write text by denoising a canvas of [MASK] tokens.
+
+    Put <|mask|> into a prompt and pass --new-tokens 0 to fill blanks instead (infilling).
+
+    Try
+        sinklab generate "It was a dark and stormy night"
+        sinklab generate "The old man" --model tiny-sink --temperature 0.7 --rule random --stream
+        sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0 --block-length None
+
+    Args:
+        prompt: one or more prompts; they are written in one batch.
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
+        new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
+        steps: denoising steps; None commits one token a step (best quality).
+        block_length: write block after block of this many tokens; None writes everything as one block.
+        rule: which proposals are committed first: low_confidence or random.
+        temperature: 0 takes the most probable token; higher is more varied.
+        cfg_scale: classifier-free guidance towards the prompt; 0 is off.
+        seed: seed of all noise.
+        stream: show the canvas while it changes (one prompt).
+    """
+    from transformers import TextDiffusionStreamer
+
+    from sinklab.models import load
+
+    if not prompt:
+        raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
+    if stream and len(prompt) > 1:
+        raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
+    loaded = load(model)
+    if loaded.family != "diffusion":
+        raise ValueError(
+            f"generate writes by denoising, but {model} is {loaded.family}; load a diffusion model such as 'tiny'"
+        )
+    batch = loaded.tokenizer(
+        list(prompt), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
+    )
+    written = loaded.model.generate(  # type: ignore[operator]
+        batch["input_ids"],
+        batch["attention_mask"],
+        max_new_tokens=new_tokens or None,
+        steps=steps,
+        block_length=block_length,
+        rule=rule,
+        temperature=temperature,
+        cfg_scale=cfg_scale,
+        seed=seed,
+        streamer=TextDiffusionStreamer(loaded.tokenizer) if stream else None,
+    )
+    if not stream:
+        for row in written:
+            print(loaded.tokenizer.decode(row, skip_special_tokens=True))
+
+
+@app.command
+def trace(
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    model: str = "tiny",
+    out: Path = Path("runs/trace"),
+    settings: tyro.conf.OmitArgPrefixes[StudySettings] = STUDY_DEFAULTS,
+) -> None:
+    """Let a model write, record what attention every token receives at every step, and keep it in a run folder.
+
+    The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it into a page, pandas
+    reads it as it is.
+
+    Try
+        sinklab trace "The house stood at the end of a" --out runs/house && sinklab report runs/house
+        sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
+
+    Args:
+        prompt: beginnings to continue, one sample each; three stock ones when left out.
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
+        out: folder to write; it must not exist yet.
+        settings: what to write, watch and score.
+    """
+    import dataclasses
+
+    from sinklab.evaluation import study
+    from sinklab.models import load
+
+    if prompt:
+        settings = dataclasses.replace(settings, prompts=prompt)
+    with working() as say:
+        folder = study(load(model), out, settings, progress=say)
+    print(f"run folder: {folder}\nnext: sinklab report {folder}")
+
+
+@app.command
+def train(settings: tyro.conf.OmitArgPrefixes[TrainSettings] = TRAIN_DEFAULTS) -> None:
+    """Train a small diffusion language model from scratch, with or without a sink token.
+
+    Without arguments it trains on Python's own documentation, present on every machine, for a few minutes.
+
+    Try
+        sinklab train --out runs/plain
+        sinklab train --out runs/sink --sink-kind token --sink-count 1
+        sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
+        sinklab train --out runs/plain --resume
+    """
+    from sinklab.training import train as run
+
+    folder = run(settings)
+    print(f"model: {folder}\nnext: sinklab trace --model {folder}")
+
+
+@app.command
+def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path = Path("runs/report")) -> None:
+    """Turn study run folders into one page, report.html, with its figures as PNGs beside it.
+
+    Several runs are shown side by side, e.g. without and with a sink token.
+
+    Try
+        sinklab report runs/plain runs/sink --out runs/report
+
+    Args:
+        runs: folders that `sinklab trace` wrote.
+        out: folder for the page and its figures.
+    """
+    from sinklab.records import open_run
+    from sinklab.reports import report as build
+
+    if not runs:
+        raise ValueError("report needs at least one run folder; make one with `sinklab trace`")
+    print(f"report: {build([open_run(run) for run in runs], out)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a mistake in the input becomes one line on stderr and exit status 2."""
+    # the models live on this machine or are named by the user; their progress bars are noise here
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        app.cli(args=arguments, prog="sinklab", description=ABOUT)
+    except ValueError as error:
+        print(f"sinklab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,29 @@
+"""What a model is worth and what its sinks do: held-out loss with and without sinks, and studies of its writing.
+
+Names load where first used: settings alone must not cost the models.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sinklab.evaluation.heldout import HeldoutRows, heldout_curve, heldout_rows, row_losses
+    from sinklab.evaluation.observation import study
+    from sinklab.evaluation.settings import StudySettings
+
+__all__ = ["HeldoutRows", "StudySettings", "heldout_curve", "heldout_rows", "row_losses", "study"]
+
+_HOMES = {
+    "HeldoutRows": "heldout",
+    "StudySettings": "settings",
+    "heldout_curve": "heldout",
+    "heldout_rows": "heldout",
+    "row_losses": "heldout",
+    "study": "observation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

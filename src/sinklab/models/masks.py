@@ -1,0 +1,65 @@
+"""Attention masks for padded or causal passes; a full pass without padding needs none."""
+
+# B batch, S sequence, Q queries, K keys = N sinks + S
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def padding(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """The padding as bool (B, S), True for text, or None when there is none (so that no mask is built).
+
+    Raises:
+        ValueError: if shapes disagree, or a row is all padding.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)} (1 = text, 0 = padding), "
+            f"but has {tuple(attention_mask.shape)}"
+        )
+    real_BS = attention_mask.bool()
+    if bool(real_BS.all()):
+        return None
+    if not bool(real_BS.any(dim=1).all()):
+        raise ValueError("every row needs at least one token that is not padding; drop the empty rows of the batch")
+    return real_BS
+
+
+def attention_mask(
+    real_BS: Tensor | None, length: int, *, sinks: int, causal: bool, backend: str, like: Tensor
+) -> Tensor | None:
+    """Mask of shape (B or 1, 1, 1 or S, K) for this attention backend.
+
+    None when nothing is hidden, or the kernel's own causal flag says it all.
+
+    Args:
+        real_BS: from :func:`padding`.
+        length: S.
+        sinks: N; every query sees them.
+        causal: text sees only text to its left.
+        backend: ``attn_implementation`` of the backbone.
+        like: a tensor of the dtype and device of the states.
+
+    Raises:
+        ValueError: if this backend cannot take such a mask.
+    """
+    kernel_is_enough = not causal or sinks == 0
+    if real_BS is None and backend != "eager" and kernel_is_enough:
+        return None
+    if backend not in ("eager", "sdpa"):
+        raise ValueError(
+            f"padding is supported with attn_implementation 'sdpa' or 'eager', but it is {backend!r}; use sdpa"
+        )
+    if real_BS is None:
+        real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
+    seen_B1QS = real_BS[:, None, None, :]
+    if causal:
+        seen_B1QS = seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
+    seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
+    if backend == "sdpa":
+        return seen_B1QK
+    return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)

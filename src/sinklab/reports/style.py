@@ -1,0 +1,144 @@
+"""One look for every figure, light and dark. Colours are from Okabe and Ito's set, apart also without colour vision."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+
+DPI = 170
+MARKERS = ("o", "s", "D", "^", "v", "P")
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one appearance; the same values stand in style.css."""
+
+    name: str
+    surface: str
+    ink: str
+    muted: str
+    line: str
+    runs: tuple[str, ...]
+    """one colour per run"""
+    added: str
+    """the added sink token"""
+    states: dict[str, str]
+    """prompt, masked, committed"""
+    scale: tuple[str, ...]
+    """from nothing to much, lightness falling (light) or rising (dark) evenly"""
+
+
+THEMES = {
+    "light": Theme(
+        name="light",
+        surface="#ffffff",
+        ink="#1d1f24",
+        muted="#646a75",
+        line="#d9dce1",
+        runs=("#0072B2", "#D55E00", "#009E73", "#A8478A"),
+        added="#D55E00",
+        states={"prompt": "#8a9099", "masked": "#56B4E9", "committed": "#00507d"},
+        scale=("#ffffff", "#fbe3c0", "#f3a96b", "#d9593f", "#8f2a52", "#2f1545"),
+    ),
+    "dark": Theme(
+        name="dark",
+        surface="#1b1d22",
+        ink="#e8e9ec",
+        muted="#9aa1ad",
+        line="#3a3e47",
+        runs=("#56B4E9", "#F28E4B", "#2FC59A", "#E29BC3"),
+        added="#F28E4B",
+        states={"prompt": "#7d8490", "masked": "#56B4E9", "committed": "#d6ecfa"},
+        scale=("#1b1d22", "#46204f", "#93304f", "#dc6a3d", "#f6b866", "#fff6dc"),
+    ),
+}
+
+
+def theme_named(name: str) -> Theme:
+    """The theme ``name``, ValueError listing the known ones otherwise."""
+    if name not in THEMES:
+        near = difflib.get_close_matches(name, THEMES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"A figure's theme is one of {', '.join(THEMES)}: got {name!r}.{hint}")
+    return THEMES[name]
+
+
+@contextmanager
+def themed(theme: Theme) -> Iterator[None]:
+    """matplotlib settings of ``theme`` inside the block; drawing and saving both belong inside."""
+    import matplotlib
+
+    settings: Any = {
+        "figure.facecolor": theme.surface,
+        "axes.facecolor": theme.surface,
+        "savefig.facecolor": theme.surface,
+        "text.color": theme.ink,
+        "text.parse_math": False,
+        "axes.labelcolor": theme.muted,
+        "axes.edgecolor": theme.line,
+        "axes.titlecolor": theme.ink,
+        "axes.titlesize": 9.5,
+        "axes.titlelocation": "left",
+        "axes.labelsize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.unicode_minus": True,
+        "grid.color": theme.line,
+        "grid.linewidth": 0.6,
+        "xtick.color": theme.line,
+        "ytick.color": theme.line,
+        "xtick.labelcolor": theme.muted,
+        "ytick.labelcolor": theme.muted,
+        "xtick.labelsize": 8.5,
+        "ytick.labelsize": 8.5,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "legend.handlelength": 2.6,
+        "legend.labelcolor": theme.ink,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4.5,
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "savefig.dpi": DPI,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def colormap(theme: Theme) -> Colormap:
+    """Colours for amounts: the surface for nothing."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(f"sinklab-{theme.name}", list(theme.scale))
+
+
+def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes:
+    """``axes``, or new ones on a figure of their own (inches), without pyplot's global state."""
+    if axes is not None:
+        return axes
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained").subplots()
+
+
+def printable(text: str, most: int = 14) -> str:
+    """``text`` in quotes on one line, white space visible, code points in place of letters the font does not have."""
+    shown = text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣").replace("Ċ", "↵")
+    shown = "".join(letter if ord(letter) in _font() else f"\\u{ord(letter):04x}" for letter in shown)
+    return f"“{shown if len(shown) <= most else shown[: most - 1] + '…'}”"
+
+
+@lru_cache(maxsize=1)
+def _font() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
