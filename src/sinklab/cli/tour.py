@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 MODELS = {"plain": "tiny", "sink": "tiny-sink"}
 
@@ -40,7 +41,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     from sinklab.evaluation import StudySettings, study
     from sinklab.models import load
     from sinklab.records import open_run
-    from sinklab.reports import report
+    from sinklab.reports import report, summary
 
     console = Console()
     started = time.perf_counter()
@@ -58,4 +59,10 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
             runs.append(open_run(study(load(name), out / label, settings, progress=say)))
         say("drawing the report")
         page = report(runs, out / "report")
-    console.print(f"took {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")
+    for label, run in zip(MODELS, runs, strict=True):
+        written = run.table("generations").query("sample == 0 and masked_sinks == 0").iloc[0]
+        console.print(f"\n[bold]{label}[/bold] wrote: [dim]{escape(written.prompt)}[/dim]{escape(written.completion)}")
+    console.print("\n[bold]In short[/bold]")
+    for sentence in summary(runs):
+        console.print(f"• {escape(sentence)}")
+    console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")

@@ -2,7 +2,7 @@
 
 from .figures import heldout_loss, sink_share, sink_tokens, value_norms
 from .maps import received_map, sink_path
-from .report import report
+from .report import report, summary
 from .study import LayerFacts, Study, as_studies
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "sink_path",
     "sink_share",
     "sink_tokens",
+    "summary",
     "value_norms",
 ]

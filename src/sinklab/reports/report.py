@@ -47,6 +47,11 @@ def report(runs: Iterable[Run] | Run, out: str | Path) -> Path:
     return target
 
 
+def summary(runs: Iterable[Run] | Run) -> list[str]:
+    """The findings that open the page, a sentence each. Raises ValueError when there is no run, or one is not a study."""
+    return list(say.in_short(as_studies(runs)))
+
+
 def _what(studies: list[Study]) -> Section:
     return Section("runs", "What was run", "", beside([run_facts(study) for study in studies]))
 
