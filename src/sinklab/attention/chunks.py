@@ -11,8 +11,8 @@ from torch import Tensor
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
-# One block of scores should stay in the second-level cache of a CPU; an accelerator wants few, large launches.
-_BUDGET = {"cpu": 1 << 18}
+# One block of scores should stay near the second-level cache of a CPU; an accelerator wants few, large launches.
+_BUDGET = {"cpu": 1 << 19}
 _BUDGET_ACCELERATOR = 1 << 25
 # Unshifted exponentials are exact as long as the row sums keep this distance to under- and overflow.
 _SAFE = 2.0**90
@@ -84,7 +84,7 @@ class Scores:
         batch, heads, queries, _ = self.q_BHQD.shape
         keys = self.k_BKSD.shape[2]
         budget = _BUDGET.get(device.type, _BUDGET_ACCELERATOR)
-        width = min(queries, chunk or max(32, min(128 if device.type == "cpu" else 1024, budget // max(keys, 1))))
+        width = min(queries, chunk or max(32, min(256 if device.type == "cpu" else 1024, budget // max(keys, 1))))
         rows = max(1, budget // max(1, width * keys))
         heads_step = min(heads, rows)
         batch_step = max(1, rows // heads) if heads_step == heads else 1

@@ -25,7 +25,7 @@ def received_attention(
     boolean mask (True = may attend) or additive mask, both broadcastable to (B, H, Q, S).
     Without `groups_BGQ` returns (B, H, S), which sums to the number of queries over keys. With it (boolean, or weights
     per query) returns (B, G, H, S): the part received from each group of queries. float32, float64 for float64 inputs.
-    Memory O(S): one buffer of `chunk` query rows (None: 128 on a CPU, more on an accelerator).
+    Memory O(S): one buffer of `chunk` query rows (None: 256 on a CPU, more on an accelerator).
 
     Raises ValueError when shapes do not fit.
     """

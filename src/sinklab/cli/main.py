@@ -75,7 +75,7 @@ def generate(
         list(prompt), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
     )
     written = loaded.model.generate(  # type: ignore[operator]
-        batch["input_ids"],
+        batch["input_ids"].long(),  # an empty prompt comes as float
         batch["attention_mask"],
         max_new_tokens=new_tokens or None,
         steps=steps,

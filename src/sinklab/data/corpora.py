@@ -6,10 +6,13 @@ import ast
 import gzip
 import json
 import sysconfig
+import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 PYTHON_DOCS = "python-docs"
+_NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 _SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".txt.gz")
 
 
@@ -48,22 +51,32 @@ def _from_files(source: Path, text_field: str) -> Iterator[str]:
 def _from_file(path: Path, text_field: str) -> Iterator[str]:
     opener = gzip.open if path.name.endswith(".gz") else open
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
+        # utf-8-sig: a byte-order mark is no text
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             if ".jsonl" not in path.name:
                 yield lines.read()
                 return
             for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if text_field not in row:
-                    raise ValueError(
-                        f"{path}, line {number}: no field {text_field!r} (it has {', '.join(row)}); "
-                        "name the field that holds the text"
-                    )
-                yield row[text_field]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, EOFError) as error:
+                if line.strip():
+                    yield _from_line(line, text_field, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _from_line(line: str, text_field: str, where: str) -> str:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: each line must be one JSON object, but this one is no JSON: {error.msg}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: each line must be one JSON object, but this one is a {type(row).__name__}")
+    if text_field not in row:
+        raise ValueError(
+            f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that holds the text"
+        )
+    if not isinstance(row[text_field], str):
+        raise ValueError(f"{where}: field {text_field!r} must be text, but is a {type(row[text_field]).__name__}")
+    return row[text_field]
 
 
 def _python_docs() -> Iterator[str]:
@@ -72,11 +85,16 @@ def _python_docs() -> Iterator[str]:
     yield from (topics[name] for name in sorted(topics))
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
-        if {"site-packages", "test", "tests", "idlelib", "__pycache__"} & set(path.relative_to(library).parts):
+        if {"site-packages", "test", "tests", "idlelib", "__pycache__", "dist-packages"} & set(
+            path.relative_to(library).parts
+        ):
             continue
         try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):
+            with warnings.catch_warnings():
+                # odd escapes in somebody's source are not the caller's concern
+                warnings.simplefilter("ignore")
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError):
             continue
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]

@@ -33,7 +33,9 @@ def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: i
         raise ValueError("the tokenizer has no eos_token, which separates documents; set tokenizer.eos_token")
     pieces = []
     for text in documents:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        # split: where a document spells out a special token, it is text and not the token
+        encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        ids = encoded["input_ids"]
         pieces.append(torch.tensor([*ids, tokenizer.eos_token_id], dtype=torch.int32))
     stream = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32)
     rows = stream.numel() // length

@@ -84,7 +84,7 @@ def corrupt(
         raise ValueError(
             f"maskable must have the shape of ids {tuple(ids_BS.shape)}, but has {tuple(maskable_BS.shape)}"
         )
-    if bool((t_B <= 0).any()) or bool((t_B > 1).any()):
+    if not bool(((t_B > 0) & (t_B <= 1)).all()):
         raise ValueError(f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to {t_B.max().item():.3g}")
     # torch.rand is in [0, 1): t = 1 masks every token for certain
     masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_B[:, None].to(ids_BS.device)

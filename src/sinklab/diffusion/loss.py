@@ -28,11 +28,12 @@ def masked_token_loss(
         masked_BS: bool, True where the model saw [MASK].
         t_B: masking probability of each row.
         maskable_BS: bool, the tokens that could have been masked; None means all.
-        reduction: ``"mean"`` (a float32 scalar as above) or ``"row"`` (shape (B,), each row divided by its own
-            maskable count).
+        reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its own maskable
+            count). The result is float32, or float64 where the logits are.
 
     Raises:
-        ValueError: if the number of logit rows is not the number of masked positions, or the reduction is unknown.
+        ValueError: if the number of logit rows is not the number of masked positions, shapes disagree, a row (for
+            "mean": every row) has no maskable token, or the reduction is unknown.
     """
     if reduction not in ("mean", "row"):
         raise ValueError(f"reduction must be 'mean' or 'row', but is {reduction!r}")
@@ -42,11 +43,20 @@ def masked_token_loss(
             f"logits must have one row per masked position ({n_masked}), but have shape {tuple(logits_MV.shape)}; "
             "ask the model for logits_to_keep=masked_BS"
         )
-    ce_M = F.cross_entropy(logits_MV.float(), ids_BS[masked_BS], reduction="none")
+    maskable_BS = torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS
+    if not ids_BS.shape == masked_BS.shape == maskable_BS.shape or t_B.shape != ids_BS.shape[:1]:
+        raise ValueError(
+            "ids, masked and maskable must have one shape (B, S) and times (B,), but have "
+            f"{tuple(ids_BS.shape)}, {tuple(masked_BS.shape)}, {tuple(maskable_BS.shape)} and {tuple(t_B.shape)}"
+        )
+    tokens_B = maskable_BS.sum(dim=1)
+    tokens = tokens_B if reduction == "row" else tokens_B.sum()
+    if not bool(tokens.all()):
+        raise ValueError("the loss is a mean over maskable tokens, but there is none to divide by; drop such rows")
+    exact_MV = logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+    ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
     row_M = masked_BS.nonzero()[:, 0]
     weighted_M = ce_M / t_B.to(ce_M)[row_M]
-    tokens_B = (torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS).sum(dim=1)
     if reduction == "mean":
-        return weighted_M.sum() / tokens_B.sum()
-    sums_B = torch.zeros(ids_BS.shape[0], dtype=ce_M.dtype, device=ce_M.device).index_add(0, row_M, weighted_M)
-    return sums_B / tokens_B
+        return weighted_M.sum() / tokens
+    return weighted_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M) / tokens

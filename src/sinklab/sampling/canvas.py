@@ -170,7 +170,9 @@ def _given_prompts(prompts: Tensor, attention_BP: Tensor | None) -> tuple[Tensor
         raise ValueError("at least one prompt is needed, got none; pass a tensor with one row per prompt.")
     if attention_BP is None:
         return ids_BP, torch.ones_like(ids_BP, dtype=torch.bool)
-    real_BP = attention_BP.bool().reshape(-1, attention_BP.shape[-1])
+    real_BP = attention_BP.bool()
+    if real_BP.ndim == 1:
+        real_BP = real_BP[None]
     if real_BP.shape != ids_BP.shape:
         raise ValueError(
             f"attention_BP must have the shape of the prompts, {tuple(ids_BP.shape)}, got {tuple(attention_BP.shape)}; "

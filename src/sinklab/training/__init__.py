@@ -1,4 +1,7 @@
-"""Training recipes over `transformers.Trainer`. Names load where first used: settings alone must not cost the Trainer."""
+"""Training recipes over `transformers.Trainer`.
+
+Names load where first used: settings alone must not cost the Trainer.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

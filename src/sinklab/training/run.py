@@ -4,25 +4,26 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
-import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase, TrainingArguments
 
 from sinklab.data import pack, read_corpus, train_tokenizer
+from sinklab.diffusion.forward import TimeSampler
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.records import RunWriter, weights_hash
+from sinklab.training.history import HISTORY_FILE, History, newest_checkpoint
 from sinklab.training.settings import TrainSettings
 from sinklab.training.trainer import DiffusionTrainer
 
 HELDOUT_ROWS = 256
+SIZES = ("hidden_size", "layers", "heads", "mlp_size")
 
 
 class Rows(torch.utils.data.Dataset):
@@ -36,37 +37,6 @@ class Rows(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"input_ids": self.ids_RS[index].long()}
-
-
-class History(TrainerCallback):
-    """Collects what the Trainer logs; stops a run whose loss is no number."""
-
-    def __init__(self, tokens_per_step: int, earlier: Iterable[dict[str, Any]] = ()) -> None:
-        self.rows: list[dict[str, Any]] = list(earlier)
-        self.tokens_per_step = tokens_per_step
-        self.started = time.perf_counter()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        """Keep losses and learning rates with the step and the tokens seen."""
-        logs = logs or {}
-        if "loss" in logs and not math.isfinite(logs["loss"]):
-            raise ValueError(
-                f"the loss is {logs['loss']} at step {state.global_step}; lower lr "
-                f"({args.learning_rate}) and start again"
-            )
-        if "loss" not in logs and "eval_loss" not in logs:
-            return
-        self.rows.append(
-            {
-                "step": state.global_step,
-                "tokens": state.global_step * self.tokens_per_step,
-                "loss": logs.get("loss", math.nan),
-                "heldout_loss": logs.get("eval_loss", math.nan),
-                "lr": logs.get("learning_rate", math.nan),
-                "grad_norm": logs.get("grad_norm", math.nan),
-                "seconds": round(time.perf_counter() - self.started, 1),
-            }
-        )
 
 
 def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
@@ -114,7 +84,11 @@ def prepare(settings: TrainSettings) -> tuple[PreTrainedTokenizerBase, Tensor, T
     if settings.tokenizer is None:
         tokenizer = train_tokenizer(documents, settings.vocab_size)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer, trust_remote_code=False)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"no tokenizer can be loaded from {settings.tokenizer!r}: {reason}") from error
     rows_RS = pack(documents, tokenizer, settings.length)
     if settings.heldout is not None:
         return tokenizer, rows_RS, pack(read_corpus(settings.heldout), tokenizer, settings.length)[:HELDOUT_ROWS]
@@ -168,47 +142,77 @@ def train(settings: TrainSettings) -> Path:
         the folder of the trained model, ready for :func:`sinklab.models.load`.
 
     Raises:
-        ValueError: for a corpus without text, sizes that do not fit, resuming with changed settings or without a
-            checkpoint.
+        ValueError: for a corpus without text, sizes that do not fit, a folder that is taken, resuming with changed
+            settings or without a checkpoint, a loss that is not finite.
     """
+    _check(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = Path(settings.out)
-    checkpoint = _checkpoint(settings, folder)
-    described = {"name": folder.name, "family": "diffusion", **_variant(settings)}
+    checkpoint = newest_checkpoint(folder, dataclasses.asdict(settings)) if settings.resume else None
+    if not checkpoint and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or go on from "
+            "its newest checkpoint with --resume"
+        )
+    # what can be wrong with the input shows here, before a folder is taken
+    tokenizer, rows_RS, heldout_RS = prepare(settings)
+    model = build_model(settings, tokenizer)
     with RunWriter(
         folder,
         kind="training",
-        model=described,
+        model={"name": folder.name, "family": "diffusion", **_variant(settings)},
         settings=dataclasses.asdict(settings),
         seed=settings.seed,
         overwrite=bool(checkpoint),
     ) as run:
-        tokenizer, rows_RS, heldout_RS = prepare(settings)
-        model = build_model(settings, tokenizer)
         if settings.compile:
             model.model.compile(dynamic=False)
-        earlier = json.loads((Path(checkpoint) / "history.json").read_text()) if checkpoint else []
+        earlier = json.loads((checkpoint / HISTORY_FILE).read_text()) if checkpoint else []
         history = History(settings.batch * settings.length, earlier)
         trainer = DiffusionTrainer(
             model=model,
             args=arguments(settings, folder),
             train_dataset=Rows(rows_RS),
             eval_dataset=Rows(heldout_RS),
-            callbacks=[history, _SaveHistory(history)],
+            callbacks=[history],
             noise_seed=settings.seed,
             time_sampler=settings.time_sampler,
             causal_steps=round(settings.causal_start * settings.steps),
         )
         try:
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
-            run.table("history", {key: [row[key] for row in history.rows] for key in (history.rows or [{}])[0]})
+            run.table("history", history.columns())
         run.table("heldout", _heldout(trainer, tokenizer, heldout_RS))
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         (folder / "model" / "weights.sha256").write_text(weights_hash(model.state_dict()) + "\n")
     return folder / "model"
+
+
+def _check(settings: TrainSettings) -> None:
+    for name in (
+        "hidden_size",
+        "layers",
+        "heads",
+        "mlp_size",
+        "batch",
+        "steps",
+        "log_every",
+        "eval_every",
+        "save_every",
+    ):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 1, but is {getattr(settings, name)}")
+    for name in ("causal_start", "warmup"):
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name} is a fraction of the steps, from 0 to 1, but is {getattr(settings, name)}")
+    samplers = get_args(TimeSampler)
+    if settings.time_sampler not in samplers:
+        near = difflib.get_close_matches(settings.time_sampler, samplers, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"time_sampler must be one of {', '.join(samplers)}, but is {settings.time_sampler!r}{hint}")
 
 
 def _variant(settings: TrainSettings) -> dict[str, Any]:
@@ -229,35 +233,3 @@ def _heldout(trainer: DiffusionTrainer, tokenizer: Any, heldout_RS: Tensor) -> d
         "tokens": [heldout_RS.numel()],
         "bytes": [size],
     }
-
-
-class _SaveHistory(TrainerCallback):
-    """Puts the history into each checkpoint, so that a resumed run's table is whole."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the rows so far beside the weights."""
-        target = Path(args.output_dir) / f"checkpoint-{state.global_step}" / "history.json"
-        target.write_text(json.dumps(self.history.rows))
-
-
-def _checkpoint(settings: TrainSettings, folder: Path) -> str | None:
-    """The checkpoint to resume from, checked against these settings; None for a new run."""
-    if not settings.resume:
-        return None
-    found = get_last_checkpoint(str(folder / "checkpoints")) if (folder / "checkpoints").is_dir() else None
-    if found is None:
-        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
-    before = json.loads((folder / "run.json").read_text())["settings"]
-    free = {"resume", "threads", "compile", "log_every", "eval_every", "save_every", "out"}
-    now = dataclasses.asdict(settings)
-    changed = [
-        f"{key}: {before.get(key)!r} → {now[key]!r}" for key in now if key not in free and before.get(key) != now[key]
-    ]
-    if changed:
-        raise ValueError(
-            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run instead"
-        )
-    return found

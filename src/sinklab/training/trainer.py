@@ -58,7 +58,7 @@ class DiffusionTrainer(Trainer):
         self.time_sampler = time_sampler
         self.causal_steps = causal_steps
         self._eval_batch = 0
-        self._micro = 0
+        self._micro = (0, 0)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -68,17 +68,17 @@ class DiffusionTrainer(Trainer):
         if not model.training:
             self._eval_batch += 1
             # the same noise at every evaluation, so that curves of different runs compare
-            loss = diffusion_loss(
-                model, ids_BS, generator=step_generator(0, self._eval_batch), time_sampler="low_discrepancy"
-            )
+            place = self._eval_batch * self.args.world_size + self.args.process_index
+            loss = diffusion_loss(model, ids_BS, generator=step_generator(0, place), time_sampler="low_discrepancy")
             return (loss, {"logits": None}) if return_outputs else loss
         step = self.state.global_step
-        self._micro = (self._micro + 1) % max(1, self.args.gradient_accumulation_steps)
         if step < self.causal_steps:
             return causal_loss(model, ids_BS)
-        generator = step_generator(self.noise_seed, step, self._micro, self.args.process_index)
-        loss = diffusion_loss(model, ids_BS, generator=generator, time_sampler=self.time_sampler)
-        return loss
+        before, micro = self._micro
+        micro = micro + 1 if before == step else 0
+        self._micro = (step, micro)
+        generator = step_generator(self.noise_seed, step, micro, self.args.process_index)
+        return diffusion_loss(model, ids_BS, generator=generator, time_sampler=self.time_sampler)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Held-out loss under fixed noise."""

@@ -1,0 +1,68 @@
+"""`intervene`: edits on the attention calls of a model, for the length of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+from torch import nn
+
+from sinklab.probing.call import AttentionCall
+from sinklab.probing.log import InterventionLog
+from sinklab.probing.tap import Listener, no_call_message, tapped
+
+
+class Edit(Protocol):
+    """A frozen dataclass that says what to change; `editor` makes the listener that does it."""
+
+    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
+
+
+class _Counter(Listener):
+    """Counts forwards and reads the sink prefix off the first call, before any edit looks at it."""
+
+    def __init__(self, log: InterventionLog) -> None:
+        self.log = log
+        self.seen = False
+
+    def observe(self, call: AttentionCall) -> None:
+        self.seen = True
+        self.log.note_prefix(call)
+
+    def finish(self) -> None:
+        self.log.forwards += not self.log.is_probing
+
+
+@contextmanager
+def intervene(model: nn.Module, *edits: Edit, forwards_per_step: int = 1) -> Iterator[InterventionLog]:
+    """Apply edits to every attention call of the model inside the block; the model itself is never touched.
+
+        with intervene(model, MaskSinks(k=5)) as log, trace(model) as recording:
+            …
+        log.summary()
+
+    Edits apply in the order given, and those of an outer block first. A sampler that runs several forwards a step
+    (guidance: two) says so in `forwards_per_step`, so that each is compared with its own predecessor.
+    Without edits the block changes nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
+
+    Raises ValueError for what is not an edit, a compiled model, and at the end of the block when the model ran and
+    never called `scaled_dot_product_attention` (the edits would have changed nothing).
+    """
+    for edit in edits:
+        if isinstance(edit, type) or not hasattr(edit, "editor"):
+            raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
+    if forwards_per_step < 1:
+        raise ValueError(f"forwards_per_step counts the forwards of a step, at least 1, got {forwards_per_step}")
+    log = InterventionLog()
+    counter = _Counter(log)
+    with ExitStack() as stack:
+        tap = stack.enter_context(tapped(model, counter))
+        log._tap = tap
+        for edit in edits:
+            stack.enter_context(tapped(model, edit.editor(log, forwards_per_step)))
+        seen_before = tap.forwards
+        yield log
+        tap.flush()
+    if tap.forwards > seen_before and not counter.seen:
+        raise ValueError(no_call_message(model, tap.forwards - seen_before))

@@ -1,0 +1,193 @@
+"""The tap: sees every attention call of one model, lets editors rewrite it, then shows it to observers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.nn.functional as F
+from torch import _C, Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from sinklab.attention import is_observed
+from sinklab.probing.call import NAMES, AttentionCall, SightCache
+
+
+class Listener:
+    """Who hangs on a tap. A forward begins with its first attention call and ends with `finish`, or `discard`."""
+
+    def begin(self) -> None:
+        """A forward begins."""
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        """Return the call to make; the same object when nothing is to change."""
+        return call
+
+    def observe(self, call: AttentionCall) -> None:
+        """The call as it will be made, after every edit."""
+
+    def finish(self) -> None:
+        """The forward came to its end."""
+
+    def discard(self) -> None:
+        """The forward failed: forget what it showed."""
+
+
+class Tap(TorchFunctionMode):
+    """One per tapped model, shared by all its traces and interventions: edits first, then observers, however they nest.
+
+    Module paths come from plain forward hooks on this model alone, and not from ModuleTracker, whose hooks are global,
+    name modules by class, and do not say whose forward is running.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.listeners: list[Listener] = []
+        self.forwards = 0
+        self.suspended = 0
+        self._modules = dict(model.named_modules())
+        self._stack: list[str] = []
+        self._hooks: list[RemovableHandle] = []
+        self._sights = SightCache()
+        # Attention calls of the forward in progress, by module path; None between forwards.
+        self._calls: dict[str, int] | None = None
+        self._rooted = False
+        self._listening = False
+
+    def attach(self) -> None:
+        for path, module in self._modules.items():
+            self._hooks.append(module.register_forward_pre_hook(self._before(path)))
+            self._hooks.append(module.register_forward_hook(self._after(path), always_call=True))
+
+    def detach(self) -> None:
+        self._listen(False)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _listen(self, on: bool) -> None:
+        """Be the active mode only while the model runs: so layers replayed by a backward pass are heard as well."""
+        if on and not self._listening:
+            self.__enter__()
+        elif self._listening and not on:
+            self.__exit__(None, None, None)
+        self._listening = on
+
+    def _before(self, path: str) -> Any:
+        def hook(module: nn.Module, args: tuple) -> None:
+            if path == "":
+                # A root forward starts afresh, also after one that was interrupted.
+                self.flush()
+                self._stack.clear()
+            self._stack.append(path)
+            self._listen(True)
+
+        return hook
+
+    def _after(self, path: str) -> Any:
+        def hook(module: nn.Module, args: tuple, output: object) -> None:
+            while self._stack and self._stack.pop() != path:
+                pass
+            if not self._stack:
+                self._listen(False)
+            # torch calls the hook with None when the module raised.
+            if not self._stack and output is None:
+                self._close(complete=False)
+            if path == "":
+                self.forwards += 1
+                self._close(complete=True)
+
+        return hook
+
+    def flush(self) -> None:
+        """End a forward that is still open: layers called one by one, without the model's own forward, have no end."""
+        self._close(complete=not self._stack)
+
+    def _close(self, *, complete: bool) -> None:
+        if self._calls is None:
+            return
+        self._calls = None
+        self._sights.clear()
+        for listener in self.listeners:
+            if complete:
+                listener.finish()
+            else:
+                listener.discard()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and self._stack and is_observed():
+            return self._attend(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _attend(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        path = self._stack[-1]
+        # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
+        replay = _C._current_graph_task_id() != -1
+        layer = path if replay else self._name(path)
+        call = AttentionCall.of(layer, self._modules[path], dict(zip(NAMES, args, strict=False)) | kwargs, self._sights)
+        edited = call
+        for listener in self.listeners:
+            edited = listener.edit(edited)
+        if not replay:
+            for listener in self.listeners:
+                listener.observe(edited)
+        return func(*args, **kwargs) if edited is call else edited.run(func)
+
+    def _name(self, path: str) -> str:
+        if self._calls is not None and not self._rooted and path in self._calls:
+            self._close(complete=True)
+        if self._calls is None:
+            self._calls, self._rooted = {}, self._stack[0] == ""
+            for listener in self.listeners:
+                listener.begin()
+        count = self._calls.get(path, 0)
+        self._calls[path] = count + 1
+        return path if count == 0 else f"{path}#{count + 1}"
+
+
+_ATTACHED: dict[int, Tap] = {}
+
+
+@contextmanager
+def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
+    """Hang a listener on the model's tap for the length of the block; the last to leave removes every hook."""
+    _refuse_compiled(model)
+    tap = _ATTACHED.get(id(model))
+    if tap is None:
+        tap = Tap(model)
+        tap.attach()
+        _ATTACHED[id(model)] = tap
+    tap.flush()
+    tap.listeners.append(listener)
+    try:
+        yield tap
+    finally:
+        tap.flush()
+        tap.listeners.remove(listener)
+        if not tap.listeners:
+            del _ATTACHED[id(model)]
+            tap.detach()
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        raise ValueError(
+            "a compiled model hides its attention calls: trace the module before torch.compile (compiled._orig_mod)"
+        )
+
+
+def no_call_message(model: nn.Module, forwards: int) -> str:
+    """Why nothing was seen, and what to set."""
+    if forwards == 0:
+        return "nothing to read: the model was not run inside the block; call it there (or the module that was passed)"
+    kind = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    known = f" (attn_implementation is {kind!r})" if kind else ""
+    return (
+        f"the model ran {forwards} times and never called torch.nn.functional.scaled_dot_product_attention{known}: "
+        'load it with attn_implementation="sdpa", or call model.set_attn_implementation("sdpa")'
+    )

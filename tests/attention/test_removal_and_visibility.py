@@ -1,0 +1,69 @@
+"""Exact removal of keys, who may see whom, and the block that hides calls from taps."""
+
+import math
+
+import pytest
+import torch
+
+from sinklab.attention import is_observed, real_queries, remove_keys, row_logsumexp, unobserved, visible_queries
+
+
+def test_removal_equals_a_mask_before_the_softmax() -> None:
+    q, k, v = (torch.randn(2, heads, 9, 4, dtype=torch.float64) for heads in (4, 2, 2))
+    keys = torch.rand(2, 4, 9).topk(3, -1).indices
+    scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
+    out = torch.softmax(scores, -1) @ v.repeat_interleave(2, 1)
+    gone = torch.zeros(2, 4, 9, dtype=torch.bool).scatter(2, keys, True)
+    masked = scores.masked_fill(gone.unsqueeze(2), -math.inf)
+    new_out, new_lse = remove_keys(out, row_logsumexp(q, k), q, k, v, keys)
+    torch.testing.assert_close(new_out, torch.softmax(masked, -1) @ v.repeat_interleave(2, 1), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(new_lse, torch.logsumexp(masked, -1), rtol=1e-10, atol=1e-12)
+
+
+def test_removal_refuses_all_keys_and_indices_outside() -> None:
+    q = torch.randn(1, 1, 3, 4)
+    lse = row_logsumexp(q, q)
+    with pytest.raises(ValueError, match="at least one key must stay: 3 of 3"):
+        remove_keys(q, lse, q, q, q, torch.arange(3).view(1, 1, 3))
+    with pytest.raises(ValueError, match="must lie in 0 … 2"):
+        remove_keys(q, lse, q, q, q, torch.tensor([[[3]]]))
+
+
+def test_visible_without_mask_and_causal() -> None:
+    assert visible_queries(None, 2, 3, 5).tolist() == [[[3] * 5]] * 2
+    assert visible_queries(None, 1, 4, 4, is_causal=True).tolist() == [[[4, 3, 2, 1]]]
+    assert real_queries(None, 2, 3, 5) is None
+
+
+@pytest.mark.parametrize("form", ["row", "expanded", "square", "additive", "finfo_min"])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
+    seen = torch.ones(2, 1, 1, prefix + 4, dtype=torch.bool)
+    seen[0, ..., prefix] = False
+    square = seen.expand(2, 1, 4, prefix + 4)
+    floor = -math.inf if form == "additive" else torch.finfo(torch.float32).min
+    mask = {
+        "row": seen,
+        "expanded": square,
+        "square": square.clone(),
+        "additive": torch.zeros(square.shape).masked_fill(~square, floor),
+        "finfo_min": torch.zeros(square.shape).masked_fill(~square, floor),
+    }[form]
+    visible = visible_queries(mask, 2, 4, prefix + 4)
+    assert visible[:, 0].tolist() == [[3] * prefix + [0, 3, 3, 3], [4] * (prefix + 4)]
+    real = real_queries(mask, 2, 4, prefix + 4)
+    assert real is not None
+    assert real.tolist() == [[False, True, True, True], [True] * 4]
+
+
+def test_causal_padding_counts_from_the_first_real_token() -> None:
+    square = torch.ones(4, 4, dtype=torch.bool).tril()
+    square[:, 0] = False
+    assert visible_queries(square, 1, 4, 4)[0, 0].tolist() == [0, 3, 2, 1]
+
+
+def test_unobserved_is_undone_also_after_an_exception() -> None:
+    with pytest.raises(RuntimeError), unobserved():
+        assert not is_observed()
+        raise RuntimeError
+    assert is_observed()

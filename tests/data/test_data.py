@@ -1,0 +1,150 @@
+import gzip
+import json
+import sysconfig
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from sinklab.data import SPECIAL_TOKENS, pack, read_corpus, train_tokenizer
+from tiny_diffusion import TEXT, tiny_tokenizer
+
+
+def jsonl(*texts: str, field: str = "text") -> bytes:
+    return "".join(json.dumps({"id": 1, field: text}) + "\n\n" for text in texts).encode()
+
+
+CONTENTS = {
+    "a.txt": "plain é".encode(),
+    "b.md": b"# mark\r\ndown",
+    "c.jsonl": jsonl("one", "two"),
+    "d.jsonl.gz": gzip.compress(jsonl("three", "four")),
+    "e.txt.gz": gzip.compress(b"packed"),
+    "sub/f.txt": b"below",
+    "blank.txt": b" \n",
+    "bom.txt": b"\xef\xbb\xbfmarked",
+    "ignored.csv": b"x,y",
+}
+TEXTS = ["plain é", "# mark\ndown", "marked", "one", "two", "three", "four", "packed", "below"]
+
+
+def write(folder: Path, contents: dict[str, bytes]) -> Path:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_folder_of_every_kind_is_read_in_a_fixed_order(tmp_path: Path) -> None:
+    write(tmp_path, CONTENTS)
+    assert list(read_corpus(tmp_path)) == TEXTS
+    assert list(read_corpus(str(tmp_path / "d.jsonl.gz"))) == ["three", "four"]
+
+
+def test_the_field_of_json_lines_can_be_named(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jsonl": jsonl("one", field="body")})
+    assert list(read_corpus(tmp_path, text_field="body")) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"a.jsonl": jsonl("x", field="body")}, r"a.jsonl, line 1: no field 'text' \(it has id, body\)"),
+        ({"a.jsonl": b'{"text": "x"}\n[1]\n'}, "a.jsonl, line 2: each line must be one JSON object, .* a list"),
+        ({"a.jsonl": b'{"text": "x"}\n{"text": \n'}, "a.jsonl, line 2: .* no JSON: Expecting value"),
+        ({"a.jsonl": b'{"text": null}\n'}, "a.jsonl, line 1: field 'text' must be text, but is a NoneType"),
+        ({"a.txt": b"caf\xe9"}, "a.txt cannot be read as UTF-8 text: .*utf-8"),
+        ({"a.txt.gz": b"no gzip"}, "a.txt.gz cannot be read"),
+        ({"a.txt.gz": gzip.compress(b"x" * 1000)[:-12]}, "a.txt.gz cannot be read"),
+        ({"a.txt.gz": gzip.compress(b"abcdef")[:10] + b"\xff" * 20}, "a.txt.gz cannot be read"),
+        ({"a.txt": b"\n \n"}, "holds no text; training needs at least one document"),
+        ({"a.csv": b"x"}, r"no file of a known kind \(.txt, .md"),
+        ({}, "no file of a known kind"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used_is_refused_by_name(tmp_path: Path, contents: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(read_corpus(write(tmp_path, contents)))
+
+
+def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere does not exist; name a folder, a file or 'python-docs'"):
+        list(read_corpus(tmp_path / "nowhere"))
+
+
+def test_the_documentation_of_python_is_text() -> None:
+    topics = list(islice(read_corpus("python-docs"), 60))
+    assert sum(map(len, topics)) > 200_000
+    assert any("class" in topic and "inherit" in topic for topic in topics)
+
+
+def test_the_docstrings_of_the_library_are_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        '"""Of the module."""\nclass A:\n    """Of the class."""\n    def f(self):\n        """Of f."""\n        "\\d"'
+    )
+    write(
+        tmp_path,
+        {"a.py": source.encode(), "broken.py": b"def", "latin.py": b"# \xe9", "site-packages/b.py": source.encode()},
+    )
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    *_, last = read_corpus("python-docs")
+    assert last == "Of the module.\n\nOf the class.\n\nOf f."
+
+
+def test_a_tokenizer_loses_nothing(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    text = "Zwölf Boxkämpfer\n\n\tjagen  ‘Viktor’ über 大 🙂 . , ! 's\x00"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer(TEXT)["input_ids"]) < len(TEXT.encode())
+    tokenizer.save_pretrained(tmp_path)
+    again = type(tokenizer).from_pretrained(tmp_path)
+    assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert (again.pad_token, again.eos_token, again.mask_token) == SPECIAL_TOKENS
+
+
+def test_special_tokens_come_first_and_are_one_token_each() -> None:
+    tokenizer = tiny_tokenizer()
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id) == (0, 1, 2)
+    assert tokenizer("a<|mask|>")["input_ids"][-1] == 2
+    assert len(tokenizer) == 280
+    assert tokenizer.decode([0, 1, 2], skip_special_tokens=True) == ""
+
+
+def test_a_vocabulary_must_hold_the_bytes() -> None:
+    with pytest.raises(ValueError, match=r"at least 259 \(256 bytes and 3 special tokens\), but is 258"):
+        train_tokenizer([TEXT], 258)
+    assert len(train_tokenizer([TEXT], 259)) == 259
+
+
+def test_packing_puts_an_end_after_each_document_and_loses_the_tail_alone() -> None:
+    tokenizer = tiny_tokenizer()
+    documents = [TEXT, "The sea.", TEXT[:50]]
+    stream = [token for text in documents for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+    rows = pack(documents, tokenizer, 16)
+    assert rows.dtype == torch.int32
+    assert rows.shape == (len(stream) // 16, 16)
+    assert rows.flatten().tolist() == stream[: rows.numel()]
+    assert len(stream) - rows.numel() < 16
+    assert len(stream) % 16, "the case needs a tail"
+
+
+def test_a_special_token_spelt_out_in_a_document_is_text() -> None:
+    tokenizer = tiny_tokenizer()
+    rows = pack(["In HTML, <|mask|> is nothing."], tokenizer, 4)
+    assert tokenizer.mask_token_id not in rows
+    assert tokenizer.decode(rows.flatten().tolist()).startswith("In HTML, <|mask|> is no")
+
+
+def test_packing_refuses_what_does_not_fit() -> None:
+    tokenizer = tiny_tokenizer()
+    with pytest.raises(ValueError, match="at least 2 tokens, but length is 1"):
+        pack([TEXT], tokenizer, 1)
+    with pytest.raises(ValueError, match=r"the corpus has \d+ tokens, which do not fill one row of 4096"):
+        pack([TEXT], tokenizer, 4096)
+    with pytest.raises(ValueError, match="has 0 tokens"):
+        pack([], tokenizer, 4)
+    endless = train_tokenizer([TEXT], 260)
+    endless.eos_token = None
+    with pytest.raises(ValueError, match="no eos_token, which separates documents"):
+        pack([TEXT], endless, 4)

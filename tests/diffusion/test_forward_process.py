@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from sinklab.diffusion import corrupt, sample_times
+
+MASK = 9
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("t", [0.05, 0.3, 0.5, 0.9])
+def test_the_rate_of_masks_is_the_time(t: float) -> None:
+    ids = torch.randint(0, MASK, (40, 2500))
+    noisy, masked = corrupt(ids, torch.full((40,), t), mask_id=MASK, generator=seeded())
+    standard_error = (t * (1 - t) / ids.numel()) ** 0.5
+    assert abs(masked.float().mean().item() - t) < 4 * standard_error
+    assert torch.equal(noisy == MASK, masked)
+    assert torch.equal(noisy[~masked], ids[~masked])
+
+
+def test_each_row_has_its_own_rate_and_masks_are_independent_of_position() -> None:
+    times = torch.tensor([0.1, 0.5, 0.9])
+    _, masked = corrupt(torch.zeros(3, 60_000, dtype=torch.long), times, mask_id=MASK, generator=seeded())
+    assert torch.allclose(masked.float().mean(1), times, atol=0.01)
+    neighbours = (masked[:, 1:] & masked[:, :-1]).float().mean(1)
+    assert torch.allclose(neighbours, times**2, atol=0.01)
+
+
+def test_time_one_masks_everything() -> None:
+    noisy, masked = corrupt(torch.zeros(8, 1000, dtype=torch.long), torch.ones(8), mask_id=MASK, generator=seeded())
+    assert masked.all()
+    assert (noisy == MASK).all()
+
+
+def test_what_is_not_maskable_stays() -> None:
+    ids = torch.randint(0, MASK, (4, 50))
+    maskable = torch.rand(4, 50) < 0.5
+    noisy, masked = corrupt(ids, torch.ones(4), mask_id=MASK, maskable_BS=maskable, generator=seeded())
+    assert torch.equal(masked, maskable)
+    assert torch.equal(noisy[~maskable], ids[~maskable])
+
+
+def test_the_generator_decides_and_the_input_is_left_alone() -> None:
+    ids = torch.randint(0, MASK, (4, 50))
+    before, times = ids.clone(), torch.full((4,), 0.5)
+    first, again, other = (corrupt(ids, times, mask_id=MASK, generator=seeded(seed))[1] for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(ids, before)
+
+
+@pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
+def test_times_are_uniform_from_eps_to_one(sampler: str) -> None:
+    times = torch.stack([sample_times(8, sampler=sampler, eps=0.1, generator=seeded(seed)) for seed in range(2000)])
+    assert times.min() >= 0.1
+    assert times.max() <= 1.0
+    # of a row, not of the batch: each row alone must be uniform, whatever its place
+    for row in times.T:
+        counts = torch.histc(row, bins=10, min=0.1, max=1.0)
+        assert abs(row.mean().item() - 0.55) < 4 * 0.9 / 12**0.5 / 2000**0.5
+        assert (counts - 200).abs().max() < 5 * 200**0.5
+
+
+def test_low_discrepancy_spreads_the_batch_evenly() -> None:
+    def batch_means(sampler: str) -> torch.Tensor:
+        return torch.stack([sample_times(16, sampler=sampler, generator=seeded(seed)).mean() for seed in range(300)])
+
+    # 1 / 16 of the variance is expected
+    assert batch_means("low_discrepancy").var() < batch_means("iid").var() / 10
+    times = sample_times(16, sampler="low_discrepancy", eps=1e-6, generator=seeded())
+    gaps = times.sort().values.diff()
+    assert torch.allclose(gaps, torch.full((15,), 1 / 16), atol=1e-5)
+    assert not torch.equal(times, times.sort().values), "the order of rows must not tell the time"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch must be at least 1 to draw times, but is 0"),
+        ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1 .* but is 0.0"),
+        ({"batch": 2, "eps": 1.0}, "eps must lie strictly between 0 and 1"),
+        ({"batch": 2, "sampler": "sobol"}, "one of iid, low_discrepancy, but is 'sobol'"),
+    ],
+)
+def test_times_refuse_what_makes_no_sense(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample_times(**options)
+
+
+@pytest.mark.parametrize("t", [0.0, -0.1, 1.001, float("nan")])
+def test_times_outside_are_refused(t: float) -> None:
+    with pytest.raises(ValueError, match=r"times must lie in \(0, 1\]"):
+        corrupt(torch.zeros(2, 3, dtype=torch.long), torch.tensor([0.5, t]), mask_id=MASK)
+
+
+def test_shapes_that_disagree_are_refused() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"times of shape \(B,\), but got \(2, 3\) and \(3,\)"):
+        corrupt(ids, torch.ones(3), mask_id=MASK)
+    with pytest.raises(ValueError, match=r"shape of ids \(2, 3\), but has \(3, 2\)"):
+        corrupt(ids, torch.ones(2), mask_id=MASK, maskable_BS=torch.ones(3, 2, dtype=torch.bool))

@@ -1,0 +1,149 @@
+import math
+
+import pytest
+import torch
+
+from sinklab.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.training import diffusion_loss
+from tiny_diffusion import tiny_model
+
+VOCAB, MASK = 13, 12
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform_loss(times: torch.Tensor, length: int, seed: int = 0) -> float:
+    """The loss of a model that finds all tokens equally likely."""
+    ids = torch.randint(0, MASK, (times.shape[0], length), generator=seeded(seed))
+    _, masked = corrupt(ids, times, mask_id=MASK, generator=seeded(seed + 1))
+    return masked_token_loss(torch.zeros(int(masked.sum()), VOCAB), ids, masked, times).item()
+
+
+@pytest.mark.parametrize("t", [0.02, 0.2, 0.5, 0.8, 1.0])
+def test_a_uniform_model_costs_log_v_whatever_the_time(t: float) -> None:
+    rows, length = 400, 200
+    spread = math.log(VOCAB) * ((1 - t) / t / (rows * length)) ** 0.5
+    assert abs(uniform_loss(torch.full((rows,), t), length) - math.log(VOCAB)) < 4 * spread + 1e-6
+
+
+@pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
+def test_a_uniform_model_costs_log_v_over_drawn_times(sampler: str) -> None:
+    times = sample_times(2000, sampler=sampler, eps=0.01, generator=seeded())
+    # the variance of (masked / t) over a row is (1 - t) / (t S), whose mean over t is about (log(1 / eps) - 1) / S
+    spread = math.log(VOCAB) * ((math.log(100) - 1) / 100 / 2000) ** 0.5
+    assert abs(uniform_loss(times, 100) - math.log(VOCAB)) < 4 * spread
+
+
+def plain_loss(logits_BSV, ids_BS, masked_BS, t_B, maskable_BS):
+    """Eq. 3-4 as a loop over all positions, from logits everywhere."""
+    total, tokens, rows = 0.0, 0, []
+    for b in range(ids_BS.shape[0]):
+        row, row_tokens = 0.0, 0
+        for i in range(ids_BS.shape[1]):
+            row_tokens += int(maskable_BS[b, i])
+            if masked_BS[b, i]:
+                z = logits_BSV[b, i]
+                row = row + (z.exp().sum().log() - z[ids_BS[b, i]]) / t_B[b]
+        rows.append(row / row_tokens)
+        total, tokens = total + row, tokens + row_tokens
+    return total / tokens, rows
+
+
+def batch():
+    ids = torch.randint(0, MASK, (3, 11))
+    maskable = torch.ones_like(ids, dtype=torch.bool)
+    maskable[0, :4] = maskable[2, -3:] = False
+    times = torch.tensor([0.5, 0.9, 0.6], dtype=torch.float64)
+    _, masked = corrupt(ids, times, mask_id=MASK, maskable_BS=maskable, generator=seeded(1))
+    assert masked.any(1).all()
+    return ids, maskable, times, masked
+
+
+def test_it_equals_the_plain_loop_and_its_gradients() -> None:
+    ids, maskable, times, masked = batch()
+    logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
+    results = []
+    for fast in (True, False):
+        leaf = logits.clone().requires_grad_()
+        if fast:
+            loss = masked_token_loss(leaf[masked], ids, masked, times, maskable_BS=maskable)
+        else:
+            loss, _ = plain_loss(leaf, ids, masked, times, maskable)
+        loss.backward()
+        results.append((loss.detach(), leaf.grad))
+    (loss, grad), (plain, plain_grad) = results
+    assert abs(loss - plain) < 1e-13
+    assert (grad - plain_grad).abs().max() < 1e-14
+    assert grad[masked].abs().max() > 1e-3
+    assert grad[~masked].abs().max() == 0
+
+
+def test_rows_apart() -> None:
+    ids, maskable, times, masked = batch()
+    logits = torch.randn(3, 11, VOCAB, dtype=torch.float64)
+    rows = masked_token_loss(logits[masked], ids, masked, times, maskable_BS=maskable, reduction="row")
+    _, plain = plain_loss(logits, ids, masked, times, maskable)
+    assert torch.allclose(rows, torch.stack(plain), rtol=1e-13)
+    mean = masked_token_loss(logits[masked], ids, masked, times, maskable_BS=maskable)
+    weights = maskable.sum(1) / maskable.sum()
+    assert torch.allclose((rows * weights).sum(), mean)
+
+
+def test_a_row_without_masks_costs_nothing() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    masked = torch.tensor([[False] * 4, [True] * 4])
+    rows = masked_token_loss(torch.zeros(4, VOCAB), ids, masked, torch.full((2,), 0.5), reduction="row")
+    assert torch.allclose(rows, torch.tensor([0.0, 2 * math.log(VOCAB)]))
+
+
+def test_half_precision_logits_are_summed_in_float32() -> None:
+    ids, maskable, times, masked = batch()
+    logits = torch.randn(3, 11, VOCAB).bfloat16()
+    loss = masked_token_loss(logits[masked], ids, masked, times.float(), maskable_BS=maskable)
+    exact, _ = plain_loss(logits.double(), ids, masked, times, maskable)
+    assert loss.dtype == torch.float32
+    assert abs(loss - exact) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reduction": "sum"}, "reduction must be 'mean' or 'row', but is 'sum'"),
+        ({"logits_MV": torch.zeros(33, VOCAB)}, "one row per masked position .* logits_to_keep=masked_BS"),
+        ({"t_B": torch.ones(2)}, r"times \(B,\), but have .* and \(2,\)"),
+        ({"maskable_BS": torch.ones(3, 2, dtype=torch.bool)}, "must have one shape"),
+        ({"maskable_BS": torch.zeros(3, 11, dtype=torch.bool)}, "there is none to divide by"),
+    ],
+)
+def test_it_refuses_what_does_not_fit(change: dict, message: str) -> None:
+    ids, maskable, times, masked = batch()
+    given = {"logits_MV": torch.zeros(int(masked.sum()), VOCAB), "ids_BS": ids, "masked_BS": masked, "t_B": times}
+    masked_token_loss(**given, maskable_BS=maskable)
+    with pytest.raises(ValueError, match=message):
+        masked_token_loss(**{**given, **change})
+
+
+def test_a_row_with_nothing_to_predict_is_refused() -> None:
+    maskable = torch.tensor([[True, True], [False, False]])
+    arguments = (torch.zeros(2, VOCAB), torch.zeros(2, 2, dtype=torch.long), maskable, torch.ones(2))
+    assert masked_token_loss(*arguments, maskable_BS=maskable).isfinite()
+    with pytest.raises(ValueError, match="drop such rows"):
+        masked_token_loss(*arguments, maskable_BS=maskable, reduction="row")
+
+
+@pytest.mark.parametrize("sink", [0, 1])
+def test_a_training_step_applies_the_head_at_masks_alone(sink: int) -> None:
+    model = tiny_model(sink).train()
+    rows, masks = [], []
+    model.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape))
+    model.model.embed_tokens.register_forward_pre_hook(
+        lambda module, args: masks.append(int((args[0] == model.config.mask_token_id).sum()))
+    )
+    ids = torch.randint(3, model.config.vocab_size, (4, 24))
+    loss = diffusion_loss(model, ids, generator=seeded())
+    loss.backward()
+    assert rows == [(masks[0], 32)]
+    assert 0 < masks[0] < ids.numel()
+    assert model.lm_head.weight.grad.abs().max() > 0

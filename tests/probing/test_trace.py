@@ -1,0 +1,247 @@
+"""Recording: the same bits as without it, the numbers of eager attention, and nothing left behind."""
+
+# B batch, H heads, S sequence
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
+from torch import nn
+
+from sinklab.attention import unobserved, value_norms
+from sinklab.probing import trace
+
+IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+PADDED = torch.ones(2, 12, dtype=torch.long)
+PADDED[0, :4] = 0
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_transformers_bits_and_eager_twin(kind: str, kv_heads: int, causal: bool, padded: bool) -> None:
+    model = llama(causal=causal, kv_heads=kv_heads, kind=kind)
+    given = {"attention_mask": PADDED} if padded else {}
+    real = PADDED.bool() if padded else torch.ones_like(PADDED, dtype=torch.bool)
+    with torch.no_grad():
+        plain = model(IDS, **given).logits
+        with trace(model, ("received", "value_norm", "row_entropy")) as recording:
+            traced = model(IDS, **given).logits
+        assert torch.equal(plain, traced)
+        assert torch.equal(plain, model(IDS, **given).logits)
+        assert hooks(model) == 0
+        model.set_attn_implementation("eager")
+        maps = torch.stack(model(IDS, **given, output_attentions=True).attentions, 1)
+    expected = (maps * real[:, None, None, :, None]).sum(-2)
+    torch.testing.assert_close(recording.received[0], expected, rtol=1e-4, atol=1e-5)
+    entropy = torch.special.entr(maps).sum(-1)
+    seen = real[:, None, None].expand_as(entropy)
+    torch.testing.assert_close(recording.row_entropy[0][seen], entropy[seen], rtol=1e-4, atol=1e-5)
+    square = torch.ones(12, 12, dtype=torch.bool).tril() if causal else torch.ones(12, 12, dtype=torch.bool)
+    visible = (square & real[:, :, None] & real[:, None, :]).sum(-2)
+    assert torch.equal(recording.visible[0], visible)
+    assert recording.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert recording.prefix == 0
+    assert recording.array("received").shape == (1, 2, 2, 4, 12)
+    assert recording.dims("received") == ("step", "batch", "layer", "head", "key")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_hand_written_module(style: str) -> None:
+    model = HandWritten(style)
+    plain = model(IDS)
+    with trace(model) as recording:
+        traced = model(IDS)
+    assert torch.equal(plain, traced)
+    assert recording.layers == ["blocks.0", "blocks.1"]
+    heads = 1 if style == "headless" else 2
+    assert recording.received[0].shape == (2, 2, heads, 12)
+    torch.testing.assert_close(recording.received[0].sum(-1), torch.full((2, 2, heads), 12.0))
+    values = model.blocks[0].qkv(model.embed(IDS)).chunk(3, -1)[2].unflatten(-1, (heads, -1)).transpose(1, 2)
+    torch.testing.assert_close(recording.value_norm[0][:, 0], value_norms(values))
+
+
+def test_gradients_are_the_same_bits() -> None:
+    model = HandWritten()
+    model(IDS).square().sum().backward()
+    plain = model.blocks[0].qkv.weight.grad.clone()
+    model.zero_grad()
+    with trace(model):
+        out = model(IDS)
+    out.square().sum().backward()
+    assert torch.equal(plain, model.blocks[0].qkv.weight.grad)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_autoregressive_decoding_with_a_cache(padded: bool, kv_heads: int) -> None:
+    model = llama(causal=True, kv_heads=kv_heads)
+    mask = PADDED if padded else torch.ones_like(PADDED)
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    plain = model.generate(IDS, **options, output_logits=True, return_dict_in_generate=True)
+    with trace(model) as recording:
+        traced = model.generate(IDS, **options, output_logits=True, return_dict_in_generate=True)
+    assert torch.equal(plain.sequences, traced.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(plain.logits, traced.logits, strict=True))
+    assert [tuple(x.shape) for x in recording.received] == [(2, 2, 4, 12 + i) for i in range(4)]
+    model.set_attn_implementation("eager")
+    full = torch.cat([mask, torch.ones(2, 3, dtype=torch.long)], 1)
+    maps = model(traced.sequences[:, :15], attention_mask=full, output_attentions=True).attentions
+    last = torch.stack(maps, 1)[..., -1, :]
+    torch.testing.assert_close(recording.received[3], last, rtol=1e-4, atol=1e-5)
+    stacked = recording.array("received")
+    assert stacked.shape == (4, 2, 2, 4, 15)
+    assert bool(torch.from_numpy(stacked[0, ..., 12:]).isnan().all())
+    assert recording.visible[1].tolist() == [[0 if m == 0 else 1 for m in row] + [1] for row in mask.tolist()]
+
+
+def test_prefix_columns_are_counted() -> None:
+    with trace(model := Prefixed()) as recording:
+        model(IDS)
+    assert recording.prefix == 2
+    assert recording.received[0].shape[-1] == 14
+
+
+def test_marks_group_forwards_and_keep_the_first() -> None:
+    model = HandWritten()
+    with trace(model) as recording:
+        for step in ("a", "b"):
+            model(IDS)
+            model(IDS + 0 * IDS if step == "a" else 29 - IDS.clamp(max=29))
+            recording.mark(step)
+        model(IDS)
+    with trace(model) as single:
+        model(IDS)
+    assert recording.steps == ["a", "b"]
+    assert recording.forwards_per_step == [2, 2]
+    assert all(torch.equal(step, single.received[0]) for step in recording.received)
+    assert single.steps == [0]
+
+
+def test_a_part_of_the_model_may_be_called_directly() -> None:
+    model = llama()
+    with torch.no_grad(), trace(model) as recording:
+        for _ in range(2):
+            model.lm_head(model.model(IDS).last_hidden_state)
+            recording.mark()
+    hand = HandWritten()
+    with torch.no_grad(), trace(hand) as pieces:
+        for _ in range(3):
+            x = hand.embed(IDS)
+            for block in hand.blocks:
+                x = block(x)
+    assert [x.shape[1] for x in recording.received] == [2, 2]
+    assert [x.shape[1] for x in pieces.received] == [2, 2, 2]
+
+
+def test_a_layer_that_runs_twice_gets_two_names() -> None:
+    model = HandWritten(layers=1)
+    model.blocks.append(model.blocks[0])
+    with trace(model) as recording:
+        model(IDS)
+    assert recording.layers == ["blocks.0", "blocks.0#2"]
+
+
+def test_nested_traces_and_neighbours_do_not_disturb_each_other() -> None:
+    model, other = HandWritten(), HandWritten("causal")
+    with trace(model) as outer, trace(other) as beside:
+        model(IDS)
+        with trace(model, ("value_norm",)) as inner:
+            model(IDS)
+            other(IDS)
+        F.scaled_dot_product_attention(*torch.randn(3, 1, 1, 4, 4))
+        model(IDS)
+    assert (len(outer.received), len(inner.value_norm), len(beside.received)) == (3, 1, 1)
+    assert hooks(model) == hooks(other) == 0
+
+
+def test_traces_may_end_out_of_order() -> None:
+    model = HandWritten()
+    first, second = trace(model), trace(model)
+    one, two = first.__enter__(), second.__enter__()
+    model(IDS)
+    first.__exit__(None, None, None)
+    model(IDS)
+    second.__exit__(None, None, None)
+    model(IDS)
+    assert (len(one.received), len(two.received)) == (1, 2)
+    assert hooks(model) == 0
+
+
+def test_unobserved_calls_are_not_seen() -> None:
+    model = HandWritten()
+    with trace(model) as recording:
+        with unobserved():
+            model(IDS)
+        model(IDS)
+    assert len(recording.received) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_forward_that_fails_leaves_no_trace(error: type[BaseException]) -> None:
+    model = HandWritten()
+    plain = model(IDS)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with pytest.raises(error), trace(model) as recording:
+        model(IDS)
+        handle = model.blocks[1].register_forward_pre_hook(fail)
+        try:
+            model(IDS)
+        except error:
+            handle.remove()
+            model(IDS)
+            raise
+    assert len(recording.received) == 2
+    assert hooks(model) == 0
+    assert torch.equal(plain, model(IDS))
+
+
+def test_gradient_checkpointing_replays_are_no_forwards() -> None:
+    model = checkpointed(llama())
+    with trace(model) as recording:
+        model(IDS).logits.sum().backward()
+        model(IDS).logits.sum().backward()
+    assert [x.shape[1] for x in recording.received] == [2, 2]
+
+
+def test_a_model_without_sdpa_is_refused_with_the_remedy() -> None:
+    model = llama(attention="eager")
+    with pytest.raises(ValueError, match=r'ran 1 times and never called .*attn_implementation="sdpa"'), trace(model):
+        model(IDS)
+    with pytest.raises(ValueError, match="'eager'"), trace(model) as recording:
+        model(IDS)
+        recording.mark()
+    with pytest.raises(ValueError, match="was not run inside the block"), trace(model):
+        pass
+    with pytest.raises(KeyError), trace(model):
+        raise KeyError
+
+
+def test_wrong_use_is_refused_by_name() -> None:
+    model = HandWritten()
+    with pytest.raises(ValueError, match="did you mean 'received'"), trace(model, ("recieved",)):
+        pass
+    with pytest.raises(ValueError, match="write \\(name,\\)"), trace(model, "received"):
+        pass
+    with pytest.raises(ValueError, match=r"torch\.nn\.Module, got function"), trace(lambda ids: ids):  # type: ignore[arg-type]
+        pass
+    with trace(model) as recording:
+        model(IDS)
+        recording.mark()
+        with pytest.raises(ValueError, match="no forward came since the last mark"):
+            recording.mark()
+    with pytest.raises(ValueError, match="'row_entropy' was not recorded"):
+        _ = recording.row_entropy
+    compiled = nn.Module()
+    compiled._orig_mod = model
+    with pytest.raises(ValueError, match="trace the module before"), trace(compiled):
+        pass

@@ -1,0 +1,51 @@
+"""Tiny diffusion models with a tokenizer, built in process."""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from sinklab.data import train_tokenizer
+from sinklab.models import DiffusionLM, DiffusionLMConfig, Loaded
+
+TEXT = "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the wind was rising.\n"
+VOCABULARY = 280
+
+
+@cache
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer([TEXT] * 4, VOCABULARY)
+
+
+def tiny_model(sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object) -> DiffusionLM:
+    """Two layers, 32 wide, with weights large enough that attention is not uniform."""
+    tokenizer = tiny_tokenizer()
+    backbone = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    kind = "token" if sink else "none"
+    torch.manual_seed(seed)
+    fields = {"mask_token_id": tokenizer.mask_token_id, "sink_kind": kind, "sink_count": sink, **settings}
+    return DiffusionLM(DiffusionLMConfig(backbone, **fields)).eval()
+
+
+def tiny_loaded(sink: int = 0, *, family: str = "diffusion", **settings: object) -> Loaded:
+    return Loaded(tiny_model(sink, **settings), tiny_tokenizer(), "tiny test model", None, family)
+
+
+def save_tiny(folder: Path, sink: int = 0, **settings: object) -> Path:
+    """A folder that `load` and the command line can read."""
+    tiny_model(sink, **settings).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder

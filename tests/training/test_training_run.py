@@ -1,0 +1,256 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+import sinklab
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, run, train, trainer
+from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    """A run of seconds; the text repeats itself, so that a little training shows."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text.txt").write_text(TEXT * 60)
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    return TrainSettings(
+        corpus=str(folder),
+        tokenizer=str(folder / "tokenizer"),
+        hidden_size=32,
+        layers=2,
+        heads=2,
+        mlp_size=48,
+        length=32,
+        batch=4,
+        steps=12,
+        lr=1e-2,
+        bf16=False,
+        log_every=1,
+        eval_every=6,
+        save_every=4,
+    )
+
+
+class Stopper(TrainerCallback):
+    """Raises at the end of a step, as Ctrl-C does."""
+
+    def __init__(self, step: int, error: BaseException) -> None:
+        self.step, self.error = step, error
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise self.error
+
+
+def interrupted(settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    class Stopped(trainer.DiffusionTrainer):
+        def __init__(self, *args, callbacks, **kwargs):
+            super().__init__(*args, callbacks=[*callbacks, Stopper(step, error)], **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "DiffusionTrainer", Stopped)
+        with pytest.raises(type(error)):
+            train(settings)
+
+
+def test_a_run_learns_and_leaves_a_model_and_a_record(settings: TrainSettings, tmp_path: Path) -> None:
+    longer = replace(settings, tokenizer=None, vocab_size=270, out=str(tmp_path / "run"), steps=40, time_sampler="iid")
+    folder = train(replace(longer, eval_every=20, save_every=40))
+    assert folder == tmp_path / "run" / "model"
+    record = open_run(tmp_path / "run")
+    assert (record.info.kind, record.info.status, record.info.seed) == ("training", "complete", 0)
+    assert record.info.settings["vocab_size"] == 270
+    assert record.info.model == {
+        "name": "run",
+        "family": "diffusion",
+        "sink_kind": "none",
+        "sink_count": 0,
+        "sink_side": "front",
+        "gate": "none",
+    }
+    history = record.table("history")
+    losses = history.dropna(subset="loss")
+    assert losses["step"].tolist() == list(range(1, 41))
+    assert (losses["tokens"] == losses["step"] * 4 * 32).all()
+    assert losses["lr"].max() == pytest.approx(1e-2)
+    assert losses["lr"].iloc[-1] == pytest.approx(1e-3, rel=0.05)
+    measured = history.dropna(subset="heldout_loss")
+    assert measured["step"].tolist() == [20, 40]
+    assert losses["loss"].iloc[0] == pytest.approx(math.log(270), abs=1.5)
+    assert measured["heldout_loss"].iloc[-1] < measured["heldout_loss"].iloc[0] < math.log(270)
+    final = record.table("heldout").iloc[0]
+    assert final["loss"] == pytest.approx(measured["heldout_loss"].iloc[-1], rel=1e-6)
+    assert final["bits_per_byte"] == pytest.approx(final["loss"] * final["tokens"] / math.log(2) / final["bytes"])
+
+    loaded = sinklab.load(folder)
+    assert loaded.family == "diffusion"
+    assert loaded.model.config.mask_token_id == loaded.tokenizer.mask_token_id
+    assert loaded.model.num_parameters() == final["parameters"]
+    written = loaded.model.generate(torch.tensor([[3, 4]]), max_new_tokens=3)
+    assert loaded.tokenizer.mask_token_id not in written
+
+
+def losses_of(folder: Path) -> list[float]:
+    return open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_end(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = replace(settings, causal_start=0.25, sink_kind="token", sink_count=1, gate="elementwise")
+    whole, broken = (replace(variant, out=str(tmp_path / name)) for name in ("whole", "broken"))
+    train(whole)
+    interrupted(broken, 9, monkeypatch, KeyboardInterrupt())
+
+    record = open_run(tmp_path / "broken")
+    assert (record.info.status, record.info.error) == ("interrupted", "KeyboardInterrupt")
+    assert len(losses_of(tmp_path / "broken")) >= 8
+    assert not (tmp_path / "broken" / "model").exists()
+    # a checkpoint that was cut short has no history yet: the one before is taken
+    (tmp_path / "broken" / "checkpoints" / "checkpoint-9").mkdir()
+
+    # whatever was drawn in between must not matter
+    torch.rand(7)
+    train(replace(broken, resume=True))
+    record = open_run(tmp_path / "broken")
+    assert record.info.status == "complete"
+    assert record.table("history")["step"].tolist() == open_run(tmp_path / "whole").table("history")["step"].tolist()
+    assert record.table("history")["seconds"].is_monotonic_increasing
+    assert losses_of(tmp_path / "broken") == losses_of(tmp_path / "whole")
+    ours, theirs = weights_of(tmp_path / "broken"), weights_of(tmp_path / "whole")
+    assert "sink_embeddings" in ours
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_seed_decides(settings: TrainSettings, tmp_path: Path) -> None:
+    short = replace(settings, steps=3)
+    runs = {"a": 0, "again": 0, "other": 1}
+    for name, seed in runs.items():
+        train(replace(short, out=str(tmp_path / name), seed=seed))
+    a, again, other = (losses_of(tmp_path / name) for name in runs)
+    assert a == again
+    assert a != other
+
+
+def test_variants_start_from_the_same_weights_and_get_their_own_folders(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    tokenizer = tiny_tokenizer()
+    plain = run.build_model(settings, tokenizer).state_dict()
+    sink = run.build_model(replace(settings, sink_kind="token", sink_count=2), tokenizer).state_dict()
+    assert sink.keys() - plain.keys() == {"sink_embeddings"}
+    assert all(torch.equal(plain[name], sink[name]) for name in plain)
+    other = run.build_model(replace(settings, seed=1), tokenizer).state_dict()
+    assert not torch.equal(plain["lm_head.weight"], other["lm_head.weight"])
+
+    train(replace(settings, steps=2, out=str(tmp_path / "plain")))
+    train(replace(settings, steps=2, out=str(tmp_path / "sink"), sink_kind="token", sink_count=2))
+    models = [open_run(tmp_path / name).info.model for name in ("plain", "sink")]
+    assert [(model["name"], model["sink_kind"], model["sink_count"]) for model in models] == [
+        ("plain", "none", 0),
+        ("sink", "token", 2),
+    ]
+    assert sinklab.load(tmp_path / "sink" / "model").model.config.sink_count == 2
+
+
+def test_resuming_is_refused_where_it_would_not_be_the_same_run(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(settings, out=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"nothing to resume: .*run has no checkpoint; leave out --resume"):
+        train(replace(here, resume=True))
+    interrupted(here, 5, monkeypatch, KeyboardInterrupt())
+    with pytest.raises(ValueError, match=r"keep its settings, but these changed: batch: 4 → 8, lr: 0.01 → 0.1;"):
+        train(replace(here, resume=True, batch=8, lr=0.1, log_every=3))
+    with pytest.raises(ValueError, match=r"a new run needs a folder of its own, but .*run holds files.*--resume"):
+        train(here)
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run.json is damaged"):
+        train(replace(here, resume=True))
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(model, ids_BS, **_):
+        loss = trainer.causal_loss(model, ids_BS)
+        return loss * float("nan")
+
+    monkeypatch.setattr(trainer, "diffusion_loss", broken)
+    with pytest.raises(ValueError, match=r"loss must stay finite, but loss is nan at step 1; lower lr \(0.01\)"):
+        train(replace(settings, out=str(tmp_path / "run")))
+    info = open_run(tmp_path / "run").info
+    assert info.status == "interrupted"
+    assert "nan at step 1" in info.error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 34, "heads": 4}, r"hidden_size \(34\) must be a multiple of heads \(4\)"),
+        ({"heads": 0}, "heads must be at least 1, but is 0"),
+        ({"steps": 0}, "steps must be at least 1, but is 0"),
+        ({"causal_start": 1.5}, "causal_start is a fraction of the steps, from 0 to 1, but is 1.5"),
+        ({"time_sampler": "low_discrepency"}, "did you mean 'low_discrepancy'"),
+        ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
+        ({"sink_kind": "tokens", "sink_count": 1}, "did you mean 'token'"),
+        ({"length": 100_000}, "do not fill one row of 100000"),
+        ({"heldout": "nowhere"}, "nowhere does not exist"),
+        ({"corpus": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_bad_settings_are_refused_before_a_folder_is_taken(
+    settings: TrainSettings, tmp_path: Path, change: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(replace(settings, out=str(tmp_path / "run"), **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_without_text_or_with_one_row_is_refused(settings: TrainSettings, tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n\n")
+    with pytest.raises(ValueError, match="holds no text; training needs"):
+        train(replace(settings, corpus=str(tmp_path / "blank.txt"), out=str(tmp_path / "run")))
+    (tmp_path / "short.txt").write_text(TEXT)
+    one_row = replace(settings, corpus=str(tmp_path / "short.txt"), length=len(tiny_tokenizer()(TEXT)["input_ids"]))
+    with pytest.raises(ValueError, match="only one row, so nothing can be held out; give a heldout corpus"):
+        train(replace(one_row, out=str(tmp_path / "run")))
+
+
+def test_a_tokenizer_must_exist_and_have_a_mask(settings: TrainSettings, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "maskless")
+    for path in (tmp_path / "maskless").glob("*token*"):
+        content = json.loads(path.read_text())
+        content.pop("mask_token", None)
+        path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"no mask token; add one with tokenizer.add_special_tokens"):
+        train(replace(settings, tokenizer=str(tmp_path / "maskless"), out=str(tmp_path / "run")))
+    with pytest.raises(ValueError, match=r"no tokenizer can be loaded from '.*nowhere'"):
+        train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "run")))
+
+
+def test_a_held_out_corpus_of_its_own_is_packed_alike(settings: TrainSettings, tmp_path: Path) -> None:
+    (tmp_path / "held.txt").write_text("The boats. " * 60)
+    tokenizer, rows, heldout = run.prepare(replace(settings, heldout=str(tmp_path / "held.txt")))
+    _, some, last = run.prepare(settings)
+    assert tokenizer.decode(heldout[0].tolist()).startswith("The boats. The")
+    assert torch.equal(rows, torch.cat([some, last]))
+    assert 0 < len(last) <= len(rows) // 20 + 1
+
+
+def test_bfloat16_and_compilation_are_settings(settings: TrainSettings, tmp_path: Path) -> None:
+    folder = train(replace(settings, steps=2, bf16=True, out=str(tmp_path / "run")))
+    assert sinklab.load(folder).model.dtype == torch.float32
+    assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "run").values())
