@@ -200,6 +200,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     ("change", "message"),
     [
         ({"hidden_size": 34, "heads": 4}, r"hidden_size \(34\) must be a multiple of heads \(4\)"),
+        ({"hidden_size": 34, "heads": 2}, "each head must have an even width, .* gives 17"),
         ({"heads": 0}, "heads must be at least 1, but is 0"),
         ({"steps": 0}, "steps must be at least 1, but is 0"),
         ({"causal_start": 1.5}, "causal_start is a fraction of the steps, from 0 to 1, but is 1.5"),

@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app.cli(args=arguments, prog="sinklab", description=ABOUT)
     except ValueError as error:
-        print(f"sinklab: {error}", file=sys.stderr)
+        print(f"sinklab: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("sinklab: interrupted; what was written so far is kept", file=sys.stderr)

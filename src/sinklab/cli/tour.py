@@ -34,6 +34,10 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     token. Each writes a few sentences while every attention call is watched; then its sinks are hidden and held-out
     text is scored. What comes out is one page, report.html.
 
+    Try
+        sinklab tour
+        sinklab tour --quick --out first-look
+
     Args:
         out: folder for the two run folders and the report; it must be empty or absent.
         quick: one short sample and little held-out text, for a first look in seconds.

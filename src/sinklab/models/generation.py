@@ -76,10 +76,7 @@ class GenerateByDenoising:
             denoiser = guided(denoiser, cfg_scale, canvas.prompt_BS, mask_id)
         drawn = int(torch.randint(2**62, ())) if seed is None else seed
         generator = torch.Generator(self.device).manual_seed(drawn)
-        ids_BS = canvas.ids_BS
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
-        for step in denoise(
+        decoding = denoise(
             denoiser,
             canvas,
             rule=rule,
@@ -87,12 +84,18 @@ class GenerateByDenoising:
             block_length=block_length,
             temperature=temperature,
             generator=generator,
-        ):
+        )
+        # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
+        shown = input_ids.shape[1] if max_new_tokens else 0
+        if streamer is not None:
+            streamer.put(input_ids[:, :shown].cpu())
+        ids_BS = canvas.ids_BS
+        for step in decoding:
             ids_BS = step.ids_BS
             if streamer is not None and hasattr(streamer, "put_draft"):
-                streamer.put_draft(ids_BS[:, input_ids.shape[1] :] if max_new_tokens else ids_BS)
+                streamer.put_draft(ids_BS[:, shown:])
         if streamer is not None:
-            streamer.put((ids_BS[:, input_ids.shape[1] :] if max_new_tokens else ids_BS)[0].cpu())
+            streamer.put(ids_BS[0, shown:].cpu())
             streamer.end()
         return ids_BS
 

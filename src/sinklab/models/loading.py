@@ -69,7 +69,10 @@ def load(
     if config.model_type not in classes:
         raise ValueError(f"{name} is a {config.model_type!r} model, but sinklab loads {', '.join(classes)}")
     model = _weights(classes[config.model_type], place, name, dtype, revision)
-    tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} has a model but no tokenizer that can be read: {error}") from error
     family = "diffusion" if isinstance(model, DiffusionLM) else "autoregressive"
     return Loaded(model.to(device).eval(), tokenizer, name, revision, family)
 
@@ -89,6 +92,8 @@ def _weights(cls: Any, place: str, name: str, dtype: Any, revision: str | None) 
             revision=revision,
             use_safetensors=True,
             output_loading_info=True,
+            # refused below, by name
+            ignore_mismatched_sizes=True,
             trust_remote_code=False,
         )
     except (SafetensorError, OSError, RuntimeError) as error:

@@ -48,7 +48,7 @@ def report(runs: Iterable[Run] | Run, out: str | Path) -> Path:
 
 
 def summary(runs: Iterable[Run] | Run) -> list[str]:
-    """The findings that open the page, a sentence each. Raises ValueError without a run, or for one that is not ours."""
+    """The findings that open the page, a sentence each. Raises ValueError without a run, or one that is no study."""
     return list(say.in_short(as_studies(runs)))
 
 

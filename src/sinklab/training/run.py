@@ -43,10 +43,8 @@ def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> 
     """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the variant.
 
     Raises:
-        ValueError: if the width is no multiple of the heads, or the tokenizer has no mask token.
+        ValueError: if the tokenizer has no mask token, or the variant is unknown.
     """
-    if settings.hidden_size % settings.heads:
-        raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
     if tokenizer.mask_token_id is None:
         raise ValueError(
             "the tokenizer has no mask token; add one with tokenizer.add_special_tokens({'mask_token': '<|mask|>'})"
@@ -67,11 +65,8 @@ def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> 
     )
     config = DiffusionLMConfig(
         backbone=backbone,
-        sink_kind=settings.sink_kind,
-        sink_count=settings.sink_count,
-        sink_side=settings.sink_side,
-        gate=settings.gate,
         mask_token_id=tokenizer.mask_token_id,
+        **_variant(settings),
     )
     torch.manual_seed(settings.seed)
     return DiffusionLM(config)
@@ -192,6 +187,7 @@ def train(settings: TrainSettings) -> Path:
 
 
 def _check(settings: TrainSettings) -> None:
+    """What can be refused without reading the corpus."""
     for name in (
         "hidden_size",
         "layers",
@@ -205,6 +201,14 @@ def _check(settings: TrainSettings) -> None:
     ):
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1, but is {getattr(settings, name)}")
+    if settings.hidden_size % settings.heads:
+        raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
+    if (settings.hidden_size // settings.heads) % 2:
+        raise ValueError(
+            f"each head must have an even width, which rotary positions turn in pairs, but hidden_size "
+            f"{settings.hidden_size} over {settings.heads} heads gives {settings.hidden_size // settings.heads}"
+        )
+    DiffusionLMConfig(LlamaConfig(), **_variant(settings))
     for name in ("causal_start", "warmup"):
         if not 0 <= getattr(settings, name) <= 1:
             raise ValueError(f"{name} is a fraction of the steps, from 0 to 1, but is {getattr(settings, name)}")

@@ -1,0 +1,201 @@
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging
+
+import sinklab
+from sinklab.cli import main
+from sinklab.records import open_run
+from tiny_diffusion import TEXT, save_tiny
+
+COMMANDS = ("tour", "generate", "trace", "train", "report")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """In a fresh process `main` silences transformers by variables; here it was imported long ago."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    yield
+    logging.set_verbosity(level)
+    if bars:
+        logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def examples(text: str) -> list[str]:
+    lines = [line.strip() for line in text.partition("Try")[2].splitlines()]
+    return [part.strip() for line in lines if line.startswith("sinklab ") for part in line.split("&&")]
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "sinklab tour" in printed
+    assert all(re.search(rf"\b{command}\b", printed) for command in COMMANDS)
+
+
+class Reached(Exception):
+    """An example was understood, and its command began its work."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_teaches_by_examples_that_can_be_typed(
+    command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = help_of(command, capsys)
+    found = examples(text)
+    assert any(example.startswith(f"sinklab {command}") for example in found), text
+
+    def reached(*_, **__):
+        raise Reached
+
+    monkeypatch.setattr("sinklab.models.load", reached)
+    monkeypatch.setattr("sinklab.training.train", reached)
+    monkeypatch.setattr("sinklab.records.open_run", reached)
+    for example in found:
+        with pytest.raises(Reached):
+            main(shlex.split(example)[1:])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command: str, capsys: pytest.CaptureFixture) -> None:
+    text = re.sub(r"[│╭╰─╮╯]", "", help_of(command, capsys))
+    options = re.split(r"\n +(?=--\w)", text)[1:]
+    assert options
+    for option in options:
+        explained = option.partition("(default:")[0].split()
+        assert len(explained) >= 4, option
+
+
+def test_generate_prints_what_the_model_writes(model: str, capsys: pytest.CaptureFixture) -> None:
+    options = ["--model", model, "--new-tokens", "6", "--block-length", "None"]
+    assert main(["generate", "The old man", "The sea", *options]) == 0
+    both = capsys.readouterr().out
+    assert both.startswith("The old man")
+    assert "\nThe sea" in both
+    assert main(["generate", "The sea", *options]) == 0
+    alone = capsys.readouterr().out
+    loaded = sinklab.load(model)
+    ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
+    written = loaded.model.generate(ids, max_new_tokens=6)
+    assert alone == loaded.tokenizer.decode(written[0], skip_special_tokens=True) + "\n"
+    assert both.endswith(alone)
+
+
+def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["generate", "The <|mask|><|mask|> sat.", "--new-tokens", "0", "--model", model]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("The ")
+    assert printed.endswith(" sat.\n")
+    assert "mask" not in printed
+    options = ["--new-tokens", "3", "--temperature", "1.0", "--rule", "random", "--seed", "4", "--cfg-scale", "0.5"]
+    assert main(["generate", "The sea", "--model", model, "--stream", "--steps", "2", *options]) == 0
+    assert capsys.readouterr().out.count("\033[33m") == 2
+
+
+def test_generate_starts_from_nothing(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["generate", "", "--model", model, "--new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "text.txt").write_text(TEXT * 60)
+    sizes = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --no-bf16"
+    train = f"train --corpus text.txt --out made --steps 3 --sink-kind token --sink-count 1 {sizes}"
+    assert main(shlex.split(train)) == 0
+    printed = capsys.readouterr().out
+    assert "model: made/model\nnext: sinklab trace --model made/model" in printed
+    assert open_run("made").info.settings["sink_count"] == 1
+
+    study = "--new-tokens 6 --ks 0 1 --mask-sinks 1 --heldout text.txt --heldout-rows 2 --heldout-length 16"
+    assert main(shlex.split(f'trace "The old man" --model made/model --out watched {study}')) == 0
+    assert "run folder: watched\nnext: sinklab report watched" in capsys.readouterr().out
+    run = open_run("watched")
+    assert run.info.settings["prompts"] == ["The old man"]
+    assert run.info.settings["ks"] == [0, 1]
+    assert run.table("heldout")["k"].tolist() == [0, 1, 1]
+
+    assert main(["report", "watched", "--out", "page"]) == 0
+    assert "report: page/report.html" in capsys.readouterr().out
+    assert "The old man" in (tmp_path / "page" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("generate", "generate needs a prompt, e.g."),
+        ("generate x --model tiny-snik", "no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'"),
+        ("generate a b --stream --model {model}", "there are 2 prompts; leave out --stream"),
+        ("generate x --model {model} --new-tokens 4 --rule rondom", "did you mean random"),
+        ("generate x --model {model} --new-tokens 64 --steps 65 --block-length None", "context of 63 positions"),
+        ("generate x --model {model} --new-tokens -1", "max_new_tokens must be at least 1, but is -1"),
+        ("trace --model {model} --new-tokens 200", "context of 63 positions"),
+        ("trace --model {model} --heldout nowhere --new-tokens 4 --block-length None", "nowhere does not exist"),
+        ("train --corpus nowhere", "the corpus nowhere does not exist"),
+        ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
+        ("train --heads 3", r"hidden_size \(128\) must be a multiple of heads \(3\)"),
+        ("report", "report needs at least one run folder"),
+        ("report nowhere", "nowhere is not a run folder: no such folder"),
+        ("tour --out {model}", "the tour writes into an empty folder, but .* holds files"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_status_2(
+    command: str, message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    capsys.readouterr()
+    assert main(shlex.split(command.format(model=model))) == 2
+    printed = capsys.readouterr()
+    assert re.fullmatch(rf"sinklab: .*{message}.*\n", printed.err), printed.err
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["generat"], ["generate", "x", "--temprature", "1"], ["train", "--steps", "x"]])
+def test_what_cannot_be_parsed_is_refused_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    wrong = "generat" if arguments == ["generat"] else arguments[-2]
+    assert wrong in capsys.readouterr().err
+
+
+def test_an_interruption_is_said_and_has_its_own_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sinklab.training.train", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "sinklab: interrupted; what was written so far is kept\n"
+
+
+def test_the_packaged_pair_writes(capsys: pytest.CaptureFixture) -> None:
+    packaged = Path(sinklab.__file__).parent / "models" / "packaged"
+    for name in ("tiny", "tiny-sink"):
+        if not (packaged / name).is_dir():
+            pytest.skip(f"the packaged model {name!r} is not there yet: {packaged / name} is missing")
+        assert main(["generate", "It was a dark and", "--model", name, "--new-tokens", "8"]) == 0
+        assert capsys.readouterr().out.startswith("It was a dark and")

@@ -1,0 +1,240 @@
+import pytest
+import torch
+from transformers import TextDiffusionStreamer
+
+from tiny_diffusion import TEXT, tiny_model, tiny_tokenizer
+
+MASK = 2
+
+
+def ids_of(text: str) -> torch.Tensor:
+    return tiny_tokenizer()(text, return_tensors="pt")["input_ids"]
+
+
+@pytest.mark.parametrize("sink", [0, 1])
+def test_it_continues_ids(sink: int) -> None:
+    model = tiny_model(sink)
+    ids = torch.tensor([[40, 41, 42], [50, 51, 52]])
+    out = model.generate(ids, max_new_tokens=8)
+    assert out.shape == (2, 11)
+    assert out.dtype == torch.int64
+    assert torch.equal(out[:, :3], ids)
+    assert MASK not in out
+    assert torch.equal(out, model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8))
+
+
+def test_the_result_is_the_most_probable_token_at_each_step() -> None:
+    """The loop written out: the surest proposal first."""
+    model = tiny_model(1)
+    canvas = torch.cat([torch.tensor([[40, 41]]), torch.full((1, 5), MASK)], 1)
+    out = model.generate(canvas[:, :2], max_new_tokens=5)
+    with torch.no_grad():
+        while (canvas == MASK).any():
+            p = model(canvas).logits[0].index_fill(-1, torch.tensor([MASK]), -torch.inf)
+            best, token = model(canvas).logits[0].softmax(-1).gather(-1, p.argmax(-1, True))[:, 0], p.argmax(-1)
+            place = best.masked_fill(canvas[0] != MASK, -1).argmax()
+            canvas[0, place] = token[place]
+    assert torch.equal(out, canvas)
+
+
+@pytest.mark.parametrize("sink", [{"sink": 0}, {"sink": 2}, {"sink": 2, "sink_side": "end"}], ids=str)
+def test_a_left_padded_batch_equals_its_rows(sink: dict) -> None:
+    model = tiny_model(**sink).double()
+    prompts = [[40, 41, 42, 43, 44], [50, 51], [60]]
+    ids = torch.zeros(3, 5, dtype=torch.long)
+    real = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :] = torch.tensor(prompt)
+        real[row, -len(prompt) :] = 1
+    for options in ({}, {"steps": 4, "block_length": 3}, {"cfg_scale": 1.5}):
+        out = model.generate(ids, real, max_new_tokens=6, **options)
+        for row, prompt in enumerate(prompts):
+            alone = model.generate(torch.tensor([prompt]), max_new_tokens=6, **options)
+            assert torch.equal(out[row, -6 - len(prompt) :], alone[0]), (options, row)
+
+
+def test_infilling_fills_the_masks_and_nothing_else() -> None:
+    model = tiny_model(1)
+    ids = torch.tensor([[40, MASK, 42, MASK, MASK, 45], [50, 51, MASK, 53, 54, 55]])
+    out = model.generate(ids)
+    assert out.shape == ids.shape
+    assert MASK not in out
+    given = ids != MASK
+    assert torch.equal(out[given], ids[given])
+    assert not torch.equal(model.generate(ids[:, :5])[0], out[0, :5]), "what stands to the right is read"
+
+
+def calls_of(model) -> list[int]:
+    calls: list[int] = []
+    model.lm_head.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape[0]))
+    return calls
+
+
+def test_steps_and_blocks_decide_how_often_the_model_runs_and_where() -> None:
+    model = tiny_model()
+    calls = calls_of(model)
+    ids = torch.tensor([[40, 41]])
+    model.generate(ids, max_new_tokens=8)
+    assert calls == [8, 7, 6, 5, 4, 3, 2, 1]
+    calls.clear()
+    model.generate(ids, max_new_tokens=8, steps=3)
+    assert calls == [8, 5, 2]
+    calls.clear()
+    model.generate(ids, max_new_tokens=8, steps=4, block_length=4)
+    assert calls == [4, 2, 4, 2]
+
+
+def test_the_seed_decides_the_sample() -> None:
+    model = tiny_model()
+    ids = torch.tensor([[40, 41]])
+    options = {"max_new_tokens": 12, "temperature": 1.0}
+    first = model.generate(ids, seed=1, **options)
+    assert torch.equal(first, model.generate(ids, seed=1, **options))
+    assert not torch.equal(first, model.generate(ids, seed=2, **options))
+    torch.manual_seed(5)
+    free = model.generate(ids, **options)
+    torch.manual_seed(5)
+    assert torch.equal(free, model.generate(ids, **options)), "without a seed the global generator decides"
+    assert not torch.equal(free, model.generate(ids, **options))
+
+
+def test_the_order_can_be_random() -> None:
+    model = tiny_model()
+    ids = torch.tensor([[40, 41]])
+    texts = {tuple(model.generate(ids, max_new_tokens=12, rule="random", seed=seed)[0].tolist()) for seed in range(4)}
+    assert len(texts) > 1
+    assert tuple(model.generate(ids, max_new_tokens=12, rule="random", seed=0)[0].tolist()) in texts
+
+
+def test_temperature_spreads_the_samples() -> None:
+    model = tiny_model()
+    ids = torch.tensor([[40, 41]])
+
+    def first_tokens(temperature: float) -> int:
+        outs = [
+            model.generate(ids, max_new_tokens=1, temperature=temperature, seed=seed)[0, -1].item()
+            for seed in range(20)
+        ]
+        return len(set(outs))
+
+    assert first_tokens(0.0) == 1
+    assert 1 <= first_tokens(0.2) < first_tokens(5.0)
+
+
+def test_guidance_asks_twice_and_changes_the_text() -> None:
+    model = tiny_model()
+    calls = calls_of(model)
+    ids = torch.tensor([[40, 41, 42]])
+    plain = model.generate(ids, max_new_tokens=10)
+    assert len(calls) == 10
+    guided = model.generate(ids, max_new_tokens=10, cfg_scale=3.0)
+    assert len(calls) == 30
+    assert not torch.equal(plain, guided)
+
+
+class FakeStreamer:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, list[int]]] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.events.append(("put", value.flatten().tolist()))
+
+    def put_draft(self, value: torch.Tensor) -> None:
+        self.events.append(("draft", value.flatten().tolist()))
+
+    def end(self) -> None:
+        self.events.append(("end", []))
+
+
+def test_a_streamer_sees_the_prompt_the_drafts_and_the_text() -> None:
+    model, streamer = tiny_model(1), FakeStreamer()
+    ids = torch.tensor([[40, 41]])
+    out = model.generate(ids, max_new_tokens=3, streamer=streamer)
+    names, values = zip(*streamer.events, strict=True)
+    assert names == ("put", "draft", "draft", "draft", "put", "end")
+    assert values[0] == [40, 41]
+    assert [draft.count(MASK) for draft in values[1:4]] == [2, 1, 0]
+    assert values[4] == values[3] == out[0, 2:].tolist()
+
+
+def test_a_streamer_of_an_infilling_sees_the_whole_text_once() -> None:
+    model, streamer = tiny_model(), FakeStreamer()
+    out = model.generate(torch.tensor([[40, MASK, 42]]), streamer=streamer)
+    assert streamer.events == [
+        ("put", []),
+        ("draft", out[0].tolist()),
+        ("put", out[0].tolist()),
+        ("end", []),
+    ]
+
+
+def test_the_streamer_of_transformers_prints_it(capsys: pytest.CaptureFixture) -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    ids = ids_of("The old man")
+    out = model.generate(ids, max_new_tokens=4, streamer=TextDiffusionStreamer(tokenizer))
+    printed = capsys.readouterr().out
+    assert printed.count("\033[33m") == 4, "one draft a step"
+    confirmed = "".join(part.partition("\033[J")[2] or part for part in printed.split("\0337")[-1:])
+    assert confirmed.endswith(tokenizer.decode(out[0, ids.shape[1] :]) + "\n")
+    assert printed.startswith("The old")
+    with pytest.raises(ValueError, match="batch size"):
+        model.generate(ids.repeat(2, 1), max_new_tokens=2, streamer=TextDiffusionStreamer(tokenizer))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = tiny_model(1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ids = torch.tensor([[40, 41]])
+    model.generate(ids, max_new_tokens=4)
+    assert torch.equal(ids, torch.tensor([[40, 41]]))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model.train()
+    logits = model(ids).logits
+    logits.sum().backward()
+    assert model.sink_embeddings.grad is not None, "nothing of inference mode stays behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, but is 0; leave it out"),
+        ({"max_new_tokens": 62}, r"context of 63 positions, got a prompt of 2 and 62 new tokens"),
+        ({}, "at least one open position"),
+        ({"input_ids": torch.tensor([[40, MASK]]), "max_new_tokens": 4}, "must not contain the mask id 2"),
+        ({"input_ids": torch.full((1, 64), MASK)}, r"context of 63 positions, got 64"),
+        ({"attention_mask": torch.tensor([[1, 0]]), "max_new_tokens": 4}, "must be padded on the left"),
+        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 4}, "shape of the prompts"),
+        ({"max_new_tokens": 4, "steps": 5}, "steps must not exceed the open positions"),
+        ({"max_new_tokens": 4, "steps": 1, "block_length": 2}, "each block needs at least 1 step"),
+        ({"max_new_tokens": 4, "rule": "confidence"}, "unknown unmasking rule 'confidence'"),
+        ({"max_new_tokens": 4, "temperature": -1}, "temperature must be 0 or a positive"),
+        ({"max_new_tokens": 4, "cfg_scale": float("inf")}, "guidance scale must be a finite number"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_it_refuses_before_any_work(arguments: dict, message: str) -> None:
+    model = tiny_model(1)
+    runs: list[object] = []
+    model.model.register_forward_pre_hook(lambda *_: runs.append(1))
+    streamer = FakeStreamer()
+    with pytest.raises(ValueError, match=message):
+        model.generate(**{"input_ids": torch.tensor([[40, 41]]), "streamer": streamer, **arguments})
+    assert not runs
+    assert not streamer.events
+
+
+def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
+    ids = ids_of(TEXT[:10])
+    with pytest.raises(TypeError, match="do_sample"):
+        tiny_model().generate(ids, max_new_tokens=2, do_sample=True)
+    maskless = tiny_model(mask_token_id=None)
+    with pytest.raises(ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"):
+        maskless.generate(ids, max_new_tokens=2)
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"logits must be numbers, but at step 0"):
+        model.generate(torch.tensor([[40, 41]]), max_new_tokens=2)
