@@ -165,14 +165,14 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path = 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a mistake in the input becomes one line on stderr and exit status 2."""
+    """Run one command; a mistake in the input, or a disk that refuses, is one line on stderr and exit status 2."""
     # the models live on this machine or are named by the user; their progress bars are noise here
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
         app.cli(args=arguments, prog="sinklab", description=ABOUT)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"sinklab: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

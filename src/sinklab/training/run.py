@@ -86,7 +86,9 @@ def prepare(settings: TrainSettings) -> tuple[PreTrainedTokenizerBase, Tensor, T
             raise ValueError(f"no tokenizer can be loaded from {settings.tokenizer!r}: {reason}") from error
     rows_RS = pack(documents, tokenizer, settings.length)
     if settings.heldout is not None:
-        return tokenizer, rows_RS, pack(read_corpus(settings.heldout), tokenizer, settings.length)[:HELDOUT_ROWS]
+        held_RS = pack(read_corpus(settings.heldout), tokenizer, settings.length)
+        # evenly spaced, so that every document has its share
+        return tokenizer, rows_RS, held_RS[:: max(1, len(held_RS) // HELDOUT_ROWS)][:HELDOUT_ROWS]
     count = min(HELDOUT_ROWS, max(1, rows_RS.shape[0] // 20))
     if rows_RS.shape[0] <= count:
         raise ValueError(
