@@ -63,11 +63,12 @@ def test_sink_tokens_draws_frequency_and_occupancy(make_study):
     assert axes.texts[0].get_text() == f"{22 * TEXT / masks:.1f}×"
 
 
-def test_heldout_draws_losses_with_error_bars(make_study):
+def test_heldout_draws_paired_changes_with_error_bars(make_study):
     axes = heldout_loss([make_study("a", sinks=0.5), make_study("b", leave_out=("heldout",))])
     bars = {container.get_label(): container for container in axes.containers}
     assert set(bars) == {"a: sinks hidden", "a: random columns hidden"}
-    np.testing.assert_allclose(bars["a: sinks hidden"].lines[0].get_ydata(), [4.0, 4.1, 4.5])
+    np.testing.assert_allclose(bars["a: sinks hidden"].lines[0].get_ydata(), [0.0, 0.1, 0.5])
+    np.testing.assert_allclose(bars["a: random columns hidden"].lines[0].get_ydata(), [0.0, 0.01, 0.02])
     assert all(container.has_yerr for container in axes.containers)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "5"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 PROMPTS = (
     "It was a dark and stormy night, and",
-    "“My dear sir,” said the old man,",
+    '"My dear sir," said the old man,',
     "The house stood at the end of a",
 )
 

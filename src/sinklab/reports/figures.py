@@ -102,9 +102,10 @@ def sink_tokens(run: Run | Study, axes: Axes | None = None, *, top: int = 8, the
 
 
 def heldout_loss(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
-    """Loss on held-out text over the number of hidden columns: sinks (full line) and random ones (dotted), ± one s.e.
+    """Change of held-out loss over the number of hidden columns: sinks (full line), random ones (dotted), ± one s.e.
 
-    Raises ValueError when no run has the table heldout.
+    The differences are paired, so their errors are small beside those of the losses themselves. Raises ValueError when
+    no run has the table heldout.
     """
     studies, look = as_studies(runs), theme_named(theme)
     scored = [(index, study, study.heldout) for index, study in enumerate(studies) if study.heldout is not None]
@@ -119,15 +120,15 @@ def heldout_loss(runs: Runs, axes: Axes | None = None, *, theme: str = "light") 
                 rows = frame[frame["control"].isin(["none", control])].sort_values("k")
                 if not (rows["control"] == control).any():
                     continue
-                loss, error = (rows[key].to_numpy(float) for key in ("loss", "stderr"))
+                change, error = (rows[key].to_numpy(float) for key in ("delta", "delta_stderr"))
                 places = [ks.index(int(k)) + nudge + 0.02 * index for k in rows["k"]]
                 axes.errorbar(
-                    places, loss, np.nan_to_num(error), color=colour, marker=marker, linestyle=style,
+                    places, change, np.nan_to_num(error), color=colour, marker=marker, linestyle=style,
                     markerfacecolor=colour if control == "sinks" else look.surface, capsize=2.5, elinewidth=1,
                     label=f"{study.label}: {'sinks' if control == 'sinks' else 'random columns'} hidden",
                 )  # fmt: skip
         axes.set_xticks(range(len(ks)), [str(k) for k in ks])
-        axes.set(xlabel="columns hidden per layer and head", ylabel="loss, nats per token")
+        axes.set(xlabel="columns hidden per layer and head", ylabel="change of loss, nats per token")
         axes.grid(axis="y")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     return axes

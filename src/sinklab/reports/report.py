@@ -164,7 +164,7 @@ def _tokens(studies: list[Study], gallery: Gallery) -> Section:
 
 def _heldout(studies: list[Study], gallery: Gallery) -> Section:
     picture = gallery.draw(
-        "heldout", "Held-out loss over hidden sinks", lambda theme: heldout_loss(studies, theme=theme)
+        "heldout", "Change of held-out loss over hidden sinks", lambda theme: heldout_loss(studies, theme=theme)
     )
     rows = [
         (
@@ -180,8 +180,8 @@ def _heldout(studies: list[Study], gallery: Gallery) -> Section:
     return Section(
         "heldout",
         "What hiding sinks costs",
-        "Loss on held-out text with the K columns that receive most hidden from every query of a head, against as many "
-        "random other columns. Bars are one standard error over texts; changes are paired, so their error is smaller.",
+        "Change of the loss on held-out text when the K columns that receive most are hidden from every query of a "
+        "head, and when as many random others are. Same text and noise throughout; bars are one standard error.",
         picture.html(),
         [sentence for study in studies for sentence in say.about_heldout(study)],
         number_table(["run", "hidden", "which", "loss", "s.e.", "change", "s.e."], rows),
