@@ -62,6 +62,16 @@ def test_causal_padding_counts_from_the_first_real_token() -> None:
     assert visible_queries(square, 1, 4, 4)[0, 0].tolist() == [0, 3, 2, 1]
 
 
+def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
+    # three queries at keys 2 to 4 of a buffer of 8; the first row is padded at key 0
+    may = torch.zeros(2, 1, 3, 8, dtype=torch.bool)
+    may[:, :, :, :5] = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    may[0, :, :, 0] = False
+    expected = [[0, 3, 3, 2, 1, 0, 0, 0], [3, 3, 3, 2, 1, 0, 0, 0]]
+    assert visible_queries(may, 2, 3, 8)[:, 0].tolist() == expected
+    assert real_queries(may, 2, 3, 8) is None
+
+
 def test_unobserved_is_undone_also_after_an_exception() -> None:
     with pytest.raises(RuntimeError), unobserved():
         assert not is_observed()

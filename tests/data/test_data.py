@@ -21,12 +21,13 @@ CONTENTS = {
     "c.jsonl": jsonl("one", "two"),
     "d.jsonl.gz": gzip.compress(jsonl("three", "four")),
     "e.txt.gz": gzip.compress(b"packed"),
+    "f.md.gz": gzip.compress(b"packed notes"),
     "sub/f.txt": b"below",
     "blank.txt": b" \n",
     "bom.txt": b"\xef\xbb\xbfmarked",
     "ignored.csv": b"x,y",
 }
-TEXTS = ["plain é", "# mark\ndown", "marked", "one", "two", "three", "four", "packed", "below"]
+TEXTS = ["plain é", "# mark\ndown", "marked", "one", "two", "three", "four", "packed", "packed notes", "below"]
 
 
 def write(folder: Path, contents: dict[str, bytes]) -> Path:

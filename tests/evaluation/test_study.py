@@ -146,7 +146,12 @@ def test_an_interrupted_study_keeps_what_was_finished(
         ({"rule": "low_confidense"}, "did you mean low_confidence"),
         ({"temperature": -1.0}, "temperature must be 0 or a positive"),
         ({"heldout": "nowhere"}, "nowhere does not exist"),
-        ({"heldout_length": 100_000}, "do not fill one row of 100000"),
+        ({"heldout_length": 100_000}, "heldout_length must be 1 to 63, the context of tiny test model, but is 100000"),
+        ({"heldout_length": 0}, "heldout_length must be 1 to 63"),
+        ({"heldout_rows": 0}, r"heldout_rows must be at least 1, but is 0; heldout=\"\" skips"),
+        ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
+        ({"mask_sinks": (40,)}, "fewer than all keys, but asks for 40 of the .* keys of 'The old man' with 10 new"),
+        ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(
@@ -164,6 +169,8 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings,
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"already holds notes.txt"):
         study(tiny_loaded(), tmp_path / "taken", settings)
-    with pytest.raises(ValueError, match=r"MaskSinks\(k=40"):
-        study(tiny_loaded(), tmp_path / "many", replace(settings, mask_sinks=(40,)))
-    assert open_run(tmp_path / "many").info.status == "interrupted"
+    with pytest.raises(ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"):
+        study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
+    with pytest.raises(ValueError, match="tiny test model has no tokenizer"):
+        study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", settings)
+    assert not (tmp_path / "maskless").exists()

@@ -101,6 +101,17 @@ def test_autoregressive_decoding_with_a_cache(padded: bool, kv_heads: int) -> No
     assert recording.visible[1].tolist() == [[0 if m == 0 else 1 for m in row] + [1] for row in mask.tolist()]
 
 
+def test_layers_that_see_differently_are_told_apart() -> None:
+    model = HandWritten()
+    model.blocks[1].style = "causal"
+    with trace(model) as recording:
+        model(IDS)
+    with pytest.raises(ValueError, match=r"blocks.1 has other visible queries than blocks.0; read .*visible_by"):
+        _ = recording.visible
+    layers = recording.visible_by_layer[0]
+    assert layers.shape == (2, 2, 12)
+    assert layers[0].tolist() == [[12.0] * 12, [float(12 - i) for i in range(12)]]
+
 def test_prefix_columns_are_counted() -> None:
     with trace(model := Prefixed()) as recording:
         model(IDS)

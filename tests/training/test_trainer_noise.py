@@ -56,6 +56,9 @@ def test_ranks_steps_and_micro_batches_see_different_noise(tmp_path) -> None:
             seen.loss(step)
     noisy = [*one.noisy, *two.noisy]
     assert len(torch.stack(noisy).unique(dim=0)) == 6
+    first = Seen(tmp_path)
+    ids = torch.arange(3, 3 + 4 * 16).view(4, 16)
+    assert first.loss(0) == diffusion_loss(first.model, ids, generator=step_generator(3, 0, 0, 0)).item()
     # a process that starts at step 1 sees what the other saw there
     later = Seen(tmp_path)
     later.loss(1)

@@ -67,8 +67,10 @@ def test_a_run_learns_and_leaves_a_model_and_a_record(settings: TrainSettings, t
     record = open_run(tmp_path / "run")
     assert (record.info.kind, record.info.status, record.info.seed) == ("training", "complete", 0)
     assert record.info.settings["vocab_size"] == 270
+    assert len(record.info.model["data_sha256"]) == 64
     assert record.info.model == {
         "name": "run",
+        "data_sha256": record.info.model["data_sha256"],
         "family": "diffusion",
         "sink_kind": "none",
         "sink_count": 0,
@@ -179,6 +181,46 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run.json is damaged"):
         train(replace(here, resume=True))
+
+
+def test_resuming_a_complete_run_or_with_other_text_touches_nothing(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "text.txt").write_text(TEXT * 60)
+    here = replace(settings, corpus=str(corpus), out=str(tmp_path / "run"))
+    interrupted(here, 5, monkeypatch, KeyboardInterrupt())
+    (corpus / "text.txt").write_text(TEXT.upper() * 60)
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="must keep its data, but the corpus, the held-out text or the tokenizer of"):
+        train(replace(here, resume=True))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").glob("*") if path.is_file()} == kept
+
+    (corpus / "text.txt").write_text(TEXT * 60)
+    train(replace(here, resume=True))
+    (corpus / "text.txt").write_text("Quite another corpus.\n" * 200)
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    said: list[str] = []
+    assert train(replace(here, resume=True), progress=said.append) == tmp_path / "run" / "model"
+    assert said == [f"the run in {tmp_path / 'run'} is complete; nothing is left to do"]
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+
+
+def test_progress_tells_stages_steps_and_losses(
+    settings: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    said: list[str] = []
+    train(replace(settings, tokenizer=None, vocab_size=280, steps=6, out=str(tmp_path / "run")), progress=said.append)
+    assert said[0] == f"reading {settings.corpus}"
+    assert said[1] == "training a tokenizer of 280 entries on 1 documents"
+    assert said[2] == "packing the text into rows"
+    assert said[3].startswith("training ")
+    steps = [text for text in said if text.startswith("step ")]
+    assert steps[0].startswith("step 1 of 6, loss ")
+    assert steps[0].endswith(", less than a minute left")
+    assert "held out" in steps[-1]
+    assert capsys.readouterr().out == "", "the Trainer's own dicts are not printed"
 
 
 def test_a_loss_that_is_no_number_stops_the_run(

@@ -15,7 +15,8 @@ def visible_queries(mask: Tensor | None, batch: int, queries: int, keys: int, *,
     """Number of queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play.
 
     Padding never counts: a query whose own key (the last Q keys belong to the Q queries) no query may see is padding,
-    and does not count as a viewer. A causal call sees as torch does, from the upper left corner.
+    and does not count as a viewer. A row in which that would leave no query at all has its keys elsewhere (a static
+    cache with room at the end): there every query counts. A causal call sees as torch does, from the upper left corner.
     """
     if mask is None:
         count_S = (queries - torch.arange(keys)).clamp_min(0) if is_causal else torch.full((keys,), queries)
@@ -54,4 +55,5 @@ def _real(may_BHQS: Tensor, queries: int) -> Tensor | None:
     if queries > keys:
         return None
     real_BQ = may_BHQS.any(2).any(1)[:, keys - queries :]
+    real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
     return None if bool(real_BQ.all()) else real_BQ

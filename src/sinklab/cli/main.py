@@ -110,7 +110,7 @@ def trace(
     Args:
         prompt: beginnings to continue, one sample each; three stock ones when left out.
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
-        out: folder to write; it must not exist yet.
+        out: folder to write; it must be empty or absent.
         settings: what to write, watch and score.
     """
     import dataclasses
@@ -137,9 +137,13 @@ def train(settings: tyro.conf.OmitArgPrefixes[TrainSettings] = TRAIN_DEFAULTS) -
         sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
         sinklab train --out runs/plain --resume
     """
+    from transformers.utils import logging
+
     from sinklab.training import train as run
 
-    folder = run(settings)
+    logging.disable_progress_bar()
+    with working() as say:
+        folder = run(settings, progress=say)
     print(f"model: {folder}\nnext: sinklab trace --model {folder}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 PYTHON_DOCS = "python-docs"
 _NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
-_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".txt.gz")
+_SUFFIXES = tuple(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl"))
 
 
 def read_corpus(source: str | Path, *, text_field: str = "text") -> Iterator[str]:
@@ -85,9 +85,7 @@ def _python_docs() -> Iterator[str]:
     yield from (topics[name] for name in sorted(topics))
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
-        if {"site-packages", "test", "tests", "idlelib", "__pycache__", "dist-packages"} & set(
-            path.relative_to(library).parts
-        ):
+        if _NO_DOCS & set(path.relative_to(library).parts):
             continue
         try:
             with warnings.catch_warnings():

@@ -39,6 +39,27 @@ def heldout_rows(loaded: Loaded, source: str | Path, *, rows: int = 48, length: 
     return HeldoutRows(ids_RS, sum(len(text.encode()) for text in texts))
 
 
+def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) -> None:
+    """What can be wrong with a held-out curve, before any text is read.
+
+    Raises:
+        ValueError: for no rows, rows longer than the model's context, and a k for which k sinks and k other columns do
+            not both fit a row.
+    """
+    config: Any = loaded.model.config
+    if rows < 1:
+        raise ValueError(f'heldout_rows must be at least 1, but is {rows}; heldout="" skips the held-out loss')
+    context = config.backbone.max_position_embeddings - config.sink_count
+    if not 1 <= length <= context:
+        raise ValueError(f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}")
+    keys = length + config.sink_count
+    if wrong := [k for k in ks if k < 0 or 2 * k > keys]:
+        raise ValueError(
+            f"ks are numbers of hidden sinks, and as many other columns must be left as controls: {wrong[0]} does not "
+            f"fit {keys} keys; choose 0 to {keys // 2}"
+        )
+
+
 @contextmanager
 def _edited(model: torch.nn.Module, k: int, control: str, seed: int) -> Iterator[Any]:
     if k == 0:

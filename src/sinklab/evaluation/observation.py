@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.evaluation.heldout import heldout_curve, heldout_rows
+from sinklab.evaluation.heldout import check_heldout, heldout_curve, heldout_rows
 from sinklab.evaluation.settings import StudySettings
 from sinklab.models import Loaded
 from sinklab.probing import MaskSinks, intervene, trace
@@ -52,14 +52,9 @@ def study(
         raise ValueError(
             f"a study follows denoising, but {loaded.name} is {loaded.family}; load a diffusion model such as 'tiny'"
         )
-    if not settings.prompts:
-        raise ValueError(
-            "a study needs at least one prompt; an empty string is allowed and lets the model start by itself"
-        )
     say = progress or (lambda text: None)
     # what can be wrong with the input shows here, before a folder is taken
-    for prompt in settings.prompts:
-        _steps(loaded, _canvas(loaded, prompt, settings), settings)
+    _check(loaded, settings)
     text = None
     if settings.heldout != "":
         source = settings.heldout or str(resources.files("sinklab.models").joinpath("packaged", "heldout.jsonl"))
@@ -73,6 +68,32 @@ def study(
             say("scoring held-out text with sinks hidden")
             run.table("heldout", heldout_curve(loaded, text, ks=settings.ks, seed=settings.seed))
     return path
+
+
+def _check(loaded: Loaded, settings: StudySettings) -> None:
+    """What can be refused without running the model."""
+    config: Any = loaded.model.config
+    if config.mask_token_id is None:
+        raise ValueError(
+            f"a study needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
+        )
+    if loaded.tokenizer is None:
+        raise ValueError(f"a study writes text, but {loaded.name} has no tokenizer; put its files into the folder")
+    if not settings.prompts:
+        raise ValueError(
+            "a study needs at least one prompt; an empty string is allowed and lets the model start by itself"
+        )
+    for prompt in settings.prompts:
+        canvas = _canvas(loaded, prompt, settings)
+        _steps(loaded, canvas, settings)
+        keys = canvas.ids_BS.shape[1] + config.sink_count
+        if wrong := [k for k in settings.mask_sinks if not 1 <= k < keys]:
+            raise ValueError(
+                f"mask_sinks hides at least 1 and fewer than all keys, but asks for {wrong[0]} of the {keys} keys of "
+                f"{prompt!r} with {settings.new_tokens} new tokens; choose smaller numbers"
+            )
+    if settings.heldout != "":
+        check_heldout(loaded, rows=settings.heldout_rows, length=settings.heldout_length, ks=settings.ks)
 
 
 def _write_samples(run: RunWriter, loaded: Loaded, settings: StudySettings, say: Callable[[str], object]) -> None:

@@ -40,7 +40,7 @@ class _Frame:
     layers: list[str] = field(default_factory=list)
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
-    visible_BS: Tensor | None = None
+    visible: list[Tensor] = field(default_factory=list)
     prefix: int = 0
 
 
@@ -76,7 +76,8 @@ class Recording(Listener):
                 raise ValueError(no_call_message(self._model, forwards))
             raise ValueError("mark() ends a step, but no forward came since the last mark: mark once a step")
         first = self._pending[0]
-        assert first is not None
+        if first is None:
+            raise ValueError("the first forward since the last mark was measured in no layer: mark after each step")
         self._frames.append(first)
         self._marked.append(step)
         self.forwards_per_step.append(len(self._pending))
@@ -104,8 +105,25 @@ class Recording(Listener):
 
     @property
     def visible(self) -> list[Tensor]:
-        """Per step (B, key): the number of queries that may see the key; interventions do not count."""
-        return [frame.visible_BS for frame in self._kept() if frame.visible_BS is not None]
+        """Per step (B, key): the number of queries that may see the key; interventions do not count.
+
+        Raises ValueError when the layers differ (sliding windows in some): read `visible_by_layer` there.
+        """
+        frames = self._kept()
+        for frame in frames:
+            first = frame.visible[0]
+            for layer, other in zip(frame.layers, frame.visible, strict=True):
+                if other is not first and (other.shape != first.shape or not torch.equal(other, first)):
+                    raise ValueError(
+                        f"the layers do not see alike: {layer} has other visible queries than {frame.layers[0]}; read "
+                        "recording.visible_by_layer"
+                    )
+        return [frame.visible[0] for frame in frames]
+
+    @property
+    def visible_by_layer(self) -> list[Tensor]:
+        """Per step (B, layer, key): `visible` for models whose layers see different keys; NaN where there is no key."""
+        return [_stack([part.float() for part in frame.visible], 1) for frame in self._kept()]
 
     @property
     def prefix(self) -> int:
@@ -143,9 +161,9 @@ class Recording(Listener):
         frame.layers.append(call.layer)
         for name in self.statistics:
             frame.parts[name].append(_STATISTICS[name][0](call))
-        if frame.visible_BS is None:
-            frame.visible_BS = call.sight.visible_BS
+        if not frame.visible:
             frame.prefix = call.key_BKSD.shape[2] - call.query_BHQD.shape[2]
+        frame.visible.append(call.sight.visible_BS)
 
     def _skips(self) -> bool:
         suspended = self._tap is not None and self._tap.suspended > 0
@@ -161,7 +179,9 @@ class Recording(Listener):
             return
         frame.values = {name: _stack([part.float() for part in parts], 1).cpu() for name, parts in frame.parts.items()}
         frame.parts.clear()
-        frame.visible_BS = frame.visible_BS.cpu() if frame.visible_BS is not None else None
+        # layers under one mask share one tensor, which is moved once
+        moved = {id(part): part.cpu() for part in frame.visible}
+        frame.visible = [moved[id(part)] for part in frame.visible]
         self.layers = self.layers or frame.layers
         self._pending.append(frame)
 

@@ -2,6 +2,7 @@
 
 from .hashing import weights_hash
 from .reading import Run, RunInfo, open_run
+from .storage import write_beside
 from .writing import SCHEMA, RunWriter
 
-__all__ = ["SCHEMA", "Run", "RunInfo", "RunWriter", "open_run", "weights_hash"]
+__all__ = ["SCHEMA", "Run", "RunInfo", "RunWriter", "open_run", "weights_hash", "write_beside"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -188,6 +189,10 @@ def _versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
+    # run from a source tree nothing is installed, yet the version is known
+    source = sys.modules.get("sinklab")
+    if found["sinklab"] == "not installed" and source is not None:
+        found["sinklab"] = f"{source.__version__} (source tree)"
     return found
 
 

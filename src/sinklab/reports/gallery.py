@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sinklab.records import write_beside
 
 from .page import Picture, beside
 from .study import Study
@@ -50,16 +51,5 @@ class Gallery:
     def save(self, folder: Path) -> None:
         """Write every picture as two PNG files."""
         for picture in self.pictures:
-            write_whole(folder / f"{picture.name}.png", picture.light)
-            write_whole(folder / f"{picture.name}-dark.png", picture.dark)
-
-
-def write_whole(target: Path, content: bytes) -> None:
-    """Write beside ``target``, then rename: a full disk leaves no half file under the final name."""
-    part = target.with_name(f".{target.name}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, target)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+            for suffix, content in (("", picture.light), ("-dark", picture.dark)):
+                write_beside(folder / f"{picture.name}{suffix}.png", lambda part, c=content: part.write_bytes(c))

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from sinklab.records import Run
+from sinklab.records import Run, write_beside
 
 from . import sentences as say
 from .figures import greatest_norm, heldout_loss, sink_share, sink_tokens, value_norms
-from .gallery import Gallery, write_whole
+from .gallery import Gallery
 from .maps import greatest_received, received_maps, shown_layers, sink_path
 from .page import Section, beside, number_table, page, run_facts
 from .sentences import number, percent
@@ -43,7 +43,8 @@ def report(runs: Iterable[Run] | Run, out: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     gallery.save(folder)
     target = folder / "report.html"
-    write_whole(target, page(studies, say.in_short(studies), sections).encode("utf-8"))
+    text = page(studies, say.in_short(studies), sections)
+    write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
 
 

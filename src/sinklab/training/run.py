@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from sinklab.data import pack, read_corpus, train_tokenizer
-from sinklab.diffusion.forward import TimeSampler
 from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.records import RunWriter, weights_hash
-from sinklab.training.history import HISTORY_FILE, History, newest_checkpoint
+from sinklab.records import RunWriter, open_run, weights_hash
+from sinklab.training.checks import check, variant
+from sinklab.training.history import HISTORY_FILE, History, data_hash, newest_checkpoint, same_data
 from sinklab.training.settings import TrainSettings
 from sinklab.training.trainer import DiffusionTrainer
 
@@ -66,17 +67,21 @@ def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> 
     config = DiffusionLMConfig(
         backbone=backbone,
         mask_token_id=tokenizer.mask_token_id,
-        **_variant(settings),
+        **variant(settings),
     )
     torch.manual_seed(settings.seed)
     return DiffusionLM(config)
 
 
-def prepare(settings: TrainSettings) -> tuple[PreTrainedTokenizerBase, Tensor, Tensor]:
+def prepare(
+    settings: TrainSettings, say: Callable[[str], object] = lambda text: None
+) -> tuple[PreTrainedTokenizerBase, Tensor, Tensor]:
     """Tokenizer, training rows and held-out rows of a run."""
+    say(f"reading {settings.corpus}")
     documents = list(read_corpus(settings.corpus))
     tokenizer: Any
     if settings.tokenizer is None:
+        say(f"training a tokenizer of {settings.vocab_size} entries on {len(documents)} documents")
         tokenizer = train_tokenizer(documents, settings.vocab_size)
     else:
         try:
@@ -84,6 +89,7 @@ def prepare(settings: TrainSettings) -> tuple[PreTrainedTokenizerBase, Tensor, T
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"no tokenizer can be loaded from {settings.tokenizer!r}: {reason}") from error
+    say("packing the text into rows")
     rows_RS = pack(documents, tokenizer, settings.length)
     if settings.heldout is not None:
         held_RS = pack(read_corpus(settings.heldout), tokenizer, settings.length)
@@ -131,34 +137,46 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     )
 
 
-def train(settings: TrainSettings) -> Path:
+def train(settings: TrainSettings, *, progress: Callable[[str], object] | None = None) -> Path:
     """Train and write a run folder: ``run.json``, ``history``, ``heldout``, ``model/`` (weights, config, tokenizer),
     ``checkpoints/``.
+
+    Args:
+        settings: what to train, on what.
+        progress: called with a short text before each stage and at each row of the history; None is silent.
 
     Returns:
         the folder of the trained model, ready for :func:`sinklab.models.load`.
 
     Raises:
         ValueError: for a corpus without text, sizes that do not fit, a folder that is taken, resuming with changed
-            settings or without a checkpoint, a loss that is not finite.
+            settings, changed data or without a checkpoint, a loss that is not finite.
     """
-    _check(settings)
+    say = progress or (lambda text: None)
+    check(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = Path(settings.out)
     checkpoint = newest_checkpoint(folder, dataclasses.asdict(settings)) if settings.resume else None
+    if checkpoint and open_run(folder).info.status == "complete":
+        say(f"the run in {folder} is complete; nothing is left to do")
+        return folder / "model"
     if not checkpoint and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or go on from "
             "its newest checkpoint with --resume"
         )
     # what can be wrong with the input shows here, before a folder is taken
-    tokenizer, rows_RS, heldout_RS = prepare(settings)
+    tokenizer, rows_RS, heldout_RS = prepare(settings, say)
+    data = data_hash(tokenizer, rows_RS, heldout_RS)
+    if checkpoint:
+        same_data(folder, data)
     model = build_model(settings, tokenizer)
+    say(f"training {model.num_parameters():,} parameters on {rows_RS.numel():,} tokens")
     with RunWriter(
         folder,
         kind="training",
-        model={"name": folder.name, "family": "diffusion", **_variant(settings)},
+        model={"name": folder.name, "family": "diffusion", "data_sha256": data, **variant(settings)},
         settings=dataclasses.asdict(settings),
         seed=settings.seed,
         overwrite=bool(checkpoint),
@@ -166,7 +184,7 @@ def train(settings: TrainSettings) -> Path:
         if settings.compile:
             model.model.compile(dynamic=False)
         earlier = json.loads((checkpoint / HISTORY_FILE).read_text()) if checkpoint else []
-        history = History(settings.batch * settings.length, earlier)
+        history = History(settings.batch * settings.length, earlier, say)
         trainer = DiffusionTrainer(
             model=model,
             args=arguments(settings, folder),
@@ -177,6 +195,9 @@ def train(settings: TrainSettings) -> Path:
             time_sampler=settings.time_sampler,
             causal_steps=round(settings.causal_start * settings.steps),
         )
+        # rows of the history are said by `progress`; the Trainer would print them as raw dicts
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
@@ -186,43 +207,6 @@ def train(settings: TrainSettings) -> Path:
         tokenizer.save_pretrained(folder / "model")
         (folder / "model" / "weights.sha256").write_text(weights_hash(model.state_dict()) + "\n")
     return folder / "model"
-
-
-def _check(settings: TrainSettings) -> None:
-    """What can be refused without reading the corpus."""
-    for name in (
-        "hidden_size",
-        "layers",
-        "heads",
-        "mlp_size",
-        "batch",
-        "steps",
-        "log_every",
-        "eval_every",
-        "save_every",
-    ):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be at least 1, but is {getattr(settings, name)}")
-    if settings.hidden_size % settings.heads:
-        raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
-    if (settings.hidden_size // settings.heads) % 2:
-        raise ValueError(
-            f"each head must have an even width, which rotary positions turn in pairs, but hidden_size "
-            f"{settings.hidden_size} over {settings.heads} heads gives {settings.hidden_size // settings.heads}"
-        )
-    DiffusionLMConfig(LlamaConfig(), **_variant(settings))
-    for name in ("causal_start", "warmup"):
-        if not 0 <= getattr(settings, name) <= 1:
-            raise ValueError(f"{name} is a fraction of the steps, from 0 to 1, but is {getattr(settings, name)}")
-    samplers = get_args(TimeSampler)
-    if settings.time_sampler not in samplers:
-        near = difflib.get_close_matches(settings.time_sampler, samplers, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"time_sampler must be one of {', '.join(samplers)}, but is {settings.time_sampler!r}{hint}")
-
-
-def _variant(settings: TrainSettings) -> dict[str, Any]:
-    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate")}
 
 
 def _heldout(trainer: DiffusionTrainer, tokenizer: Any, heldout_RS: Tensor) -> dict[str, list[Any]]:

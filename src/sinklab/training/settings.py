@@ -42,7 +42,7 @@ class TrainSettings:
     gate: str = "none"
     """none, or elementwise: sigmoid gate on the attention output."""
     length: int = 128
-    """Tokens in a row (context of the model)."""
+    """Tokens in a row; the model reads up to twice as many, and at least 512."""
     batch: int = 32
     """Rows in a step."""
     steps: int = 1000

@@ -58,7 +58,7 @@ class DiffusionTrainer(Trainer):
         self.time_sampler = time_sampler
         self.causal_steps = causal_steps
         self._eval_batch = 0
-        self._micro = (0, 0)
+        self._micro = (-1, 0)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
