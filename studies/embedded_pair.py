@@ -3,6 +3,7 @@
     python studies/embedded_pair.py tokenizer CORPUS
     python studies/embedded_pair.py train plain CORPUS HELDOUT     (and: train sink …; each takes one core)
     python studies/embedded_pair.py pack HELDOUT
+    python studies/embedded_pair.py compare HELDOUT                (the packaged pair; writes embedded_pair_heldout.json)
 
 The corpus was 115 public-domain English books (see embedded_pair.md); any folder of text will do. On Linux, setting
 MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=100000000000 about doubles the speed on a CPU: without them half the time
@@ -81,6 +82,30 @@ def pack(heldout: str) -> None:
         scored(str(target), heldout).to_parquet(record / "heldout.parquet", index=False)
 
 
+def compare(heldout: str) -> None:
+    """The paired difference of the two packaged models over all rows of the held-out corpus, under the same noise."""
+    losses_R, hashes = {}, {}
+    for name in NAMES.values():
+        loaded = load(name)
+        text = heldout_rows(loaded, heldout, rows=10**9, length=256)
+        losses_R[name] = row_losses(loaded, text.ids_RS, seed=0).double()
+        hashes[name] = weights_hash(loaded.model.state_dict())
+    delta_R = losses_R["tiny-sink"] - losses_R["tiny"]
+    result = {
+        "rows": delta_R.numel(),
+        "tokens": text.ids_RS.numel(),
+        "nats_per_token": {name: values_R.mean().item() for name, values_R in losses_R.items()},
+        "sink_minus_plain": delta_R.mean().item(),
+        "stderr_of_the_paired_difference": (delta_R.std() / delta_R.numel() ** 0.5).item(),
+        "seed": 0,
+        "weights_sha256": hashes,
+        "torch": torch.__version__,
+    }
+    target = Path(__file__).with_name("embedded_pair_heldout.json")
+    target.write_text(json.dumps(result, indent=2) + "\n")
+    print(target.read_text())
+
+
 def scored(name: str, heldout: str) -> pd.DataFrame:
     """Loss of the packed weights on all rows of the held-out corpus, nats per token and bits per byte."""
     loaded = load(name)
@@ -104,15 +129,17 @@ def scored(name: str, heldout: str) -> pd.DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["tokenizer", "train", "pack"])
+    parser.add_argument("command", choices=["tokenizer", "train", "pack", "compare"])
     parser.add_argument("rest", nargs="+")
     given = parser.parse_args()
     if given.command == "tokenizer":
         train_tokenizer(read_corpus(given.rest[0]), VOCAB).save_pretrained(RUNS / "tokenizer")
     elif given.command == "train":
         train(settings(*given.rest))
-    else:
+    elif given.command == "pack":
         pack(given.rest[0])
+    else:
+        compare(given.rest[0])
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("generate x --model {model} --new-tokens 64 --steps 65 --block-length None", "context of 63 positions"),
         ("generate x --model {model} --new-tokens -1", "max_new_tokens must be at least 1, but is -1"),
         ("trace --model {model} --new-tokens 200", "context of 63 positions"),
-        ("trace --model {model} --heldout nowhere --new-tokens 4 --block-length None", "nowhere does not exist"),
+        ("trace --model {model} --heldout nowhere --heldout-length 16 --new-tokens 4 --ks 0", "nowhere does not exist"),
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
         ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
         ("train --heads 3", r"hidden_size \(128\) must be a multiple of heads \(3\)"),
@@ -167,7 +167,10 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
     capsys.readouterr()
     assert main(shlex.split(command.format(model=model))) == 2
     printed = capsys.readouterr()
-    assert re.fullmatch(rf"sinklab: .*{message}.*\n", printed.err), printed.err
+    # stages that were passed stand above it
+    *stages, error = printed.err.splitlines()
+    assert re.fullmatch(rf"sinklab: .*{message}.*", error), printed.err
+    assert all(re.fullmatch(r" +\d+\.\d s  .*", stage) for stage in stages)
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -184,7 +187,7 @@ def test_what_cannot_be_parsed_is_refused_with_status_2(arguments: list[str], ca
 def test_an_interruption_is_said_and_has_its_own_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def interrupted(settings):
+    def interrupted(settings, progress):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sinklab.training.train", interrupted)
