@@ -3,7 +3,7 @@
     python studies/embedded_pair.py tokenizer CORPUS
     python studies/embedded_pair.py train plain CORPUS HELDOUT     (and: train sink …; each takes one core)
     python studies/embedded_pair.py pack HELDOUT
-    python studies/embedded_pair.py compare HELDOUT                (the packaged pair; writes embedded_pair_heldout.json)
+    python studies/embedded_pair.py compare HELDOUT             (the packaged pair; writes embedded_pair_heldout.json)
 
 The corpus was 115 public-domain English books (see embedded_pair.md); any folder of text will do. On Linux, setting
 MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=100000000000 about doubles the speed on a CPU: without them half the time
