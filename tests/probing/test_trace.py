@@ -112,6 +112,7 @@ def test_layers_that_see_differently_are_told_apart() -> None:
     assert layers.shape == (2, 2, 12)
     assert layers[0].tolist() == [[12.0] * 12, [float(12 - i) for i in range(12)]]
 
+
 def test_prefix_columns_are_counted() -> None:
     with trace(model := Prefixed()) as recording:
         model(IDS)
