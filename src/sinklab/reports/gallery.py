@@ -52,4 +52,8 @@ class Gallery:
         """Write every picture as two PNG files."""
         for picture in self.pictures:
             for suffix, content in (("", picture.light), ("-dark", picture.dark)):
-                write_beside(folder / f"{picture.name}{suffix}.png", lambda part, c=content: part.write_bytes(c))
+                write_beside(folder / f"{picture.name}{suffix}.png", partial(_put, content))
+
+
+def _put(content: bytes, part: Path) -> None:
+    part.write_bytes(content)
