@@ -71,6 +71,9 @@ def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
         ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'\?"),
         ("tny", r"no model can be loaded from 'tny'.*did you mean 'tiny'\?"),
         ("./no/such/folder", r"from './no/such/folder'.*'tiny' or 'tiny-sink', a folder"),
+        ("gpt2", r"from 'gpt2': it is no folder and no name on the Hub"),
+        ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct'\?"),
+        ("someone/something-else", r"'tiny' or 'tiny-sink', a folder, or a Hub name"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_near_ones(name: str, message: str) -> None:
@@ -85,7 +88,9 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"'gpt2' model, but sinklab loads sinklab_diffusion, llama, qwen2, qwen3"):
+    with pytest.raises(
+        ValueError, match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads LLaDAModelLM, .*llama, qwen2"
+    ):
         load(tmp_path)
 
 
@@ -131,19 +136,29 @@ def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
     model = tiny_model()
     (save_tiny(tmp_path) / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"weights of .* cannot be read"):
+    with pytest.raises(ValueError, match=r"pickled \(pytorch_model.bin\), and unpickling can run code"):
         load(tmp_path)
 
 
 def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
-    (save_tiny(tmp_path) / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="no model can be loaded"):
-        load(tmp_path)
+    for text, message in [("{", "config.json is damaged"), ("[]", "holds no object"), ("{}", "is a None model")]:
+        (save_tiny(tmp_path) / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
 
 
-def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no tokenizer"):
+def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.tokenizer is None
+    assert loaded.special.mask == model.config.mask_token_id
+    with pytest.raises(ValueError, match=r"has no tokenizer files, so it takes token ids .* put its tokenizer\.json"):
+        loaded.needed_tokenizer()
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert load(tmp_path).needed_tokenizer().mask_token_id == model.config.mask_token_id
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="a model but no tokenizer that can be read"):
         load(tmp_path)
 
 
@@ -172,8 +187,13 @@ def test_an_architecture_that_comes_as_code_is_refused_and_not_run(tmp_path: Pat
     save_tiny(tmp_path)
     ran = tmp_path / "ran"
     (tmp_path / "configuration_x.py").write_text(f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')")
-    edit(tmp_path / "config.json", model_type="newcomer", auto_map={"AutoConfig": "configuration_x.Config"})
-    with pytest.raises(ValueError, match="no model can be loaded"):
+    edit(
+        tmp_path / "config.json",
+        model_type="newcomer",
+        architectures=["X"],
+        auto_map={"AutoConfig": "configuration_x.Config"},
+    )
+    with pytest.raises(ValueError, match=r"'newcomer' model \(X\), but sinklab loads"):
         load(tmp_path)
     assert not ran.exists()
 

@@ -1,10 +1,14 @@
-"""Whether attention calls made now are meant to be seen by taps (`sinklab.probing`)."""
+"""Whether attention calls made now are meant to be seen by taps (`sinklab.probing`), and whether a tap is there."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _OBSERVED: ContextVar[bool] = ContextVar("sinklab_attention_observed", default=True)
+# A count and not a context variable: a tap's hooks hang on the model, whatever thread runs it.
+_LOCK = threading.Lock()
+_watchers = 0
 
 
 @contextmanager
@@ -24,3 +28,25 @@ def unobserved() -> Iterator[None]:
 def is_observed() -> bool:
     """Whether an attention call made now is to be seen: False inside `unobserved()`."""
     return _OBSERVED.get()
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Say that somebody reads attention calls: while the block lasts, nobody may take a short cut around them.
+
+    A decoder that leaves out queries it does not need, or module calls that hooks would see, asks `is_watched()` first.
+    Blocks may overlap in any order, and in several threads.
+    """
+    global _watchers
+    with _LOCK:
+        _watchers += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _watchers -= 1
+
+
+def is_watched() -> bool:
+    """Whether some `watching()` block is open."""
+    return _watchers > 0

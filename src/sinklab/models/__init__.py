@@ -2,7 +2,20 @@
 
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.models.information import ModelInfo, describe
 from sinklab.models.loading import Loaded, load
+from sinklab.models.published import PUBLISHED, Published, SpecialIds
 from sinklab.models.sink import SinkPrefix
 
-__all__ = ["DiffusionLM", "DiffusionLMConfig", "Loaded", "SinkPrefix", "load"]
+__all__ = [
+    "PUBLISHED",
+    "DiffusionLM",
+    "DiffusionLMConfig",
+    "Loaded",
+    "ModelInfo",
+    "Published",
+    "SinkPrefix",
+    "SpecialIds",
+    "describe",
+    "load",
+]

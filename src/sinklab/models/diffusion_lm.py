@@ -12,15 +12,16 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.models import gate as gate_module
-from sinklab.models import masks
+from sinklab.models import masks, rotary
 from sinklab.models import sink as sink_module
 from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.denoising import ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
+from sinklab.models.head import Head, ResizableVocabulary
 from sinklab.models.sink import SinkPrefix
-from sinklab.sampling import Denoiser
 
 
-class DiffusionLM(GenerateByDenoising, PreTrainedModel):
+class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
     The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink adds
@@ -41,7 +42,8 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         super().__init__(config)
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
-        self.lm_head = nn.Linear(backbone.hidden_size, backbone.vocab_size, bias=False)
+        self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
+        rotary.attach(self.model, config.rope_dtype)
         sink_module.attach(self.model)
         if config.sink_count:
             self.sink_embeddings = nn.Parameter(torch.empty(config.sink_count, backbone.hidden_size))
@@ -73,9 +75,9 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
         Raises:
             ValueError: if the model is not of a supported type.
         """
-        config = DiffusionLMConfig(backbone=causal_lm.config.to_dict(), **settings)
-        model: Any = cls(config)
-        model.to(causal_lm.dtype)
+        fields = {**causal_lm.config.to_dict(), "dtype": causal_lm.dtype}
+        # not .to(dtype): that would round the rotary frequencies too
+        model: Any = cls._from_config(DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype)
         missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
         ours = ("sink_embeddings", "gates.")
         if unexpected or any(not name.startswith(ours) for name in missing):
@@ -205,22 +207,13 @@ class DiffusionLM(GenerateByDenoising, PreTrainedModel):
             )
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 
-    def denoiser(self, attention_mask: Tensor | None = None) -> Denoiser:
-        """This model as a function from (ids, wanted positions) to logits, with its sink computed once.
+    def denoiser(self, attention_mask: Tensor | None = None) -> ModelDenoiser:
+        """This model as a function from (ids, wanted positions) to logits, for canvases with this padding.
 
-        Make a new one after the weights change.
+        Its ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after
+        the weights change: what does not depend on the text is computed once.
         """
-        kept: dict[int, SinkPrefix | None] = {}
-
-        @torch.inference_mode()
-        def logits(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-            length = ids_BS.shape[1]
-            if length not in kept:
-                real_BS = masks.padding(ids_BS, attention_mask)
-                kept[length] = self.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
-            return self(ids_BS, attention_mask, logits_to_keep=wanted_BS, sink_prefix=kept[length]).logits
-
-        return logits
+        return ModelDenoiser(self, attention_mask)
 
 
 AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)

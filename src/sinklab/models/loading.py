@@ -1,23 +1,28 @@
-"""One line to load a model: the packaged pair, our own checkpoints, and autoregressive baselines. No code of a
-checkpoint is run.
+"""One line to load a model: the packaged pair, our own and published checkpoints, autoregressive baselines. No code
+of a checkpoint is run.
 """
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.models.config import BACKBONES, DiffusionLMConfig
+from sinklab.models import families, filling, placement, places, published, vocabularies, weightfiles
+from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.models.placement import DeviceMap
+from sinklab.models.places import PACKAGED
+from sinklab.models.published import NO_IDS, SpecialIds
+from sinklab.models.recipe import Recipe
 
-PACKAGED = ("tiny", "tiny-sink")
+__all__ = ["PACKAGED", "Loaded", "load"]
+
+SAFE = ("*.safetensors",)
+PICKLED = ("*.bin", "*.pth", "*.pt")
 
 
 @dataclass(frozen=True)
@@ -25,91 +30,187 @@ class Loaded:
     """A model ready to use, with what belongs to it."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
+    """None for a folder without tokenizer files: prompts are then token ids."""
     name: str
     revision: str | None
+    """The commit that was loaded from the Hub; for a folder, what the caller said."""
     family: str
     """``diffusion`` or ``autoregressive``."""
+    published_family: str = "sinklab"
+    """``llada``, ``mmada``, ``dream``, ``smdm``, ``sinklab`` (our own format), or an autoregressive backbone."""
+    special: SpecialIds = NO_IDS
+    context: int | None = None
+    """Tokens that prompt and completion may have together; what the authors state, else what the positions allow."""
+    chat_template: str | None = None
+    """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
+
+    def needed_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, for work that is about text.
+
+        Raises:
+            ValueError: if the model came without one.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{self.name} has no tokenizer files, so it takes token ids and no text; "
+                "put its tokenizer.json (or vocab.json and merges.txt) beside its weights"
+            )
+        return self.tokenizer
 
 
 def load(
     name_or_folder: str | Path,
     *,
     dtype: torch.dtype | str = torch.float32,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | int | None = None,
+    device_map: DeviceMap | None = None,
     revision: str | None = None,
+    allow_pickle: bool = False,
+    as_diffusion: bool = False,
+    **settings: Any,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
+    Weights are read tensor by tensor, each straight into its place, dtype and device; the host never holds more than
+    the model and one piece of 64 MiB.
+
     Args:
         name_or_folder: ``"tiny"`` or ``"tiny-sink"`` (the pair inside this package), a folder, or a name on the Hub: a
-            checkpoint of :class:`DiffusionLM`, or a Llama, Qwen2 or Qwen3 causal model as an autoregressive baseline.
-        dtype: of the weights, e.g. ``torch.bfloat16``.
-        device: where to put the model.
+            checkpoint of :class:`DiffusionLM`, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM or
+            «One Token», or a Llama, Qwen2 or Qwen3 causal model.
+        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
+        device: where to put the model; the CPU by default.
+        device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
+            ``device``.
         revision: commit, branch or tag on the Hub.
+        allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
+        as_diffusion: make a diffusion model of a causal one, as the start of a training run. Needs
+            ``mask_token_id``.
+        settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
+            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew.
 
     Raises:
-        ValueError: if there is no such model, its architecture is not supported, tensors are missing, surplus or
-            damaged.
+        ValueError: if there is no such model, its architecture or a field of its config is not supported, tensors are
+            missing, surplus, misshapen or damaged, weights are pickled, or settings make no sense.
     """
     name = str(name_or_folder)
-    place = _place(name)
-    try:
-        config = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        near = [] if name in PACKAGED else difflib.get_close_matches(name, PACKAGED, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
+    refuse_unknown(settings)
+    if device is not None and device_map is not None:
+        raise ValueError("give device or device_map, not both")
+    folder = places.find(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
+    raw = families.read_config(folder / "config.json", name)
+    # an unknown architecture is refused before its weights are looked for
+    families.read(raw, name)
+    weights = weightfiles.open_weights(folder, name, allow_pickle)
+    recipe = _as_asked(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
+    number = _dtype(dtype, raw)
+    config = families.configured(recipe, settings)
+    _note_dtype(config, number)
+    if device_map is None:
+        # 0 is a device too
+        device_map = {"": "cpu" if device is None else device}
+    model = _weighted(config, recipe, weights, name, number, device_map, settings)
+    _adopt_generation_config(model, folder)
+    tokenizer = vocabularies.read_tokenizer(folder, recipe.family, name)
+    commit = folder.name if folder.parent.name == "snapshots" else revision
+    return _assembled(model, tokenizer, recipe, raw, name, commit)
+
+
+def _as_asked(recipe: Recipe, name: str, as_diffusion: bool, settings: dict[str, Any]) -> Recipe:
+    """The recipe, as a diffusion model where a causal one is to become one."""
+    if recipe.settings is not None:
+        return recipe
+    if not as_diffusion:
+        if settings:
+            raise ValueError(
+                f"{name} is an autoregressive model, and {', '.join(settings)} can be set for diffusion models only; "
+                "pass as_diffusion=True to make it the start of one"
+            )
+        return recipe
+    if settings.get("mask_token_id") is None:
+        raise ValueError(
+            f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, the id of a row that "
+            f"its text does not use (it has {recipe.backbone.vocab_size} rows)"
         )
-        raise ValueError(f"no model can be loaded from {name!r}: {hint} ({error})") from error
-    classes: dict[str, Any] = {
-        DiffusionLMConfig.model_type: DiffusionLM,
-        **dict.fromkeys(BACKBONES, AutoModelForCausalLM),
-    }
-    if config.model_type not in classes:
-        raise ValueError(f"{name} is a {config.model_type!r} model, but sinklab loads {', '.join(classes)}")
-    model = _weights(classes[config.model_type], place, name, dtype, revision)
+    return Recipe(recipe.family, recipe.backbone, {}, recipe.plan, recipe.notes)
+
+
+def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
+    if dtype == "auto":
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(number, torch.dtype) or not number.is_floating_point:
+        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
+    return number
+
+
+def _note_dtype(config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    config.dtype = dtype
+    if isinstance(config, DiffusionLMConfig):
+        config.backbone.dtype = dtype
+
+
+def _weighted(
+    config: PreTrainedConfig,
+    recipe: Recipe,
+    weights: weightfiles.Weights,
+    name: str,
+    dtype: torch.dtype,
+    device_map: DeviceMap,
+    settings: dict[str, Any],
+) -> PreTrainedModel:
+    model = filling.hollow(config)
+    start_new = bool(settings.keys() & {"sink_kind", "sink_count", "gate", "gate_bias"})
+    plan, new = filling.complete_plan(recipe.plan, model, weights, start_new)
+    filling.check(plan, model, weights, name)
+    where = placement.plan_devices(model, device_map, dtype)
+    device_of = placement.lookup(where)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{name} has a model but no tokenizer that can be read: {error}") from error
-    family = "diffusion" if isinstance(model, DiffusionLM) else "autoregressive"
-    return Loaded(model.to(device).eval(), tokenizer, name, revision, family)
-
-
-def _place(name: str) -> str:
-    """Folder of a packaged model, or the name itself."""
-    if name in PACKAGED and not Path(name).exists():
-        return str(resources.files("sinklab.models").joinpath("packaged", name))
-    return name
-
-
-def _weights(cls: Any, place: str, name: str, dtype: Any, revision: str | None) -> Any:
-    try:
-        model, info = cls.from_pretrained(
-            place,
-            dtype=dtype,
-            revision=revision,
-            use_safetensors=True,
-            output_loading_info=True,
-            # refused below, by name
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-        )
-    except (SafetensorError, OSError, RuntimeError) as error:
+        filling.fill(model, plan, weights, dtype, device_of)
+    except (weightfiles.SafetensorError, OSError) as error:
         raise ValueError(
             f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
         ) from error
-    wrong = {
-        key: sorted(map(str, info[f"{key}_keys"]))
-        for key in ("missing", "unexpected", "mismatched")
-        if info[f"{key}_keys"]
-    }
-    if wrong:
-        listed = "; ".join(
-            f"{key}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" for key, names in wrong.items()
-        )
-        raise ValueError(
-            f"the tensors of {name} do not fit its config ({listed}); check that weights and config belong together"
-        )
-    return model
+    filling.start(model, new, dtype, device_of)
+    return (placement.dispatch(model, where) if len(where) > 1 else model).eval()
+
+
+def _adopt_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """Baselines write with the settings their authors publish; ours take theirs as arguments."""
+    if not isinstance(model, DiffusionLM) and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+
+
+def _assembled(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    recipe: Recipe,
+    raw: dict[str, Any],
+    name: str,
+    revision: str | None,
+) -> Loaded:
+    config: Any = model.config
+    row = published.find(name, raw.get("_name_or_path"), vocabulary=config.vocab_size)
+    special = vocabularies.special_ids(config, tokenizer, row, recipe.family)
+    vocabularies.adopt(tokenizer, special)
+    diffusion = isinstance(config, DiffusionLMConfig)
+    if diffusion:
+        # what the table knows must survive save_pretrained
+        if special.mask is not None and special.mask < config.vocab_size:
+            config.mask_token_id = special.mask
+        config.eot_token_id = special.eot
+        limit = config.backbone.max_position_embeddings - config.sink_count
+    else:
+        limit = config.max_position_embeddings
+    return Loaded(
+        model,
+        tokenizer,
+        name,
+        revision,
+        "diffusion" if diffusion else "autoregressive",
+        recipe.family,
+        special,
+        min(limit, row.context) if row and row.context else limit,
+        row.chat_template if row else None,
+    )

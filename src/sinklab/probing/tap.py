@@ -11,7 +11,7 @@ from torch import _C, Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from sinklab.attention import is_observed
+from sinklab.attention import is_observed, watching
 from sinklab.probing.call import NAMES, AttentionCall, SightCache
 
 
@@ -163,7 +163,8 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     tap.flush()
     tap.listeners.append(listener)
     try:
-        yield tap
+        with watching():
+            yield tap
     finally:
         tap.flush()
         tap.listeners.remove(listener)

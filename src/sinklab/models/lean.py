@@ -1,0 +1,225 @@
+"""The decoder's layers without the wrappers around them, and without what nobody will read.
+
+One form for Llama, Qwen2 and Qwen3. It leaves out, in the last layer, the queries and the MLP of positions whose logits
+are not wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their
+place (adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
+"""
+
+# B batch, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value heads, D head dim, K keys
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+_LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, modeling_qwen3.Qwen3DecoderLayer)
+_ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, modeling_qwen3.Qwen3Attention)
+_MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
+_NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
+
+# Positions that go through an MLP at a time on the CPU: what it makes of them stays in the cache, and is not memory
+# that the system takes back and hands out again (and clears) at every layer.
+_PIECE = 256
+
+
+class Memory(Protocol):
+    """What gives the keys and values of all columns for those that run."""
+
+    def update(self, k: Tensor, v: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What the layers need to know of the columns that run."""
+
+    cos_BW1D: Tensor
+    sin_BW1D: Tensor
+    """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
+    mask_B11K: Tensor | None
+    """Additive, 0 or −∞; None when nothing is hidden."""
+    wanted_Q: Tensor | None
+    """Where among the W columns those stand whose final state is asked for; None for all."""
+
+
+def signed(sin_BSD: Tensor) -> Tensor:
+    """The rotary sine for x·cos + roll(x, D/2)·sin, which needs no negated copy of x."""
+    first, second = sin_BSD.chunk(2, dim=-1)
+    return torch.cat([-first, second], dim=-1)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask (True = may attend) as one that is added to the scores."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
+class Layer:
+    """One decoder layer. What it calls is looked up once: at these sizes a look-up costs as much as a kernel."""
+
+    def __init__(self, layer: Any, gate: Any) -> None:
+        attention = layer.self_attn
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+        self.known = (
+            type(layer) in _LAYERS and type(attention) in _ATTENTIONS and all(type(norm) in _NORMS for norm in norms)
+        )
+        if not self.known:
+            return
+        self.input_norm, self.post_norm, *head_norms = map(_norm, norms)
+        self.q_norm: Callable[[Tensor], Tensor] | None = head_norms[0] if head_norms else None
+        self.k_norm: Callable[[Tensor], Tensor] | None = head_norms[1] if head_norms else None
+        self.q, self.k, self.v = map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj))
+        # A gate multiplies through a hook on the output projection: that one is called as a module.
+        self.gate, self.o = gate, _linear(attention.o_proj) if gate is None else attention.o_proj
+        self.mlp = _mlp(layer.mlp)
+        self.index, self.dim, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
+        self.heads, self.groups = attention.config.num_attention_heads, attention.config.num_key_value_heads
+
+    def __call__(self, x_BWE: Tensor, view: View, memory: Memory, wanted_Q: Tensor | None) -> Tensor:
+        """States after this layer, (B, W, E), or (B, Q, E) at the wanted columns alone."""
+        cos, sin = view.cos_BW1D, view.sin_BW1D
+        batch, width = x_BWE.shape[:2]
+        groups = (batch, width, self.groups, self.dim)
+        y_BWE = self.input_norm(x_BWE)
+        k_BGWD = _rotated(self.k(y_BWE).reshape(groups), self.k_norm, cos, sin)
+        v_BGWD = self.v(y_BWE).reshape(groups).transpose(1, 2)
+        k_BGKD, v_BGKD = memory.update(k_BGWD, v_BGWD, self.index)
+        if wanted_Q is not None:
+            x_BWE, y_BWE = x_BWE.index_select(1, wanted_Q), y_BWE.index_select(1, wanted_Q)
+            cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
+            width = len(wanted_Q)
+        q_BHWD = _rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
+        if self.gate is not None:
+            self.gate.pending = self.gate(y_BWE)
+        x_BWE = x_BWE + self.o(_attend(q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale))
+        return x_BWE + self.mlp(self.post_norm(x_BWE))
+
+
+def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: Tensor) -> Tensor:
+    """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
+    if norm is not None:
+        x_BWHD = norm(x_BWHD)
+    return torch.addcmul(x_BWHD * cos_BW1D, x_BWHD.roll(x_BWHD.shape[-1] // 2, -1), sin_BW1D).transpose(1, 2)
+
+
+def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float) -> Tensor:
+    batch, heads, width, dim = q_BHWD.shape
+    groups = k_BGKD.shape[1]
+    if groups == heads:
+        out = F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
+    else:
+        # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
+        q = q_BHWD.reshape(batch, groups, heads // groups * width, dim)
+        out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
+        out = out.reshape(batch, heads, width, dim)
+    return out.transpose(1, 2).reshape(batch, width, heads * dim)
+
+
+def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    weight, eps = norm.weight, norm.variance_epsilon
+    shape, dtype, share = weight.shape, weight.dtype, 1 / len(weight)
+    if dtype == torch.float64:
+        # transformers' norms round float64 to float32 on the way: here the result must be theirs.
+        return norm
+    eps_1 = torch.tensor(eps, device=weight.device)
+    # Only a GPU has torch.rms_norm as one kernel; on the CPU these five take half of its time.
+    by_hand = weight.device.type == "cpu" and dtype == torch.float32
+
+    def normed(x: Tensor) -> Tensor:
+        if x.dtype != dtype:
+            return norm(x)
+        if not by_hand:
+            return torch.rms_norm(x, shape, weight, eps)
+        length = torch.linalg.vector_norm(x, 2, -1, True)
+        return (x * torch.addcmul(eps_1, length, length, value=share).rsqrt_()).mul_(weight)
+
+    return normed
+
+
+def _linear(module: Any) -> Callable[[Tensor], Tensor]:
+    if type(module) is not nn.Linear:
+        return module
+    weight, bias = module.weight, module.bias
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _mlp(module: Any) -> Callable[[Tensor], Tensor]:
+    projections = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    stock = type(module) in _MLPS and all(type(projection) is nn.Linear for projection in projections)
+    if not stock or module.config.hidden_act != "silu":
+        return module
+    gate, up, down = map(_linear, projections)
+
+    def piece(x_BWE: Tensor) -> Tensor:
+        # In place: nobody else holds what the first projection made.
+        return down(F.silu(gate(x_BWE), inplace=True).mul_(up(x_BWE)))
+
+    def whole(x_BWE: Tensor) -> Tensor:
+        if x_BWE.shape[1] <= _PIECE or x_BWE.device.type != "cpu":
+            return piece(x_BWE)
+        return torch.cat([piece(part) for part in x_BWE.split(_PIECE, 1)], 1)
+
+    return whole
+
+
+class Decoder:
+    """The lean form of a model's decoder, and whether it computes what the decoder would.
+
+    It does for the three known kinds of layers, attention through SDPA, no dropout, nothing compiled, and no hook or
+    patched forward but our own; :meth:`is_faithful` is asked before every evaluation.
+    """
+
+    def __init__(self, model: Any) -> None:
+        decoder = model.model
+        gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
+        self.decoder = decoder
+        self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
+        self._unhooked_at: int | None = None
+        modules = list(model.modules())
+        self._known = (
+            type(decoder.norm) in _NORMS
+            and all(layer.known for layer in self.layers)
+            and not any("forward" in vars(module) or module._compiled_call_impl is not None for module in modules)
+        )
+        if self._known:
+            self.norm = _norm(decoder.norm)
+        self._hooks = [
+            (hooks, sum(map(_is_ours, hooks.values())))
+            for module in modules
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        ]
+
+    def is_faithful(self) -> bool:
+        """Whether this form may stand for the decoder now."""
+        decoder = self.decoder
+        return (
+            self._known
+            and not decoder.training
+            and decoder.config._attn_implementation == "sdpa"
+            and self._is_unhooked()
+        )
+
+    def _is_unhooked(self) -> bool:
+        # Every new hook, on whatever module, takes the next number: while that stays the same, none has come.
+        latest = RemovableHandle.next_id
+        if self._unhooked_at != latest:
+            foreign = nn.modules.module._has_any_global_hook() or any(len(hooks) != n for hooks, n in self._hooks)
+            self._unhooked_at = None if foreign else latest
+        return self._unhooked_at == latest
+
+    def __call__(self, x_BWE: Tensor, view: View, memory: Memory) -> Tensor:
+        """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns that run."""
+        for layer in self.layers[:-1]:
+            x_BWE = layer(x_BWE, view, memory, None)
+        return self.norm(self.layers[-1](x_BWE, view, memory, view.wanted_Q))
+
+
+def _is_ours(hook: Any) -> bool:
+    return getattr(hook, "__module__", "").startswith("sinklab.models.")

@@ -1,0 +1,193 @@
+"""A model can be copied, pickled, saved, resized; its config says no to what it does not know."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from tiny_diffusion import tiny_model
+
+IDS = torch.arange(3, 15)[None]
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def through_torch_save(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled, through_torch_save])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_copy_uses_its_own_gate_and_sink(duplicate, checkpointing):
+    model = tiny_model(2, gate="elementwise", rope_dtype="bfloat16")
+    before = model(IDS).logits
+    twin = duplicate(model)
+    if checkpointing:
+        for one in (model, twin):
+            enable = getattr(one, "activation_checkpointing_enable", None) or one.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+            one.train()
+    assert torch.equal(twin(IDS).logits, before)
+    with torch.no_grad():
+        for gate in twin.gates:
+            gate.weight.add_(1.0)
+        twin.sink_embeddings.add_(1.0)
+    changed = twin(IDS).logits
+    assert (changed - before).abs().max() > 1e-2
+    assert torch.equal(model(IDS).logits, before)
+    changed.square().mean().backward()
+    assert all(gate.weight.grad is not None for gate in twin.gates)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_gate_multiplies_once_and_only_what_it_was_asked_for():
+    model = tiny_model(gate="elementwise")
+    projection = model.model.layers[0].self_attn.o_proj
+    x = torch.randn(1, 3, projection.in_features)
+    model(IDS)
+    assert all(gate.pending is None for gate in model.gates)
+    assert torch.equal(projection(x), torch.nn.functional.linear(x, projection.weight))
+    assert [name for name in model.state_dict() if "gate" in name and "mlp" not in name] == [
+        "gates.0.weight",
+        "gates.1.weight",
+    ]
+
+
+def test_factors_left_by_an_interrupted_call_are_not_copied():
+    model = tiny_model(gate="elementwise")
+    handle = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(interrupt, prepend=True)
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS)
+    handle.remove()
+    assert model.gates[0].pending is not None
+    assert torch.equal(copy.deepcopy(model)(IDS).logits, model(IDS).logits)
+
+
+def interrupt(module, args):
+    raise KeyboardInterrupt
+
+
+def test_the_callers_backbone_config_is_left_alone():
+    backbone = tiny_model().config.backbone
+    config = LlamaConfig(**{**backbone.to_dict(), "is_causal": True})
+    ours = DiffusionLMConfig(config)
+    assert config.is_causal
+    assert not ours.backbone.is_causal
+    fields = config.to_dict()
+    DiffusionLMConfig(fields)
+    assert fields == config.to_dict()
+
+
+def test_unknown_keys_are_refused_with_the_near_ones():
+    backbone = tiny_model().config.backbone
+    with pytest.raises(ValueError, match=r"'sink_cuont' is no setting of a .*did you mean 'sink_count'"):
+        DiffusionLMConfig(backbone, sink_cuont=1)
+    with pytest.raises(ValueError, match=r"'colour' is no setting of .*known are backbone, sink_kind"):
+        DiffusionLMConfig(backbone, colour="blue")
+    with pytest.raises(ValueError, match="did you mean 'mask_token_id'"):
+        DiffusionLM.from_backbone(LlamaForCausalLM(backbone), mask_tokn_id=3)
+    with pytest.raises(ValueError, match="rope_dtype must be one of float32, bfloat16, but is 'bf16'"):
+        DiffusionLMConfig(backbone, rope_dtype="bf16")
+    with pytest.raises(ValueError, match="text_vocab_size must be from 1 to the size of the vocabulary 280"):
+        DiffusionLMConfig(backbone, text_vocab_size=281)
+    tied = LlamaConfig(**{**backbone.to_dict(), "tie_word_embeddings": True})
+    with pytest.raises(ValueError, match="head of 279 rows cannot be tied"):
+        DiffusionLMConfig(tied, output_vocab_size=279)
+
+
+def test_what_transformers_writes_into_a_config_comes_back(tmp_path):
+    config = tiny_model(1, text_vocab_size=270, eot_token_id=7, rope_dtype="bfloat16").config
+    config.id2label = {0: "no", 1: "yes", 2: "perhaps"}
+    config.label2id = {"no": 0, "yes": 1, "perhaps": 2}
+    config.architectures = ["DiffusionLM"]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(tmp_path)
+    again = DiffusionLMConfig.from_pretrained(tmp_path)
+    assert again.to_dict() | {"_name_or_path": ""} == config.to_dict() | {
+        "_name_or_path": "",
+        "transformers_version": again.to_dict()["transformers_version"],
+    }
+    assert (again.text_vocab_size, again.eot_token_id, again.rope_dtype) == (270, 7, "bfloat16")
+    assert DiffusionLMConfig(**again.to_dict()).to_dict() == again.to_dict()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("size", [300, 278])
+def test_the_vocabulary_can_be_resized(tmp_path, tied, size):
+    torch.manual_seed(0)
+    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "tie_word_embeddings": tied})
+    model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=5)).eval()
+    before = model(IDS).logits
+    embedding = model.resize_token_embeddings(size)
+    assert embedding is model.get_input_embeddings()
+    assert (model.config.vocab_size, model.config.backbone.vocab_size, model.model.vocab_size) == (size,) * 3
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    after = model(IDS).logits
+    shared = min(size, 280)
+    assert after.shape[-1] == size
+    assert torch.equal(after[..., :shared], before[..., :shared])
+    model.save_pretrained(tmp_path)
+    assert torch.equal(DiffusionLM.from_pretrained(tmp_path).eval()(IDS).logits, after)
+
+
+def test_a_resize_that_cannot_be_is_refused():
+    model = tiny_model()
+    mask_id = model.config.mask_token_id
+    with pytest.raises(ValueError, match=rf"cut off \[MASK\] \(id {mask_id}\); keep at least {mask_id + 1}"):
+        model.resize_token_embeddings(mask_id)
+    with pytest.raises(ValueError, match="279 rows for 280 ids"):
+        tiny_model(output_vocab_size=279).resize_token_embeddings(300)
+
+
+def test_ids_without_a_row_in_the_head_have_no_probability():
+    model = tiny_model(output_vocab_size=277)
+    logits = model(IDS).logits
+    assert logits.shape[-1] == 280
+    assert model.lm_head.weight.shape[0] == 277
+    assert logits.isfinite().all()
+    assert (logits.softmax(-1)[..., 277:] == 0).all()
+    assert torch.equal((logits - logits)[..., 277:], torch.zeros_like(logits)[..., 277:])
+
+
+def test_a_dlm_from_a_bfloat16_backbone_keeps_exact_frequencies():
+    backbone = tiny_model().config.backbone
+    causal = LlamaForCausalLM(backbone).to(torch.bfloat16)
+    model = DiffusionLM.from_backbone(causal, mask_token_id=5)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(model.model.rotary_emb.inv_freq, LlamaForCausalLM(backbone).model.rotary_emb.inv_freq)
+    assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
+
+
+def test_rotary_tables_are_rounded_as_asked():
+    states, positions = torch.zeros(1, 1), torch.arange(50)[None]
+    exact = tiny_model().model.rotary_emb(states, positions)
+    rounded = tiny_model(rope_dtype="bfloat16").model.rotary_emb(states, positions)
+    for ours, theirs in zip(rounded, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs.bfloat16().float())
+        assert not torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_attention_that_a_config_asks_for_is_used(implementation):
+    config = DiffusionLMConfig(tiny_model().config.backbone.to_dict(), attn_implementation=implementation)
+    assert DiffusionLM(config).model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
+def test_end_of_text_ids_are_a_tuple(tmp_path, eos, expected):
+    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "eos_token_id": eos})
+    config = DiffusionLMConfig(backbone)
+    assert config.eos_ids == expected
+    config.save_pretrained(tmp_path)
+    assert DiffusionLMConfig.from_pretrained(tmp_path).eos_ids == expected

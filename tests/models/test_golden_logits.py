@@ -1,0 +1,80 @@
+"""Logits of every published format, through load(), against what the authors' code gives."""
+
+import pytest
+import torch
+
+from golden_llada import golden_cases, golden_folder, golden_tensors
+from sinklab.models import DiffusionLM, load
+
+TOLERANCE = {"fast_dllm": 1e-3}
+FAMILIES = {
+    "llada": "llada",
+    "fast_dllm": "llada",
+    "mmada": "mmada",
+    "dream": "dream",
+    "smdm_vanilla": "smdm",
+    "smdm_sink": "smdm",
+    "smdm_gate": "smdm",
+}
+
+
+def cases(family):
+    """Name, ids, attention mask, expected logits at comparable positions, and which those are."""
+    expected = golden_tensors(family)
+    for case in golden_cases(family)["logits"]:
+        prefix = f"logits.{case['name']}."
+        logits = expected.get(prefix + "shifted", expected[prefix + "logits"])
+        valid = expected.get(prefix + "valid_shifted", expected.get(prefix + "valid"))
+        everywhere = torch.ones(logits.shape[:2], dtype=torch.bool)
+        mask = expected.get(prefix + "attention_mask")
+        yield case["name"], expected[prefix + "input_ids"].long(), mask, logits, everywhere if valid is None else valid
+
+
+def settings(family):
+    return {"rope_dtype": "float32"} if family.startswith("smdm") else {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_logits(family):
+    loaded = load(golden_folder(family), **settings(family))
+    assert (loaded.family, loaded.published_family, loaded.tokenizer) == ("diffusion", FAMILIES[family], None)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    columns = golden_tensors(family).get("columns")
+    names = set()
+    for name, ids, mask, logits, valid in cases(family):
+        with torch.inference_mode():
+            ours = loaded.model(ids, mask).logits
+        ours = ours[..., : logits.shape[-1]] if columns is None else ours[..., columns.long()]
+        assert (ours - logits)[valid].abs().max() < TOLERANCE.get(family, 5e-4), name
+        names.add(name)
+    assert {"batch"} < names
+    assert ("leftpad" in names) == (family in ("llada", "mmada", "dream"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_special_ids(family):
+    loaded, ids = load(golden_folder(family)), golden_cases(family)["special_ids"]
+    assert (loaded.special.mask, loaded.model.config.mask_token_id) == (ids["mask"], ids["mask"])
+    assert (loaded.special.eos, loaded.special.pad) == (ids.get("eos"), ids.get("pad"))
+    # the folder names a published model of another vocabulary: its end of turn is not this one's
+    assert loaded.special.eot is None
+    assert loaded.model.config.logit_shift == (family == "dream")
+    if family == "mmada":
+        assert (loaded.model.config.text_vocab_size, loaded.model.config.vocab_size) == (240, 304)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_published_model_becomes_our_own(tmp_path, family):
+    loaded = load(golden_folder(family))
+    loaded.model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.published_family == "sinklab"
+    # our own format has no name from the table, hence no end of turn or context that only the table knows
+    assert (again.special, again.context) == (loaded.special, loaded.context)
+    assert again.model.config.text_vocab_size == loaded.model.config.text_vocab_size
+    through_class = DiffusionLM.from_pretrained(tmp_path).eval()
+    for _, ids, mask, _, _ in cases(family):
+        with torch.inference_mode():
+            logits = loaded.model(ids, mask).logits
+            assert torch.equal(again.model(ids, mask).logits, logits)
+            assert torch.equal(through_class(ids, mask).logits, logits)
