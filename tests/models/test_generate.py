@@ -1,7 +1,10 @@
+import dataclasses
+
 import pytest
 import torch
 from transformers import TextDiffusionStreamer
 
+from sinklab.sampling import DecodingSettings, Entropy, EntropyBound, Factor
 from tiny_diffusion import TEXT, tiny_model, tiny_tokenizer
 
 MASK = 2
@@ -51,6 +54,35 @@ def test_a_left_padded_batch_equals_its_rows(sink: dict) -> None:
         for row, prompt in enumerate(prompts):
             alone = model.generate(torch.tensor([prompt]), max_new_tokens=6, **options)
             assert torch.equal(out[row, -6 - len(prompt) :], alone[0]), (options, row)
+
+
+GREEDY = [
+    *((rule, schedule) for rule in ("low_confidence", "maskgit_plus") for schedule in ("threshold", "factor")),
+    *((rule, schedule) for rule in ("entropy", "topk_margin", "left_to_right") for schedule in ("even", "timed")),
+    *(("low_confidence", schedule) for schedule in ("even", "timed")),
+    *(("maskgit_plus", schedule) for schedule in ("even", "timed")),
+    *(("topk_margin", "threshold"), ("entropy", "entropy_bound")),
+]
+NUMBERS = {"threshold": {"threshold": 0.1}, "factor": {"factor": 1.4}, "entropy_bound": {"gamma": 5.0}}
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+@pytest.mark.parametrize(("rule", "schedule"), GREEDY, ids=str)
+def test_a_batch_equals_its_rows_under_every_rule_schedule_and_cache(rule: str, schedule: str, cache: str) -> None:
+    model = tiny_model(1).double()
+    prompts = [[40, 41, 42, 43, 44], [50, 51], [60]]
+    ids, real = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 5, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, -len(prompt) :] = torch.tensor(prompt)
+        real[row, -len(prompt) :] = 1
+    options = {"rule": rule, "schedule": schedule, "cache": cache, "block_length": 4, "max_new_tokens": 10}
+    options |= NUMBERS.get(schedule, {})
+    for more in ({}, {"stop_ids": tuple(range(0, 280, 7))}):
+        out = model.generate(ids, real, **options, **more)
+        assert MASK not in out[:, 5:]
+        for row, prompt in enumerate(prompts):
+            alone = model.generate(torch.tensor([prompt]), **options, **more)
+            assert torch.equal(out[row, 5 - len(prompt) :], alone[0]), (row, more)
 
 
 def test_infilling_fills_the_masks_and_nothing_else() -> None:
@@ -132,6 +164,58 @@ def test_guidance_asks_twice_and_changes_the_text() -> None:
     assert not torch.equal(plain, guided)
 
 
+def test_dynamic_schedules_run_the_model_less_often() -> None:
+    model = tiny_model()
+    calls = calls_of(model)
+    ids = torch.tensor([[40, 41]])
+    model.generate(ids, max_new_tokens=8, schedule="threshold", threshold=0.0)
+    assert calls == [8]
+    calls.clear()
+    model.generate(ids, max_new_tokens=8, schedule="threshold", threshold=1.0)
+    assert calls == [8, 7, 6, 5, 4, 3, 2, 1]
+    calls.clear()
+    model.generate(ids, max_new_tokens=8, schedule=Factor(50.0), block_length=4)
+    assert calls == [4, 4]
+    calls.clear()
+    model.generate(ids, max_new_tokens=4, schedule="timed")
+    assert calls == [4, 4, 3, 2], "Dream's first step commits nothing"
+
+
+def test_it_ends_early_at_end_of_text() -> None:
+    model = tiny_model()
+    ids = torch.tensor([[40, 41], [50, 51]])
+    full = model.generate(ids, max_new_tokens=10, rule="left_to_right")
+    eos = full[0, 4].item()
+    assert full[0, 2:].tolist().index(eos) == 2
+    calls = calls_of(model)
+    first = full[:1].clone()
+    first[:, 5:] = eos
+    options = {"max_new_tokens": 10, "rule": "left_to_right"}
+    assert torch.equal(model.generate(ids[:1], stop_ids=(eos,), **options), first)
+    assert len(calls) == 3
+    calls.clear()
+    for named in (eos, [eos, 7]):
+        model.config.eos_token_id = named
+        assert torch.equal(model.generate(ids[:1], stop_at_eos=True, **options), first)
+        assert torch.equal(model.generate(ids[:1], **options), full[:1]), "only where asked for"
+    model.config.eos_token_id = None
+    with pytest.raises(ValueError, match="stop_at_eos needs the id of end of text, but the model names none"):
+        model.generate(ids, stop_at_eos=True, **options)
+
+
+def test_settings_in_one_record_and_by_keyword_are_the_same() -> None:
+    model = tiny_model(1)
+    ids = torch.tensor([[40, 41]])
+    record = DecodingSettings(rule="entropy", schedule="entropy_bound", gamma=4.0, temperature=0.8, top_k=9, seed=5)
+    out = model.generate(ids, max_new_tokens=12, settings=record)
+    options = {name: value for name, value in dataclasses.asdict(record).items() if value != ()}
+    assert torch.equal(out, model.generate(ids, max_new_tokens=12, **options))
+    plan = EntropyBound(4.0)
+    plain = DecodingSettings(temperature=0.8, top_k=9, seed=5)
+    assert torch.equal(out, model.generate(ids, max_new_tokens=12, settings=plain, rule=Entropy(), schedule=plan))
+    assert not torch.equal(out, model.generate(ids, max_new_tokens=12, settings=record, seed=6))
+
+
 class FakeStreamer:
     def __init__(self) -> None:
         self.events: list[tuple[str, list[int]]] = []
@@ -207,6 +291,10 @@ def test_the_model_is_left_as_it_was() -> None:
         ({"max_new_tokens": 4, "steps": 5}, "steps must not exceed the open positions"),
         ({"max_new_tokens": 4, "steps": 1, "block_length": 2}, "each block needs at least 1 step"),
         ({"max_new_tokens": 4, "rule": "confidence"}, "unknown unmasking rule 'confidence'"),
+        ({"max_new_tokens": 4, "schedule": "threshold", "steps": 4}, "'threshold' runs until each block is done"),
+        ({"max_new_tokens": 4, "schedule": "threshold", "rule": "random"}, "does not go with the rule RandomOrder"),
+        ({"max_new_tokens": 4, "factor": 1.5}, "factor does not go with the schedule 'even'"),
+        ({"max_new_tokens": 4, "top_p": 0.9}, "top_p and top_k do nothing at temperature 0"),
         ({"max_new_tokens": 4, "temperature": -1}, "temperature must be 0 or a positive"),
         ({"max_new_tokens": 4, "cfg_scale": float("inf")}, "guidance scale must be a finite number"),
     ],
@@ -225,8 +313,12 @@ def test_it_refuses_before_any_work(arguments: dict, message: str) -> None:
 
 def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
     ids = ids_of(TEXT[:10])
-    with pytest.raises(TypeError, match="do_sample"):
+    with pytest.raises(TypeError, match="generate has no option 'do_sample'"):
         tiny_model().generate(ids, max_new_tokens=2, do_sample=True)
+    with pytest.raises(TypeError, match="no option 'num_beams'; options are rule, schedule, cache, steps"):
+        tiny_model().generate(ids, max_new_tokens=2, num_beams=4)
+    with pytest.raises(TypeError, match=r"no option 'treshold'; did you mean threshold\?"):
+        tiny_model().generate(ids, max_new_tokens=2, treshold=0.9)
     maskless = tiny_model(mask_token_id=None)
     with pytest.raises(ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"):
         maskless.generate(ids, max_new_tokens=2)

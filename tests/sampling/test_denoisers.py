@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
-from sinklab.sampling import Canvas, denoise, guided, suppressed
+from sinklab.sampling import Canvas, denoise, guided, limited, suppressed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
 
@@ -71,3 +71,57 @@ def test_bad_wrappers_are_refused():
         suppressed(toy, [])
     with pytest.raises(ValueError, match=r"vocabulary, 0 to 22, got \[3, 99\]"):
         suppressed(toy, [99, 3])(CANVAS.ids_BS, CANVAS.open_BS)
+    with pytest.raises(ValueError, match="a vocabulary has at least 1 id, got 0"):
+        limited(toy, 0)
+
+
+def test_a_limited_vocabulary_leaves_the_other_ids_out_of_every_probability():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    few = limited(toy, 10)
+    assert torch.equal(few(CANVAS.ids_BS, CANVAS.open_BS), toy(CANVAS.ids_BS, CANVAS.open_BS)[:, :10])
+    last = list(denoise(few, CANVAS, steps=3))[-1]
+    assert last.ids_BS[CANVAS.open_BS].max() < 10
+
+
+class Remembering(ToyDenoiser):
+    """Writes down what its sessions are asked; computes afresh."""
+
+    def __init__(self, attention_BS):
+        super().__init__(attention_BS)
+        self.sessions = []
+
+    def session(self):
+        asked = []
+        self.sessions.append(asked)
+
+        def step(ids_BS, wanted_BS, columns):
+            asked.append((ids_BS.clone(), columns))
+            return self(ids_BS, wanted_BS)
+
+        return step
+
+
+WRAPPERS = {
+    "guided": lambda denoiser: guided(denoiser, 1.5, CANVAS.prompt_BS, MASK),
+    "suppressed": lambda denoiser: suppressed(denoiser, [2, 5]),
+    "limited": lambda denoiser: limited(denoiser, 12),
+    "all": lambda denoiser: guided(suppressed(limited(denoiser, 12), [2, 5]), 1.5, CANVAS.prompt_BS, MASK),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_can_remember_if_and_only_if_their_denoiser_can(name):
+    wrap = WRAPPERS[name]
+    assert not hasattr(wrap(ToyDenoiser(CANVAS.attention_BS)), "session")
+    toy = Remembering(CANVAS.attention_BS)
+    wrapped = wrap(toy)
+    session = wrapped.session()
+    for columns in (None, slice(3, 7), torch.arange(3, 9)):
+        ours = session(CANVAS.ids_BS, CANVAS.open_BS, columns)
+        assert torch.equal(ours, wrapped(CANVAS.ids_BS, CANVAS.open_BS))
+        assert all(asked[-1][1] is columns for asked in toy.sessions)
+    assert len(toy.sessions) == (2 if name in ("guided", "all") else 1), "the two calls of guidance remember apart"
+    if len(toy.sessions) == 2:
+        conditional, hidden = (asked[0][0] for asked in toy.sessions)
+        assert torch.equal(conditional, CANVAS.ids_BS)
+        assert (hidden[CANVAS.prompt_BS] == MASK).all()

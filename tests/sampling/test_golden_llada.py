@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_tensors, llada_denoiser, load_llada
-from sinklab.sampling import Canvas, denoise, guided, suppressed
+from sinklab.sampling import Canvas, LowConfidence, denoise, guided, suppressed
 
 PLAIN = ["full", "uneven", "blocks3", "blocks3_uneven", "one_step", "batch_equal", "batch_leftpad"]
 GUIDED = ["cfg", "batch_leftpad_cfg"]
@@ -67,13 +67,11 @@ def test_logits_eos_inf_is_a_wrapper(golden):
     assert_same_run(golden, "eos_inf", run(golden, "eos_inf", lambda denoiser, canvas: suppressed(denoiser, [eos])))
 
 
-def test_confidence_eos_eot_inf_is_a_rule(golden):
-    banned = torch.tensor([golden[0]["special_ids"][name] for name in ("eos", "eot")])
-
-    def rule(logits_MV, proposal_M, generator):
-        return logits_MV.index_fill(1, banned, -torch.inf).softmax(-1).gather(1, proposal_M[:, None])[:, 0]
-
-    assert_same_run(golden, "conf_eos_eot_inf", run(golden, "conf_eos_eot_inf", rule=rule))
+def test_confidence_eos_eot_inf_defers_them(golden):
+    deferred = tuple(golden[0]["special_ids"][name] for name in ("eos", "eot"))
+    steps = run(golden, "conf_eos_eot_inf", rule=LowConfidence(defer_ids=deferred))
+    assert_same_run(golden, "conf_eos_eot_inf", steps)
+    assert any((step.confidence_BS == 0).any() for step in steps), "the case never proposes such a token"
 
 
 @pytest.mark.parametrize("name", ["single", "batch", "leftpad"])

@@ -142,8 +142,9 @@ def test_equal_scores_are_committed_from_the_left():
 
 
 def test_candidates_scored_minus_infinity_are_committed_last_and_before_no_other_position():
-    def last_one_only(logits_MV, proposal_M, generator):
-        return torch.where(torch.arange(len(proposal_M)) == len(proposal_M) - 1, 0.0, -torch.inf)
+    def last_one_only(candidates):
+        count = len(candidates.tokens_M)
+        return torch.where(torch.arange(count) == count - 1, 0.0, -torch.inf)
 
     done, _ = run(prompts([[1, 2]], 4), rule=last_one_only, steps=2)
     assert [step.committed_BS.nonzero()[:, 1].tolist() for step in done] == [[2, 5], [3, 4]]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, VOCABULARY, ToyDenoiser
 
-from sinklab.sampling import Canvas, denoise
+from sinklab.sampling import Canvas, EvenQuota, denoise
 
 
 def prompts():
@@ -58,6 +58,57 @@ def test_logits_of_the_wrong_shape_are_refused():
 
 def test_a_rule_that_gives_nan_is_refused():
     canvas = prompts()
-    hopeless = denoise(lambda ids_BS, wanted_BS: torch.full((48, VOCABULARY), -torch.inf), canvas)
-    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule LowConfidence\(\) gave NaN"):
+    zeros = torch.zeros(48, VOCABULARY)
+    hopeless = denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0)
+    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN; look for logits that are inf"):
         next(hopeless)
+
+
+@pytest.mark.parametrize("settings", [{}, {"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
+def test_positions_without_a_possible_token_are_refused(settings):
+    canvas = prompts()
+    table = torch.zeros(48, VOCABULARY)
+    table[7] = -torch.inf
+    generator = torch.Generator().manual_seed(0)
+    hopeless = denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings)
+    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) 1 of 48 positions have logits of -inf only; suppress"):
+        next(hopeless)
+
+
+@pytest.mark.parametrize("settings", [{"rule": "random"}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+def test_nan_logits_are_seen_whatever_reads_them(settings):
+    canvas = prompts()
+    table = torch.zeros(48, VOCABULARY)
+    table[7, 3] = torch.nan
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) 1 of 48 positions are NaN"):
+        next(denoise(lambda ids_BS, wanted_BS: table, canvas, generator=generator, **settings))
+
+
+def test_logits_whose_sum_overflows_are_fine():
+    canvas = prompts()
+    table = torch.full((48, VOCABULARY), 6e4, dtype=torch.float16)
+    assert len(list(denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, steps=2))) == 2
+
+
+def test_a_schedule_that_never_ends_is_refused():
+    class Idle(EvenQuota):
+        def begun(self, size_B, evaluations, rule):
+            return lambda ordered_BC, todo_BC, nth: torch.zeros_like(size_B)
+
+    canvas = prompts()
+    with pytest.raises(ValueError, match=r"left masks behind in block 0 after 3 evaluations"):
+        list(denoise(ToyDenoiser(canvas.attention_BS), canvas, schedule=Idle(), steps=3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        (lambda candidates: candidates.columns_M, r"torch.int64 of shape \(48,\)"),
+        (lambda candidates: candidates.probability_MV, r"torch.float64 of shape \(48, 23\)"),
+    ],
+)
+def test_scores_of_another_shape_or_kind_are_refused(rule, found):
+    canvas = prompts()
+    with pytest.raises(ValueError, match=rf"one float per candidate, \(48,\), but at step 0 \(block 0\).*{found}"):
+        next(denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule))

@@ -1,94 +1,201 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
 import pytest
 import torch
+from toy_denoiser import MASK, VOCABULARY
 
-from sinklab.sampling import LowConfidence, RandomOrder, rule_by_name, sample_tokens
+from sinklab.sampling import (
+    RULES,
+    Candidates,
+    Canvas,
+    Entropy,
+    LowConfidence,
+    MaskgitPlus,
+    Origin,
+    PositionalOrder,
+    RandomOrder,
+    Timed,
+    TokenSampling,
+    TopkMargin,
+    denoise,
+    rule_by_name,
+)
 
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def candidates(logits_MV, generator=None, mask_id=99, **sampling):
+    place_BC = torch.ones(1, len(logits_MV), dtype=torch.bool)
+    column_BC = torch.arange(len(logits_MV))[None]
+    return Candidates(logits_MV, TokenSampling(**sampling), mask_id, place_BC, column_BC, generator)
+
+
 def test_low_confidence_is_the_softmax_probability_of_the_proposal():
     logits_MV = torch.randn(7, 11, generator=seeded(), dtype=torch.float64)
-    proposal_M = torch.randint(0, 11, (7,), generator=seeded())
-    expected = [(row.exp()[token] / row.exp().sum()).item() for row, token in zip(logits_MV, proposal_M, strict=True)]
-    score_M = LowConfidence()(logits_MV, proposal_M, None)
-    torch.testing.assert_close(score_M, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    drawn = candidates(logits_MV, seeded(), temperature=3.0, top_k=4)
+    expected = [
+        (row.exp()[token] / row.exp().sum()).item() for row, token in zip(logits_MV, drawn.tokens_M, strict=True)
+    ]
+    torch.testing.assert_close(LowConfidence()(drawn), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    assert not torch.equal(drawn.tokens_M, logits_MV.argmax(-1))
 
 
 def test_confidence_is_taken_in_float32_or_better():
-    logits_MV = torch.randn(3, 5).bfloat16()
-    assert LowConfidence()(logits_MV, logits_MV.argmax(-1), None).dtype == torch.float32
+    for rule in (LowConfidence(), MaskgitPlus(), TopkMargin(), Entropy()):
+        assert rule(candidates(torch.randn(3, 5).bfloat16())).dtype == torch.float32
+        assert rule(candidates(torch.randn(3, 5).double())).dtype == torch.float64
 
 
 def test_confidences_near_one_keep_their_order():
     logits_MV = torch.tensor([[300.0, 285.5], [300.0, 285.0], [300.0, 286.0]])
-    score_M = LowConfidence()(logits_MV, torch.zeros(3, dtype=torch.int64), None)
-    assert score_M.argsort(descending=True).tolist() == [1, 0, 2]
+    assert LowConfidence()(candidates(logits_MV)).argsort(descending=True).tolist() == [1, 0, 2]
+
+
+def test_deferred_tokens_have_confidence_zero_and_no_part_in_the_others():
+    logits_MV = torch.tensor([[1.0, 5.0, 2.0], [4.0, 3.0, 0.0]])
+    score_M = LowConfidence(defer_ids=(1,))(candidates(logits_MV))
+    assert score_M[0] == 0
+    assert score_M[1].item() == pytest.approx(1 / (1 + math.exp(-4)))
+    with pytest.raises(ValueError, match=r"defer_ids must lie in the vocabulary, 0 to 2, got \(3,\); check"):
+        LowConfidence(defer_ids=(3,))(candidates(logits_MV))
+
+
+def test_scores_are_not_those_of_the_proposal_where_the_rule_looks_at_the_distribution():
+    """A drawn token of probability 0.1: its own confidence is low, margin and entropy are those of the rest."""
+    p = torch.tensor([[0.6, 0.3, 0.1]] * 400).log()
+    drawn = candidates(p, seeded(), temperature=1.0)
+    assert set(drawn.tokens_M.tolist()) == {0, 1, 2}
+    torch.testing.assert_close(MaskgitPlus()(drawn), p.exp()[0][drawn.tokens_M])
+    torch.testing.assert_close(TopkMargin()(drawn), torch.full((400,), 0.3))
+    torch.testing.assert_close(Entropy()(drawn), torch.full((400,), sum(x * math.log(x) for x in (0.6, 0.3, 0.1))))
+
+
+def test_temperature_shapes_dreams_scores_and_not_lladas():
+    logits_MV = torch.randn(6, 5, generator=seeded())
+    hot = candidates(logits_MV, seeded(), temperature=2.0)
+    torch.testing.assert_close(MaskgitPlus()(hot), (logits_MV / 2).softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0])
+    torch.testing.assert_close(LowConfidence()(hot), logits_MV.softmax(-1).gather(1, hot.tokens_M[:, None])[:, 0])
 
 
 def test_random_order_ignores_the_logits_and_follows_the_generator():
-    proposal_M = torch.zeros(200, dtype=torch.int64)
-    first = RandomOrder()(torch.zeros(200, 3), proposal_M, seeded(1))
-    assert torch.equal(first, RandomOrder()(torch.randn(200, 3), proposal_M, seeded(1)))
-    assert not torch.equal(first, RandomOrder()(torch.zeros(200, 3), proposal_M, seeded(2)))
+    first = RandomOrder()(candidates(torch.zeros(200, 3), seeded(1)))
+    assert torch.equal(first, RandomOrder()(candidates(torch.randn(200, 3), seeded(1))))
+    assert not torch.equal(first, RandomOrder()(candidates(torch.zeros(200, 3), seeded(2))))
     with pytest.raises(ValueError, match=r"random order needs a source of randomness.*generator=torch.Generator\(\)"):
-        RandomOrder()(torch.zeros(2, 3), proposal_M[:2], None)
+        RandomOrder()(candidates(torch.zeros(2, 3)))
+
+
+def zeros(ids_BS, wanted_BS):
+    return torch.zeros(int(wanted_BS.sum()), VOCABULARY)
+
+
+def test_positional_order_is_one_permutation_per_row_known_from_the_start():
+    canvas = Canvas.from_prompts([[1]] * 300, new_tokens=5, mask_id=MASK)
+    steps = list(denoise(zeros, canvas, rule="positional", generator=seeded(5)))
+    assert all((step.committed_BS.sum(1) == 1).all() for step in steps)
+    order_BT = torch.stack([step.committed_BS.int().argmax(1) for step in steps], 1)
+    for step in steps:
+        seen = step.confidence_BS[:, 1:]
+        assert torch.equal(seen.isnan(), ~step.masked_BS[:, 1:])
+        assert torch.equal(seen[~seen.isnan()], steps[0].confidence_BS[:, 1:][~seen.isnan()])
+    assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
+    # 300 of 120 permutations: all but a few must come up.
+    assert len({tuple(row) for row in order_BT.tolist()}) > 90
+    with pytest.raises(ValueError, match=r"drawn before the first step; call begun\(open_BS, generator\)"):
+        PositionalOrder()(candidates(torch.zeros(2, 3)))
+
+
+@pytest.mark.parametrize("alg_temp", [0.3, 1.5])
+def test_alg_temp_draws_positions_like_successive_draws_without_replacement(alg_temp):
+    rows, k = 20_000, 2
+    confidence = [0.9, 0.5, 0.3, 0.2]
+    canvas = Canvas.from_prompts([[]] * rows, new_tokens=4, mask_id=9)
+    p = torch.tensor([[x, *[(1 - x) / 8] * 8] for x in confidence], dtype=torch.float64).log()
+    denoiser = lambda ids_BS, wanted_BS: p.repeat(rows, 1)  # noqa: E731
+    rule = LowConfidence(alg_temp=alg_temp)
+    step = next(denoise(denoiser, canvas, rule=rule, steps=2, generator=seeded(1)))
+    weights = [math.exp(x / alg_temp) for x in confidence]
+    pairs = dict.fromkeys(itertools.combinations(range(4), k), 0.0)
+    for first, second in itertools.permutations(range(4), k):
+        chance = weights[first] / sum(weights) * weights[second] / (sum(weights) - weights[first])
+        pairs[tuple(sorted((first, second)))] += chance
+    drawn = step.committed_BS.nonzero()[:, 1].view(rows, k)
+    chi_square = 0.0
+    for pair, chance in pairs.items():
+        found = int((drawn == torch.tensor(pair)).all(1).sum())
+        chi_square += (found - rows * chance) ** 2 / (rows * chance)
+    # 5 degrees of freedom: 20.5 is passed once in a thousand seeds.
+    assert chi_square < 20.5
+    torch.testing.assert_close(step.confidence_BS[0], torch.tensor(confidence, dtype=torch.float64))
+
+
+def test_alg_temp_zero_takes_the_best_and_needs_no_generator():
+    canvas = Canvas.from_prompts([[1]], new_tokens=6, mask_id=MASK)
+    table_MV = torch.randn(6, VOCABULARY, generator=seeded())
+    best, cold = (
+        next(denoise(lambda ids_BS, wanted_BS: table_MV, canvas, rule=LowConfidence(alg_temp=alg_temp), steps=3))
+        for alg_temp in (None, 0.0)
+    )
+    assert torch.equal(best.ids_BS, cold.ids_BS)
+
+
+def test_origin_commits_every_position_alone_with_the_probability_of_the_step():
+    rows, steps = 4000, 4
+    canvas = Canvas.from_prompts([[1]] * rows, new_tokens=5, mask_id=MASK)
+    done = list(denoise(zeros, canvas, rule=Origin(), steps=steps, generator=seeded(2)))
+    assert len(done) == steps
+    times = [1 - (1 - 1e-3) * step / steps for step in range(steps + 1)]
+    for step in done:
+        left = int(step.masked_BS.sum())
+        chance = 1.0 if step.index == steps - 1 else 1 - times[step.index + 1] / times[step.index]
+        spread = math.sqrt(left * chance * (1 - chance))
+        assert abs(int(step.committed_BS.sum()) - left * chance) <= 4 * spread
+    first = done[0].committed_BS.sum(1)
+    # Independent: the number in a row is Binomial(5, 1/4), of variance 15/16, not a quota.
+    assert first.float().var().item() == pytest.approx(15 / 16, rel=0.1)
+    assert not (done[-1].ids_BS == MASK).any()
+
+
+def test_origin_takes_the_time_schedule_by_itself_and_ends_when_all_is_committed():
+    canvas = Canvas.from_prompts([[1]], new_tokens=1, mask_id=MASK)
+    lengths = {len(list(denoise(zeros, canvas, rule=Origin(), steps=6, generator=seeded(s)))) for s in range(30)}
+    assert min(lengths) == 1
+    assert max(lengths) <= 6
+    explicit = denoise(zeros, canvas, rule="origin", schedule=Timed(), steps=6, generator=seeded(7))
+    alone = denoise(zeros, canvas, rule="origin", steps=6, generator=seeded(7))
+    assert [s.committed_BS.tolist() for s in explicit] == [s.committed_BS.tolist() for s in alone]
+
+
+def test_left_to_right_is_strict():
+    canvas = Canvas.infill([[MASK, 1, MASK, MASK, 2, MASK], [3, MASK, 4, 5, MASK, MASK]], mask_id=MASK)
+    table = torch.randn(9, VOCABULARY, generator=seeded())
+    done = list(denoise(lambda ids_BS, wanted_BS: table[: int(wanted_BS.sum())], canvas, rule="left_to_right"))
+    assert [step.committed_BS.nonzero().tolist() for step in done] == [
+        [[0, 0], [1, 1]],
+        [[0, 2], [1, 4]],
+        [[0, 3], [1, 5]],
+        [[0, 5]],
+    ]
+
+
+def test_a_plain_function_is_a_rule():
+    canvas = Canvas.from_prompts([[1]], new_tokens=4, mask_id=MASK)
+    done = list(denoise(zeros, canvas, rule=lambda candidates: candidates.columns_M.double()))
+    assert [step.committed_BS.nonzero()[0, 1].item() for step in done] == [4, 3, 2, 1]
 
 
 def test_rules_are_values_with_names():
-    assert rule_by_name("low_confidence") == LowConfidence()
-    assert rule_by_name("random") == RandomOrder()
+    assert {name: type(rule_by_name(name)) for name in RULES} == RULES
+    assert rule_by_name("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        LowConfidence().threshold = 0.9
+        LowConfidence().alg_temp = 0.9
     with pytest.raises(ValueError, match=r"unknown unmasking rule 'low_confidance'.*did you mean low_confidence\?"):
         rule_by_name("low_confidance")
-    with pytest.raises(ValueError, match="known rules are low_confidence, random; pass one of these"):
+    with pytest.raises(ValueError, match=r"known are entropy, left_to_right, low_confidence, .*; pass one of these"):
         rule_by_name("zzz")
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_gumbel_samples_follow_the_softmax(temperature):
-    draws = 60_000
-    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -torch.inf])
-    tokens_M = sample_tokens(logits_V.expand(draws, -1), temperature, seeded(3))
-    expected_V = (logits_V.double() / temperature).softmax(-1) * draws
-    counts_V = torch.bincount(tokens_M, minlength=6).double()
-    assert counts_V[-1] == 0
-    chi_square = ((counts_V - expected_V)[:-1] ** 2 / expected_V[:-1]).sum()
-    # 4 degrees of freedom: 18.5 is passed once in a thousand seeds.
-    assert chi_square < 18.5
-
-
-def test_the_sample_is_lladas_own_form_of_the_noise():
-    # E = -log U makes exp(l) / (-log U)^T and l - T log E the same ordering, draw for draw.
-    logits_MV = torch.randn(500, 13, generator=seeded(4), dtype=torch.float64)
-    exponential_MV = torch.empty(500, 13, dtype=torch.float64).exponential_(generator=seeded(5))
-    for temperature in (0.3, 1.0, 1.7):
-        expected_M = (logits_MV.exp() / exponential_MV**temperature).argmax(-1)
-        assert torch.equal(sample_tokens(logits_MV, temperature, seeded(5)), expected_M)
-
-
-def test_temperature_zero_is_the_argmax_and_draws_nothing():
-    logits_MV = torch.randn(9, 5, generator=seeded())
-    generator = seeded(8)
-    before = generator.get_state()
-    assert torch.equal(sample_tokens(logits_MV, 0.0, generator), logits_MV.argmax(-1))
-    assert torch.equal(generator.get_state(), before)
-
-
-def test_large_logits_do_not_overflow():
-    logits_MV = torch.tensor([[3000.0, 2000.0], [2000.0, 3000.0]])
-    assert sample_tokens(logits_MV, 1.0, seeded()).tolist() == [0, 1]
-
-
-def test_bad_temperatures_are_refused():
-    for temperature in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature must be 0 or a positive finite number"):
-            sample_tokens(torch.zeros(1, 2), temperature, seeded())
-    with pytest.raises(ValueError, match="a temperature above 0 needs a source of randomness"):
-        sample_tokens(torch.zeros(1, 2), 1.0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.sampling import commit_counts, deal_steps
+from sinklab.sampling import SCHEDULES, Canvas, Threshold, commit_counts, deal_steps, denoise, schedule_by_name
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,41 @@ def test_counts_that_cannot_be_are_refused():
         deal_steps([8, 8, 8], 2)
     with pytest.raises(ValueError, match="steps must not exceed the open positions, got 25 steps for 24 positions"):
         deal_steps([8, 8, 8], 25)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "expected"),
+    [([8, 8, 4], 10, [4, 3, 3]), ([4], 9, [9]), ([2, 2], 7, [4, 3]), ([3, 1], None, [3, 1])],
+)
+def test_idle_steps_are_dealt_evenly_too(sizes, steps, expected):
+    assert deal_steps(sizes, steps, idle=True) == expected
+    with pytest.raises(ValueError, match="each block needs at least 1 step"):
+        deal_steps([1, 1, 1], 2, idle=True)
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "steps", "expected"),
+    [
+        (16, 16, [0, *[1] * 14, 2]),
+        (64, 64, [0, *[1] * 62, 2]),
+        (16, 8, [1, 2, 2, 2, 2, 2, 2, 3]),
+        (8, 16, [*[0] * 9, *[1] * 6, 2]),
+        (768, 768, [0, *[1] * 766, 2]),
+    ],
+)
+def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
+    canvas = Canvas.from_prompts([[1]], new_tokens=new_tokens, mask_id=5)
+    zeros = torch.zeros(new_tokens, 6)
+    done = list(denoise(lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())], canvas, schedule="timed", steps=steps))
+    assert [int(step.committed_BS.sum()) for step in done] == expected
+    assert [step.total for step in done] == [steps] * steps
+
+
+def test_schedules_are_values_with_names():
+    assert {name: type(schedule_by_name(name)) for name in SCHEDULES} == SCHEDULES
+    assert {schedule_by_name(name).name for name in SCHEDULES} == set(SCHEDULES)
+    assert schedule_by_name("threshold", threshold=0.5) == Threshold(0.5)
+    with pytest.raises(ValueError, match=r"unknown schedule 'treshold'.*did you mean threshold\?"):
+        schedule_by_name("treshold")
+    with pytest.raises(ValueError, match=r"unknown schedule 'zzzz'; known are entropy_bound, even.*a schedule object"):
+        schedule_by_name("zzzz")

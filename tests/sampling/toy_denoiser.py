@@ -13,11 +13,11 @@ VOCABULARY, MASK, PAD = 23, 20, 21
 class ToyDenoiser:
     """Rows do not see one another, padding is seen by nobody and does not shift positions. Keeps what it was asked."""
 
-    def __init__(self, attention_BS: Tensor, seed: int = 0, bias_to_mask: float = 0.0):
+    def __init__(self, attention_BS: Tensor, seed: int = 0, bias_to_mask: float = 0.0, sharpness: float = 1.0):
         generator = torch.Generator().manual_seed(seed)
         self.token_VD = torch.randn(VOCABULARY, 16, generator=generator, dtype=torch.float64)
         self.place_SD = torch.randn(64, 16, generator=generator, dtype=torch.float64)
-        self.head_DV = torch.randn(16, VOCABULARY, generator=generator, dtype=torch.float64)
+        self.head_DV = torch.randn(16, VOCABULARY, generator=generator, dtype=torch.float64) * sharpness
         self.attention_BS = attention_BS
         self.bias_to_mask = bias_to_mask
         self.calls: list[tuple[Tensor, Tensor]] = []

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary
+# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
 """(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order."""
+
+
+class Session(Protocol):
+    """A denoiser that remembers the keys and values of its last evaluations, for one run over one canvas."""
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | None) -> Tensor:
+        """Logits (M, V) at the wanted positions, which must lie inside `columns`.
+
+        Args:
+            columns: what to compute anew, the same in every row: a slice, or sorted column numbers int64 (W,). They
+                attend to all S columns, with the other columns' keys and values as remembered. None computes
+                everything; the first call must be such a one.
+        """
+        ...
+
+
+class CachingDenoiser(Protocol):
+    """A denoiser that a cache can work with."""
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        """Logits (M, V), everything computed afresh."""
+        ...
+
+    def session(self) -> Session:
+        """Start to remember."""
+        ...
 
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
@@ -19,8 +47,8 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
 
     The conditional call comes first, so a recording that keeps the first forward of a step sees the real prompt.
     Scale 0 is the conditional denoiser itself, at the cost of one call. A token that the conditional logits rule out
-    (-inf) stays ruled out. Raises ValueError for a scale that is not finite, and on the first call when `prompt_BS`
-    does not fit the ids.
+    (-inf) stays ruled out. Under a cache the two calls remember apart. Raises ValueError for a scale that is not
+    finite, and on the first call when `prompt_BS` does not fit the ids.
 
     Args:
         prompt_BS: bool, the positions to hide in the second call; usually `canvas.prompt_BS`.
@@ -31,19 +59,8 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
         raise ValueError(f"the guidance scale must be a finite number, got {scale}; 0 means no guidance.")
     if scale == 0:
         return denoiser
-
-    def both(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        if prompt_BS.shape != ids_BS.shape or prompt_BS.dtype != torch.bool:
-            raise ValueError(
-                f"prompt_BS must be bool with the shape of the canvas, {tuple(ids_BS.shape)}, got {prompt_BS.dtype} of "
-                f"shape {tuple(prompt_BS.shape)}; pass canvas.prompt_BS of the same canvas."
-            )
-        cond_MV = denoiser(ids_BS, wanted_BS)
-        un_MV = denoiser(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), wanted_BS)
-        mixed_MV = un_MV + (scale + 1) * (cond_MV - un_MV)
-        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
-
-    return both
+    kind = _CachingGuided if hasattr(denoiser, "session") else _Guided
+    return kind(denoiser, scale, prompt_BS, mask_id)
 
 
 def suppressed(denoiser: Denoiser, token_ids: Iterable[int]) -> Denoiser:
@@ -54,14 +71,75 @@ def suppressed(denoiser: Denoiser, token_ids: Iterable[int]) -> Denoiser:
     columns = sorted(set(token_ids))
     if not columns:
         raise ValueError("suppressed needs at least one token id, got none; use the denoiser as it is.")
+    columns_on: dict[torch.device, Tensor] = {}
 
-    def without(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        logits_MV = denoiser(ids_BS, wanted_BS)
+    def without(logits_MV: Tensor) -> Tensor:
         if columns[0] < 0 or columns[-1] >= logits_MV.shape[-1]:
             raise ValueError(
                 f"suppressed ids must lie in the vocabulary, 0 to {logits_MV.shape[-1] - 1}, got {columns}; "
                 "check the tokenizer."
             )
-        return logits_MV.index_fill(-1, torch.tensor(columns, device=logits_MV.device), -torch.inf)
+        at = logits_MV.device
+        if at not in columns_on:
+            columns_on[at] = torch.tensor(columns, device=at)
+        return logits_MV.index_fill(-1, columns_on[at], -torch.inf)
 
-    return without
+    return _changed(denoiser, without)
+
+
+def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
+    """The denoiser over the ids below `vocabulary` alone: a text decoder for a model that also writes image codes.
+
+    The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
+    """
+    if vocabulary < 1:
+        raise ValueError(f"a vocabulary has at least 1 id, got {vocabulary}; use the denoiser as it is.")
+    return _changed(denoiser, lambda logits_MV: logits_MV[:, :vocabulary])
+
+
+def _changed(denoiser: Denoiser, change: Callable[[Tensor], Tensor]) -> Denoiser:
+    return (_CachingChanged if hasattr(denoiser, "session") else _Changed)(denoiser, change)
+
+
+@dataclass(frozen=True, eq=False)
+class _Guided:
+    denoiser: Any
+    scale: float
+    prompt_BS: Tensor
+    mask_id: int
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        return self.mixed(self.denoiser, self.denoiser, ids_BS, wanted_BS)
+
+    def mixed(self, cond: Any, un: Any, ids_BS: Tensor, *asked: Any) -> Tensor:
+        if self.prompt_BS.shape != ids_BS.shape or self.prompt_BS.dtype != torch.bool:
+            raise ValueError(
+                f"prompt_BS must be bool with the shape of the canvas, {tuple(ids_BS.shape)}, got "
+                f"{self.prompt_BS.dtype} of shape {tuple(self.prompt_BS.shape)}; pass canvas.prompt_BS of the same "
+                "canvas."
+            )
+        cond_MV = cond(ids_BS, *asked)
+        un_MV = un(ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id), *asked)
+        mixed_MV = un_MV + (self.scale + 1) * (cond_MV - un_MV)
+        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
+
+
+class _CachingGuided(_Guided):
+    def session(self) -> Session:
+        cond, un = self.denoiser.session(), self.denoiser.session()
+        return lambda ids_BS, wanted_BS, columns: self.mixed(cond, un, ids_BS, wanted_BS, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Changed:
+    denoiser: Any
+    change: Callable[[Tensor], Tensor]
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        return self.change(self.denoiser(ids_BS, wanted_BS))
+
+
+class _CachingChanged(_Changed):
+    def session(self) -> Session:
+        inner = self.denoiser.session()
+        return lambda ids_BS, wanted_BS, columns: self.change(inner(ids_BS, wanted_BS, columns))

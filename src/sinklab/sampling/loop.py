@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sinklab.sampling.blocks import Block, block_numbers, block_sizes, blocks
+from sinklab.sampling.caches import Cache, Evaluate, cache_by_name, evaluator
+from sinklab.sampling.candidates import Candidates
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.denoisers import Denoiser
-from sinklab.sampling.rules import LowConfidence, Rule, check_temperature, rule_by_name, sample_tokens
-from sinklab.sampling.schedule import commit_counts, deal_steps
+from sinklab.sampling.named import rule_by_name, schedule_by_name
+from sinklab.sampling.rules import LowConfidence, Rule
+from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
+from sinklab.sampling.stopping import RowEnds
+from sinklab.sampling.tokens import TokenSampling, perturbed, required
 
-# B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +29,8 @@ class Step:
 
     index: int
     """0 for the first step."""
-    total: int
-    """Number of steps of the whole run."""
+    total: int | None
+    """Number of steps of the whole run, None when the schedule decides as it goes. Rows that end early may lower it."""
     block: int
     """Block that was decoded, 0 for the first."""
     before_BS: Tensor
@@ -31,17 +38,25 @@ class Step:
     ids_BS: Tensor
     """int64, the ids after the commit."""
     committed_BS: Tensor
-    """bool, the positions this step filled."""
+    """bool, the positions this step committed a proposal to."""
     masked_BS: Tensor
     """bool, the open positions that were still masked before this step, in every block."""
     confidence_BS: Tensor
     """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN elsewhere."""
+    filled_BS: Tensor
+    """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    block_BS: Tensor  # block of every open position, -1 elsewhere
-    quotas: list[tuple[int, Tensor]]  # per step: its block, and the number of commits of every row (B,)
+class _Run:
+    canvas: Canvas
+    sizes: list[int]
+    limits: list[int]
+    rule: Rule
+    schedule: Schedule
+    sampling: TokenSampling
+    generator: torch.Generator | None
+    ends: RowEnds | None
 
 
 def denoise(
@@ -49,88 +64,133 @@ def denoise(
     canvas: Canvas,
     *,
     rule: Rule | str | None = None,
+    schedule: Schedule | str | None = None,
+    cache: Cache | str | None = None,
     steps: int | None = None,
     block_length: int | None = None,
     temperature: float = 0.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
     generator: torch.Generator | None = None,
+    stop_ids: Iterable[int] | None = None,
 ) -> Iterator[Step]:
     """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the result.
 
     At every step the denoiser is asked for the masked positions of the current block and for nothing else. Each gets a
-    proposed token, the rule scores the proposals, and in every row the best are committed, ties from the left.
-    Committed tokens stay; [MASK] itself is never proposed; every open position is committed exactly once.
+    proposed token, the rule scores the proposals, the schedule says how many of the best are committed in every row,
+    ties from the left. Committed tokens stay; [MASK] itself is never proposed; every open position is committed exactly
+    once, or filled where its row ended. A block is left when every row has finished it.
 
     Args:
         denoiser: (ids_BS, wanted_BS) -> logits_MV, bound to `canvas.attention_BS` by whoever built it.
         rule: a rule or its name; `LowConfidence()` when left out.
-        steps: evaluations in all, from the number of blocks to the open positions of the fullest row; by default one
-            token per step. They are dealt to the blocks evenly, the remainder to the first. Within a block, a row
-            commits floor(n / steps) tokens, the remainder first; rows with fewer open positions finish early.
+        schedule: a schedule or its name; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
+        cache: a cache or its name; None recomputes everything. Needs a denoiser with a `session()`.
+        steps: evaluations in all, from the number of blocks to the open positions of the fullest row (`Timed`: to any
+            number); by default one per position. Dealt to the blocks evenly, the remainder to the first.
         block_length: open positions per block, decoded from left to right; by default one block. The block of a
             position is its rank among the row's open positions // block_length, so masks may stand anywhere.
-        temperature: see `sample_tokens`.
-        generator: needed by `RandomOrder` and by a temperature above 0. Draws depend on the whole batch.
+        temperature, top_p, top_k: see `sample_tokens`.
+        generator: needed by rules that draw and by a temperature above 0. Draws depend on the whole batch.
+        stop_ids: once a row holds one of these in an open position with no mask to its left, the open positions to its
+            right are filled with it and the row is over. When all rows are over, decoding ends.
 
-    Raises ValueError here for settings that do not fit, and while iterating (naming the step) for logits of the wrong
-    shape, NaN logits and NaN scores. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
+    Raises ValueError here for settings that do not fit together, and while iterating (naming the step) for logits of
+    the wrong shape, NaN logits and NaN scores. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     chosen = LowConfidence() if rule is None else rule_by_name(rule) if isinstance(rule, str) else rule
-    check_temperature(temperature, generator)
-    plan = _plan(canvas, steps, block_length)
-    return _run(denoiser, canvas, plan, chosen, temperature, generator)
-
-
-def _plan(canvas: Canvas, steps: int | None, block_length: int | None) -> _Plan:
-    if block_length is not None and block_length < 1:
-        raise ValueError(f"block_length must be at least 1, got {block_length}; leave it out for a single block.")
+    sampling = TokenSampling(temperature, top_p, top_k)
+    plan = planned(chosen, schedule, sampling)
+    if temperature > 0:
+        required(generator, "a temperature above 0")
+    if getattr(chosen, "needs_generator", False):
+        required(generator, f"the rule {chosen}")
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}; leave steps out to commit one token per step.")
-    open_BS = canvas.open_BS
-    count_B = open_BS.sum(1)
-    fullest = int(count_B.max())
-    length = min(block_length or fullest, fullest)
-    sizes = [min(length, fullest - start) for start in range(0, fullest, length)]
-    block_BS = torch.where(open_BS, (open_BS.cumsum(1) - 1) // length, -1)
-    quotas: list[tuple[int, Tensor]] = []
-    for block, dealt in enumerate(deal_steps(sizes, steps)):
-        counts_BT = commit_counts((count_B - block * length).clamp(0, length), dealt)
-        quotas += [(block, quota_B) for quota_B in counts_BT.unbind(1)]
-    return _Plan(block_BS, quotas)
+    sizes = block_sizes(canvas.open_BS, block_length)
+    limits = plan.evaluations(sizes, steps)
+    ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
+    kept = cache_by_name(cache) if isinstance(cache, str) else cache
+    evaluate = evaluator(denoiser, kept, block_numbers(canvas.open_BS, sizes))
+    return _steps(_Run(canvas, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
 
 
-def _run(
-    denoiser: Denoiser,
-    canvas: Canvas,
-    plan: _Plan,
-    rule: Rule,
-    temperature: float,
-    generator: torch.Generator | None,
-) -> Iterator[Step]:
-    ids_BS, masked_BS = canvas.ids_BS, canvas.open_BS
-    for index, (block, quota_B) in enumerate(plan.quotas):
-        candidate_BS = masked_BS & (plan.block_BS == block)
-        where = f"step {index} (block {block})"
-        with torch.no_grad():
-            logits_MV = _checked(denoiser(ids_BS, candidate_BS), int(candidate_BS.sum()), where)
-            proposal_M = sample_tokens(_without(logits_MV, canvas.mask_id), temperature, generator)
-            score_M = rule(logits_MV, proposal_M, generator)
-        if score_M.isnan().any():
-            raise ValueError(
-                f"scores must be numbers, but at {where} the rule {rule} gave NaN; look for logits of -inf only."
-            )
-        committed_BS = _highest(score_M, candidate_BS, quota_B)
-        after_BS = torch.where(committed_BS, ids_BS.masked_scatter(candidate_BS, proposal_M), ids_BS)
-        yield Step(
-            index=index,
-            total=len(plan.quotas),
-            block=block,
-            before_BS=ids_BS,
-            ids_BS=after_BS,
-            committed_BS=committed_BS,
-            masked_BS=masked_BS,
-            confidence_BS=_spread(score_M, candidate_BS, torch.nan),
+def planned(rule: Rule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
+    """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever the canvas."""
+    if schedule is None:
+        plan: Schedule = Timed() if getattr(rule, "measure", None) == "chance" else EvenQuota()
+    else:
+        plan = schedule_by_name(schedule) if isinstance(schedule, str) else schedule
+    plan.refuse(rule)
+    if sampling.temperature == 0 and sampling.cuts and not getattr(rule, "reads_shaped", True):
+        raise ValueError(
+            f"top_p and top_k do nothing at temperature 0 with the rule {rule}, got top_p={sampling.top_p} and "
+            f"top_k={sampling.top_k}; raise the temperature or leave them out."
         )
-        ids_BS, masked_BS = after_BS, masked_BS & ~committed_BS
+    return plan
+
+
+def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
+    canvas, schedule = run.canvas, run.schedule
+    rule = run.rule.begun(canvas.open_BS, run.generator) if hasattr(run.rule, "begun") else run.rule
+    run = replace(run, rule=rule)
+    total = sum(run.limits) if schedule.fixed else None
+    ids_BS, masked_BS, index = canvas.ids_BS, canvas.open_BS, 0
+    nothing_BS = torch.zeros_like(masked_BS)
+    nowhere_BS = torch.full(masked_BS.shape, torch.nan, device=masked_BS.device)
+    for block, limit in zip(blocks(canvas.open_BS, run.sizes), run.limits, strict=True):
+        todo_BC = block.real_BC if run.ends is None else block.get(masked_BS, False)
+        held_BC = block.get(ids_BS, canvas.mask_id)
+        count = schedule.begun(todo_BC.sum(1), limit, rule)
+        nth = 0
+        while wanted := int(todo_BC.sum()):
+            where = f"step {index} (block {block.number})"
+            if nth == limit:
+                raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
+            with torch.no_grad():
+                logits_MV = evaluate(ids_BS, block.put(todo_BC, nothing_BS), block.number, nth)
+                score_M, token_M = _scored(run, block, todo_BC, _checked(logits_MV, wanted, where), where)
+                chosen_BC = _chosen(run, score_M, todo_BC, count, nth)
+            held_BC = torch.where(chosen_BC, held_BC.masked_scatter(todo_BC, token_M), held_BC)
+            before_BS, ids_BS = ids_BS, block.put(held_BC, ids_BS)
+            committed_BS = block.put(chosen_BC, nothing_BS)
+            left_BS, filled_BS = masked_BS & ~committed_BS, nothing_BS
+            if run.ends is not None:
+                ids_BS, filled_BS = run.ends(ids_BS, left_BS)
+                left_BS = left_BS & ~filled_BS
+            yield Step(
+                index=index,
+                total=total,
+                block=block.number,
+                before_BS=before_BS,
+                ids_BS=ids_BS,
+                committed_BS=committed_BS,
+                masked_BS=masked_BS,
+                confidence_BS=_spread(block, todo_BC, score_M, nowhere_BS),
+                filled_BS=filled_BS,
+            )
+            masked_BS, index, nth = left_BS, index + 1, nth + 1
+            todo_BC = todo_BC & ~chosen_BC
+            if run.ends is not None:
+                todo_BC, held_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
+
+
+def _scored(run: _Run, block: Block, todo_BC: Tensor, logits_MV: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    candidates = Candidates(logits_MV, run.sampling, run.canvas.mask_id, todo_BC, block.columns_BC, run.generator)
+    best_M, token_M = candidates.drawn
+    if not math.isfinite(best_M.sum()):
+        _refuse_logits(best_M, where)
+    score_M = run.rule(candidates)
+    if score_M.shape != token_M.shape or not score_M.is_floating_point():
+        raise ValueError(
+            f"a rule must return one float per candidate, {tuple(token_M.shape)}, but at {where} the rule {run.rule} "
+            f"returned {score_M.dtype} of shape {tuple(score_M.shape)}."
+        )
+    if math.isnan(score_M.sum()) and bool(score_M.isnan().any()):
+        raise ValueError(
+            f"scores must be numbers, but at {where} the rule {run.rule} gave NaN; look for logits that are infinite."
+        )
+    return score_M, token_M
 
 
 def _checked(logits_MV: Tensor, wanted: int, where: str) -> Tensor:
@@ -139,29 +199,38 @@ def _checked(logits_MV: Tensor, wanted: int, where: str) -> Tensor:
             f"a denoiser must return one row of logits per wanted position, ({wanted}, vocabulary), but at {where} it "
             f"returned {tuple(logits_MV.shape)}; select with logits_BSV[wanted_BS]."
         )
-    bad = logits_MV.isnan().any(-1)
-    if bad.any():
-        raise ValueError(
-            f"logits must be numbers, but at {where} {int(bad.sum())} of {wanted} positions are NaN; check the "
-            "weights, the dtype, and rows that attend to nothing."
-        )
     return logits_MV
 
 
-def _without(logits_MV: Tensor, mask_id: int) -> Tensor:
-    # A head may be narrower than the ids: then [MASK] has no logit and cannot be proposed.
-    if mask_id >= logits_MV.shape[-1]:
-        return logits_MV
-    return logits_MV.index_fill(-1, torch.tensor([mask_id], device=logits_MV.device), -torch.inf)
+def _refuse_logits(best_M: Tensor, where: str) -> None:
+    """The best logit of a row is NaN where any is, and -inf where every token is ruled out."""
+    if nan := int(best_M.isnan().sum()):
+        raise ValueError(
+            f"logits must be numbers, but at {where} {nan} of {len(best_M)} positions are NaN; check the "
+            "weights, the dtype, and rows that attend to nothing."
+        )
+    if barred := int((best_M == -torch.inf).sum()):
+        raise ValueError(
+            f"some token must be possible everywhere, but at {where} {barred} of {len(best_M)} positions have logits "
+            "of -inf only; suppress fewer tokens."
+        )
 
 
-def _spread(values_M: Tensor, at_BS: Tensor, fill: float) -> Tensor:
-    return values_M.new_full(at_BS.shape, fill).masked_scatter(at_BS, values_M)
+def _chosen(run: _Run, score_M: Tensor, todo_BC: Tensor, count: Count, nth: int) -> Tensor:
+    alg_temp = getattr(run.rule, "alg_temp", None)
+    key_M = perturbed(score_M, alg_temp, run.generator) if alg_temp else score_M
+    shape = todo_BC.shape
+    if run.schedule.pooled:
+        todo_BC = todo_BC.reshape(1, -1)
+    # A rule may score a candidate -inf; it must still rank above every place that is no candidate.
+    key_M = key_M.clamp(min=torch.finfo(key_M.dtype).min)
+    key_BC = key_M.new_full(todo_BC.shape, -torch.inf).masked_scatter_(todo_BC, key_M)
+    ordered_BC, order_BC = key_BC.sort(dim=1, descending=True, stable=True)
+    first_BC = torch.arange(order_BC.shape[1], device=order_BC.device) < count(ordered_BC, todo_BC, nth)[:, None]
+    return (torch.zeros_like(todo_BC).scatter_(1, order_BC, first_BC) & todo_BC).view(shape)
 
 
-def _highest(score_M: Tensor, candidate_BS: Tensor, quota_B: Tensor) -> Tensor:
-    # A rule may score a candidate -inf; it must still rank above every position that is no candidate.
-    finite_M = score_M.clamp(min=torch.finfo(score_M.dtype).min)
-    order_BS = _spread(finite_M, candidate_BS, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    rank = torch.arange(candidate_BS.shape[1], device=candidate_BS.device)
-    return torch.zeros_like(candidate_BS).scatter(1, order_BS, rank < quota_B[:, None])
+def _spread(block: Block, todo_BC: Tensor, score_M: Tensor, nowhere_BS: Tensor) -> Tensor:
+    nowhere_BS = nowhere_BS.to(score_M.dtype)
+    score_BC = score_M.new_full(todo_BC.shape, torch.nan).masked_scatter_(todo_BC, score_M)
+    return block.put(score_BC, nowhere_BS)

@@ -1,103 +1,188 @@
-"""Which token is proposed at a masked position, and which proposals are committed first."""
+"""Which proposals are committed first: every rule gives each candidate a score, and the highest go first."""
 
 from __future__ import annotations
 
-import difflib
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-# M candidate positions, V vocabulary
+from sinklab.sampling.candidates import Candidates
+from sinklab.sampling.tokens import required, uniform
+
+# B batch rows, S canvas positions, M candidate positions, V vocabulary
 
 
 class Rule(Protocol):
-    """Scores the candidates of a step; in every row the highest scores are committed."""
+    """Scores the candidates of a step. A plain function of the same signature is a rule too.
 
-    def __call__(self, logits_MV: Tensor, proposal_M: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return one score per candidate, float (M,).
+    Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy", "order", "chance"), so
+    that a schedule that reads them can refuse others; `alg_temp` draws the positions; `reads_shaped` says that top-p
+    and top-k change the scores; `needs_generator` is checked before the first step; `begun(open_BS, generator)` returns
+    the rule to use for one run, for what is drawn in advance.
+    """
 
-        Args:
-            logits_MV: the denoiser's logits at the candidates, without temperature and with [MASK] left in.
-            proposal_M: int64, the token that would be committed at each.
-            generator: the one source of randomness, None when the caller gave none.
-        """
+    def __call__(self, candidates: Candidates) -> Tensor:
+        """Return one score per candidate, float (M,)."""
         ...
 
 
 @dataclass(frozen=True)
-class LowConfidence:
+class _Confidence:
+    alg_temp: float | None = None
+    """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0 takes the best ones."""
+
+    measure: ClassVar[str] = "probability"
+    reads_shaped: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.alg_temp is not None and not (math.isfinite(self.alg_temp) and self.alg_temp >= 0):
+            raise ValueError(
+                f"alg_temp must be 0 or a positive finite number, got {self.alg_temp}; 0 takes the best positions."
+            )
+
+    @property
+    def needs_generator(self) -> bool:
+        return bool(self.alg_temp)
+
+
+@dataclass(frozen=True)
+class LowConfidence(_Confidence):
     """Commit where the softmax probability of the proposed token is highest (LLaDA's `low_confidence` remasking).
 
-    The probability is taken at temperature 1, whatever the sampling temperature, in float32 or better.
+    The probability is taken at temperature 1 and without top-p and top-k, in float32 or better.
     """
 
-    def __call__(self, logits_MV: Tensor, proposal_M: Tensor, generator: torch.Generator | None) -> Tensor:
+    defer_ids: tuple[int, ...] = ()
+    """Tokens whose confidence is 0, so that they are committed last (LLaDA's `confidence_eos_eot_inf`). The
+    probabilities of the others are taken without them."""
+
+    reads_shaped: ClassVar[bool] = False
+
+    def __call__(self, candidates: Candidates) -> Tensor:
         # Not exp(logit - logsumexp): near probability 1 its rounding would reorder candidates.
-        probability_MV = torch.softmax(_at_least_float32(logits_MV), -1)
-        return probability_MV.gather(-1, proposal_M[:, None])[:, 0]
+        if not self.defer_ids:
+            probability_MV = candidates.probability_MV
+        else:
+            deferred = torch.tensor(self.defer_ids, device=candidates.logits_MV.device)
+            if not 0 <= min(self.defer_ids) <= max(self.defer_ids) < candidates.logits_MV.shape[-1]:
+                raise ValueError(
+                    f"defer_ids must lie in the vocabulary, 0 to {candidates.logits_MV.shape[-1] - 1}, got "
+                    f"{self.defer_ids}; check the tokenizer."
+                )
+            rest_MV = candidates.logits_MV.index_fill(-1, deferred, -torch.inf)
+            probability_MV = replace(candidates, logits_MV=rest_MV).probability_MV
+        return probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class MaskgitPlus(_Confidence):
+    """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's `maskgit_plus`)."""
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return candidates.shaped_probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class TopkMargin(_Confidence):
+    """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p and top-k (Dream's
+    `topk_margin`). Neither need be the proposed token when that is drawn.
+    """
+
+    measure: ClassVar[str] = "margin"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        probability_MV = candidates.shaped_probability_MV
+        if probability_MV.shape[-1] == 1:
+            return probability_MV[:, 0]
+        best_M2 = probability_MV.topk(2, -1).values
+        return best_M2[:, 0] - best_M2[:, 1]
+
+
+@dataclass(frozen=True)
+class Entropy(_Confidence):
+    """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p + 1e-10) in nats,
+    after temperature, top-p and top-k.
+    """
+
+    measure: ClassVar[str] = "entropy"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        probability_MV = candidates.shaped_probability_MV
+        return (probability_MV * (probability_MV + 1e-10).log_()).sum(-1)
 
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """Commit in an order drawn uniformly at random (LLaDA's `random` remasking). Needs a generator."""
+    """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a generator."""
 
-    def __call__(self, logits_MV: Tensor, proposal_M: Tensor, generator: torch.Generator | None) -> Tensor:
-        source = _required(generator, "random order")
-        return torch.rand(len(proposal_M), generator=source, device=source.device).to(logits_MV.device)
+    measure: ClassVar[str] = "order"
+    needs_generator: ClassVar[bool] = True
 
-
-RULES: dict[str, type[LowConfidence] | type[RandomOrder]] = {"low_confidence": LowConfidence, "random": RandomOrder}
-"""Rules by the names that the command line and run folders use."""
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return uniform(candidates.tokens_M, candidates.generator, "random order")
 
 
-def rule_by_name(name: str) -> Rule:
-    """The rule called `name` in `RULES`. Raises ValueError that lists the near names."""
-    if name in RULES:
-        return RULES[name]()
-    near = difflib.get_close_matches(name, RULES, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "pass one of these, or a rule object."
-    raise ValueError(f"unknown unmasking rule {name!r}; known rules are {', '.join(sorted(RULES))}; {hint}")
-
-
-def sample_tokens(logits_MV: Tensor, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
-    """Draw one token per row from softmax(logits / temperature); temperature 0 takes the argmax.
-
-    Uses the Gumbel-max trick in the form argmax(logits - T log E) with E exponential of rate 1, drawn in float64:
-    coarser noise cuts the tail off and so lowers the temperature in effect. LLaDA's exp(logits) / (-log U)^T is the
-    same distribution (its logarithm is this score, and -log U is exponential) but overflows for large logits.
-    The noise is drawn on the generator's device, so a CPU generator gives the same draw whatever the model runs on.
-
-    Returns int64 (M,). Raises ValueError for a negative or non-finite temperature, and for T > 0 without a generator.
+@dataclass(frozen=True)
+class Origin:
+    """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`). Needs a generator and
+    the `Timed` schedule, which knows s and t; the score is the uniform number drawn.
     """
-    check_temperature(temperature, generator)
-    if temperature == 0:
-        return logits_MV.argmax(-1)
-    source = _required(generator, "a temperature above 0")
-    noise_MV = torch.empty(logits_MV.shape, dtype=torch.float64, device=source.device).exponential_(generator=source)
-    return noise_MV.to(logits_MV.device).log_().mul_(-temperature).add_(logits_MV).argmax(-1)
+
+    measure: ClassVar[str] = "chance"
+    needs_generator: ClassVar[bool] = True
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return uniform(candidates.tokens_M, candidates.generator, "origin")
 
 
-def check_temperature(temperature: float, generator: torch.Generator | None) -> None:
-    """Raises ValueError when `sample_tokens` could not work with these."""
-    if not math.isfinite(temperature) or temperature < 0:
-        raise ValueError(
-            f"temperature must be 0 or a positive finite number, got {temperature}; 0 takes the most likely token."
-        )
-    if temperature > 0:
-        _required(generator, "a temperature above 0")
+@dataclass(frozen=True)
+class LeftToRight:
+    """Commit strictly from left to right; the score is minus the canvas column."""
+
+    measure: ClassVar[str] = "order"
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return -candidates.columns_M.float()
 
 
-def _required(generator: torch.Generator | None, what: str) -> torch.Generator:
-    if generator is None:
-        raise ValueError(
-            f"{what} needs a source of randomness that can be written down, got generator=None; pass "
-            "generator=torch.Generator().manual_seed(seed)."
-        )
-    return generator
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    rank_BS: Tensor
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        return -self.rank_BS[candidates.rows_M, candidates.columns_M].float()
 
 
-def _at_least_float32(logits_MV: Tensor) -> Tensor:
-    return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+@dataclass(frozen=True)
+class PositionalOrder:
+    """Commit in an order of positions drawn once per row before the first step, whatever the model says. Needs a
+    generator; the score is minus the rank of the position, so it is known from the first step on.
+    """
+
+    measure: ClassVar[str] = "order"
+    needs_generator: ClassVar[bool] = True
+
+    def begun(self, open_BS: Tensor, generator: torch.Generator | None) -> Rule:
+        """The rule with its order drawn: one permutation of the columns per row."""
+        source = required(generator, "positional order")
+        noise_BS = torch.rand(open_BS.shape, dtype=torch.float64, generator=source, device=source.device)
+        return _Drawn(noise_BS.argsort(1).to(open_BS.device))
+
+    def __call__(self, candidates: Candidates) -> Tensor:
+        raise ValueError("positional order is drawn before the first step; call begun(open_BS, generator) first.")
+
+
+RULES: dict[str, type[Rule]] = {
+    "low_confidence": LowConfidence,
+    "random": RandomOrder,
+    "maskgit_plus": MaskgitPlus,
+    "topk_margin": TopkMargin,
+    "entropy": Entropy,
+    "origin": Origin,
+    "left_to_right": LeftToRight,
+    "positional": PositionalOrder,
+}
+"""Rules by the names that the command line and run folders use."""

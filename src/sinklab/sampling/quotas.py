@@ -1,4 +1,4 @@
-"""How many tokens each step commits."""
+"""How steps are dealt to blocks, and tokens to steps."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
     return floor[..., None] + (step_T < remainder[..., None])
 
 
-def deal_steps(sizes: Sequence[int], steps: int | None) -> list[int]:
+def deal_steps(sizes: Sequence[int], steps: int | None, *, idle: bool = False) -> list[int]:
     """Deal `steps` to blocks of the given sizes: evenly, remainder to the first, never more than a block holds.
 
     What a short block cannot use goes to the others by the same rule, so that every step commits something.
-    `steps=None` gives one step per position. Raises ValueError when a block would get no step, or a step no position.
+    `steps=None` gives one step per position. With `idle` there may be more steps than positions, and a block may get
+    more than it holds. Raises ValueError when a block would get no step, or (without `idle`) a step no position.
     """
     if steps is None:
         return list(sizes)
@@ -45,6 +46,9 @@ def deal_steps(sizes: Sequence[int], steps: int | None) -> list[int]:
             f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give at least "
             f"{len(sizes)} steps or a larger block_length."
         )
+    if idle:
+        share, extra = divmod(steps, len(sizes))
+        return [share + (block < extra) for block in range(len(sizes))]
     if steps > sum(sizes):
         raise ValueError(
             f"steps must not exceed the open positions, got {steps} steps for {sum(sizes)} positions; some steps would "

@@ -1,0 +1,136 @@
+"""Caches: which columns of the canvas are computed anew at each evaluation of a block, and which are remembered."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+# B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
+
+Evaluate = Callable[[Tensor, Tensor, int, int], Tensor]
+"""(ids_BS, wanted_BS, block, nth) -> logits_MV: one evaluation, the nth (0 = first) of this block."""
+
+
+class Cache(Protocol):
+    """Says what to recompute; keys and values of every other column stay as they were when last computed."""
+
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
+        """Columns to recompute, the same in every row: a slice, sorted column numbers int64 (W,), or None for all.
+
+        Args:
+            start, stop: the block occupies the columns [start, stop); they must be among those recomputed.
+            length: columns of the canvas.
+            nth: 0 at the first evaluation of the block, which must be full for the first block of a canvas.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class _BlockCache:
+    refresh_every: int | None = None
+    """Recompute everything at every so manieth evaluation of a block as well; 1 is the same as no cache."""
+
+    def __post_init__(self) -> None:
+        if self.refresh_every is not None and self.refresh_every < 1:
+            raise ValueError(
+                f"refresh_every counts evaluations, at least 1, got {self.refresh_every}; leave it out to recompute "
+                "everything only where a block begins."
+            )
+
+    def _is_full(self, nth: int) -> bool:
+        return nth == 0 or (self.refresh_every is not None and nth % self.refresh_every == 0)
+
+
+@dataclass(frozen=True)
+class PrefixCache(_BlockCache):
+    """Remember what stands to the left of the block; the block and everything to its right are computed anew.
+
+    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
+    """
+
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
+        """From the block to the end of the canvas; None (everything) where a refresh is due."""
+        return None if self._is_full(nth) else slice(start, length)
+
+
+@dataclass(frozen=True)
+class DualCache(_BlockCache):
+    """Remember what stands on both sides of the block, masks still to come included; the block is computed anew.
+
+    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), dual cache.
+    """
+
+    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
+        """The block alone; None (everything) where a refresh is due."""
+        return None if self._is_full(nth) else slice(start, stop)
+
+
+CACHES: dict[str, type[PrefixCache] | type[DualCache] | None] = {
+    "none": None,
+    "prefix": PrefixCache,
+    "dual": DualCache,
+}
+"""Caches by the names that the command line and run folders use."""
+
+
+def cache_by_name(name: str) -> PrefixCache | DualCache | None:
+    """The cache called `name` in `CACHES`; None for "none". Raises ValueError that lists the near names."""
+    if name in CACHES:
+        kind = CACHES[name]
+        return None if kind is None else kind()
+    near = difflib.get_close_matches(name, CACHES, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "pass one of these, or a cache object."
+    raise ValueError(f"unknown cache {name!r}; known caches are {', '.join(sorted(CACHES))}; {hint}")
+
+
+def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None, block_BS: Tensor) -> Evaluate:
+    """The denoiser as the loop calls it, under a cache; with `cache=None` it is simply asked afresh every time.
+
+    Args:
+        denoiser: (ids_BS, wanted_BS) -> logits_MV; with a cache it needs a method `session()`, which returns
+            (ids_BS, wanted_BS, columns) -> logits_MV and remembers keys and values between its calls.
+        block_BS: int64, the block of each open position, -1 elsewhere.
+
+    One evaluator serves one run over one canvas. Batched rows give what they give alone, unequal prompts included.
+
+    Raises ValueError for a denoiser that cannot remember, and where a block stands in different columns in different
+    rows: a row alone would recompute other columns than the batch.
+    """
+    if cache is None:
+        return lambda ids_BS, wanted_BS, block, nth: denoiser(ids_BS, wanted_BS)
+    begin: Any = getattr(denoiser, "session", None)
+    if begin is None:
+        raise ValueError(
+            f"{cache} needs a denoiser that remembers keys and values, but {type(denoiser).__name__} has no method "
+            "session(); use model.denoiser(…) of a sinklab model, or decode without a cache."
+        )
+    spans = _spans(block_BS)
+    session = begin()
+    length = block_BS.shape[1]
+
+    def evaluate(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int) -> Tensor:
+        return session(ids_BS, wanted_BS, cache.columns(*spans[block], length, nth))
+
+    return evaluate
+
+
+def _spans(block_BS: Tensor) -> list[tuple[int, int]]:
+    """First column of every block, and the column after its last; rows that lack a block have no say in it."""
+    spans: list[tuple[int, int]] = []
+    rows = block_BS.tolist()
+    for block in range(int(block_BS.max()) + 1):
+        held = [(row.index(block), len(row) - row[::-1].index(block), n) for n, row in enumerate(rows) if block in row]
+        start, stop, first = held[0]
+        for other_start, other_stop, other in held:
+            if (other_start, other_stop) != (start, stop):
+                raise ValueError(
+                    f"a cache recomputes the same columns in every row, but block {block} stands in columns {start} to "
+                    f"{stop - 1} of row {first} and {other_start} to {other_stop - 1} of row {other}; pad prompts on "
+                    "the left, decode these rows one by one, or without a cache."
+                )
+        spans.append((start, stop))
+    return spans

@@ -1,0 +1,247 @@
+"""How many of the scored candidates are committed at each evaluation, and so how many evaluations a block takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from sinklab.sampling.quotas import commit_counts, deal_steps
+from sinklab.sampling.rules import Rule
+
+# B batch rows, C candidates in the order of their scores, T steps
+
+Count = Callable[[Tensor, Tensor, int], Tensor]
+"""(ordered_BC, todo_BC, nth) -> int64 (B,): commits of every row at the nth evaluation (0 = first) of a block.
+
+ordered_BC: scores in descending order, -inf beyond the row's candidates. todo_BC: bool, the candidates, not in that
+order. More than a row has left is cut to what it has."""
+
+
+class Schedule(Protocol):
+    """Decides how far down the ranking a step commits."""
+
+    @property
+    def name(self) -> str:
+        """In `SCHEDULES`, or any."""
+        ...
+
+    @property
+    def pooled(self) -> bool:
+        """Whether candidates of all rows are ranked together."""
+        ...
+
+    @property
+    def fixed(self) -> bool:
+        """Whether `evaluations` is met exactly, so that it is known in advance."""
+        ...
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """The most evaluations that each block may take.
+
+        Args:
+            sizes: positions per block, of the fullest row.
+            steps: what the caller asked for, in all. Raises ValueError when that makes no sense.
+        """
+        ...
+
+    def refuse(self, rule: Rule) -> None:
+        """Raises ValueError for a rule whose scores this schedule cannot use."""
+        ...
+
+    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+        """The counts of one block, with `size_B` open positions in each row, in at most `evaluations`.
+
+        Where `pooled` is set, counts are asked for and given as if the batch were one row.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EvenQuota:
+    """LLaDA's: a block's tokens in equal parts, floor(n / steps) and one more in the first n mod steps."""
+
+    name: ClassVar[str] = "even"
+    pooled: ClassVar[bool] = False
+    fixed: ClassVar[bool] = True
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """One token per step where `steps` is left out, else `steps` dealt evenly."""
+        return deal_steps(sizes, steps)
+
+    def refuse(self, rule: Rule) -> None:
+        """Any rule but `Origin`."""
+        _refuse(rule, self.name, {"chance"}, "decides on every position alone", "use schedule='timed'")
+
+    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+        """Quotas that sum to the size of each row."""
+        quotas = commit_counts(size_B, evaluations).unbind(-1)
+        return lambda ordered_BC, todo_BC, nth: quotas[nth]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits floor(n (1 - s/t)) of
+    the n masks that are left, the last step all.
+
+    A step may commit nothing: with as many steps as tokens the first commits none and the last two. There may be more
+    steps than tokens. With several blocks, time starts anew in each. Counts are taken row by row, in float32.
+    """
+
+    eps: float = 1e-3
+    """Time of the end (Dream 1e-3, SMDM 1e-5)."""
+    pooled: bool = False
+    """Count and rank over the whole batch, as SMDM's greedy sampler does: rows then disturb one another."""
+
+    name: ClassVar[str] = "timed"
+    fixed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eps < 1:
+            raise ValueError(f"eps must lie between 0 and 1, got {self.eps}; Dream uses 1e-3.")
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """As many steps as positions where `steps` is left out."""
+        return deal_steps(sizes, steps, idle=True)
+
+    def refuse(self, rule: Rule) -> None:
+        """Any rule, but `Origin` cannot be pooled."""
+        if self.pooled:
+            _refuse(rule, "timed (pooled)", {"chance"}, "decides on every position alone", "leave pooled out")
+
+    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+        """By the masks that are left, or by the scores of `Origin`."""
+        time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
+        ratio_T = time_T[1:] / time_T[:-1]
+        ratio_T[-1] = 0
+        ratios = ratio_T.to(size_B.device).unbind()
+        if getattr(rule, "measure", None) == "chance":
+            return lambda ordered_BC, todo_BC, nth: (ordered_BC >= ratios[nth]).sum(1)
+        return lambda ordered_BC, todo_BC, nth: (todo_BC.sum(1) * (1 - ratios[nth])).long()
+
+
+class _Dynamic:
+    pooled: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False
+    name: ClassVar[str]
+    unusable: ClassVar[set[str]]
+    lacking: ClassVar[str]
+    remedy: ClassVar[str]
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """At most one per position: every evaluation commits at least one token in every row that has any left."""
+        if steps is not None:
+            raise ValueError(
+                f"the schedule {self.name!r} runs until each block is done, got steps={steps}; leave steps out, or use "
+                "schedule='even' for a fixed number."
+            )
+        return list(sizes)
+
+    def refuse(self, rule: Rule) -> None:
+        """Rules that measure something else, and positions drawn with `alg_temp`."""
+        _refuse(rule, self.name, self.unusable, f"gives no {self.lacking}", self.remedy)
+        if getattr(rule, "alg_temp", None):
+            raise ValueError(
+                f"the schedule {self.name!r} reads the scores themselves, got alg_temp={getattr(rule, 'alg_temp', 0)}; "
+                "leave alg_temp out, or use schedule='even' or 'timed'."
+            )
+
+
+@dataclass(frozen=True)
+class Threshold(_Dynamic):
+    """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the best one."""
+
+    threshold: float = 0.9
+
+    name: ClassVar[str] = "threshold"
+    unusable: ClassVar[set[str]] = {"order", "chance", "entropy"}
+    lacking: ClassVar[str] = "confidence"
+    remedy: ClassVar[str] = "use low_confidence, maskgit_plus or topk_margin"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"a confidence threshold lies between 0 and 1, got {self.threshold}; Fast-dLLM uses 0.9.")
+
+    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+        """By the scores."""
+        return lambda ordered_BC, todo_BC, nth: (ordered_BC >= self.threshold).sum(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Factor(_Dynamic):
+    """Fast-dLLM's: with confidences c_1 >= c_2 >= …, commit the first n for which c_i >= 1 - factor / (i + 1) holds for
+    every i from 2 to n; the best one always.
+
+    As released, the last candidate goes with the others when it alone fails, so two masks always go together;
+    `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
+    """
+
+    factor: float = 1.0
+    strict: bool = False
+    """True follows the formula to the last candidate."""
+
+    name: ClassVar[str] = "factor"
+    unusable: ClassVar[set[str]] = {"order", "chance", "entropy", "margin"}
+    lacking: ClassVar[str] = "probability of the proposed token"
+    remedy: ClassVar[str] = "use low_confidence or maskgit_plus"
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ValueError(f"factor must be above 0, got {self.factor}; Fast-dLLM uses 1.")
+
+    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+        """By the scores."""
+
+        def count(ordered_BC: Tensor, todo_BC: Tensor, nth: int) -> Tensor:
+            rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
+            enough_BC = ordered_BC >= 1 - self.factor / (rank_C + 1)
+            enough_BC[:, 0] = True
+            # Confidences fall and bounds rise along the ranking, so those that pass are the first ones.
+            n_B = enough_BC.sum(1)
+            if self.strict:
+                return n_B
+            left_B = todo_BC.sum(1)
+            return torch.where(n_B == left_B - 1, left_B, n_B)
+
+        return count
+
+
+@dataclass(frozen=True)
+class EntropyBound(_Dynamic):
+    """The EB sampler's: with entropies H_1 <= H_2 <= …, commit the first n for which H_1 + … + H_n - max H <= gamma, at
+    least one. Entropies in nats. Source: Ben-Hamu et al. 2025 (2505.24857).
+    """
+
+    gamma: float = 0.1
+
+    name: ClassVar[str] = "entropy_bound"
+    unusable: ClassVar[set[str]] = {"order", "chance", "probability", "margin"}
+    lacking: ClassVar[str] = "entropy"
+    remedy: ClassVar[str] = "use entropy"
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0:
+            raise ValueError(f"gamma must be 0 or more, got {self.gamma}; 0 commits one token per evaluation.")
+
+    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+        """By the scores, which are negative entropies."""
+
+        def count(ordered_BC: Tensor, todo_BC: Tensor, nth: int) -> Tensor:
+            entropy_BC = (-ordered_BC).clamp(min=0)
+            # In this order the largest of the first n is the nth: what counts is the sum of those before it.
+            before_BC = entropy_BC[:, :-1].cumsum(1)
+            return (before_BC <= self.gamma).sum(1) + 1
+
+        return count
+
+
+def _refuse(rule: Rule, schedule: str, measures: set[str], why: str, remedy: str) -> None:
+    if getattr(rule, "measure", None) in measures:
+        raise ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")
+
+
+SCHEDULES: dict[str, Any] = {kind.name: kind for kind in (EvenQuota, Timed, Threshold, Factor, EntropyBound)}
+"""Schedules by the names that the command line and run folders use."""

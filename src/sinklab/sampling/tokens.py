@@ -1,0 +1,175 @@
+"""Which token is proposed at a masked position: temperature, top-p, top-k."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# M candidate positions, V vocabulary, P pieces of it
+
+
+@dataclass(frozen=True)
+class TokenSampling:
+    """How a token is drawn from the logits. Raises ValueError for numbers out of range."""
+
+    temperature: float = 0.0
+    """0 takes the most probable token."""
+    top_p: float | None = None
+    """Keep the most probable tokens up to the one at which their probabilities together pass `top_p`."""
+    top_k: int | None = None
+    """Keep this many of the most probable tokens (more where the last ones tie)."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.temperature) or self.temperature < 0:
+            raise ValueError(
+                f"temperature must be 0 or a positive finite number, got {self.temperature}; 0 takes the most likely "
+                "token."
+            )
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie above 0 and be at most 1, got {self.top_p}; leave it out to keep all.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all.")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether top-p or top-k may rule tokens out."""
+        return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
+
+    @property
+    def shapes(self) -> bool:
+        """Whether `shaped` changes the distribution."""
+        return self.cuts or self.temperature not in (0, 1)
+
+
+def shaped(logits_MV: Tensor, sampling: TokenSampling) -> Tensor:
+    """The logits after temperature (if above 0), then top-p, then top-k: Dream's order. What is cut away is -inf.
+
+    Source: `top_p_logits` and `top_k_logits` of Dream's generation_utils.py.
+    """
+    if sampling.temperature not in (0, 1):
+        logits_MV = logits_MV / sampling.temperature
+    if sampling.top_p is not None and sampling.top_p < 1:
+        sorted_MV, order_MV = logits_MV.sort(-1, descending=True)
+        mass_MV = sorted_MV.softmax(-1)
+        # A token goes when those before it have passed top_p already, so the best one always stays.
+        late_MV = mass_MV.cumsum(-1).roll(1, -1) > sampling.top_p
+        late_MV[:, 0] = False
+        logits_MV = logits_MV.masked_fill(late_MV.scatter(-1, order_MV, late_MV), -torch.inf)
+    if sampling.top_k is not None and sampling.top_k < logits_MV.shape[-1]:
+        least_M1 = logits_MV.topk(sampling.top_k, -1).values[:, -1:]
+        logits_MV = logits_MV.masked_fill(logits_MV < least_M1, -torch.inf)
+    return logits_MV
+
+
+def sample_tokens(
+    logits_MV: Tensor,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    *,
+    top_p: float | None = None,
+    top_k: int | None = None,
+) -> Tensor:
+    """Draw one token per row from softmax(logits / temperature) after top-p and top-k; temperature 0 takes the argmax.
+
+    Uses the Gumbel-max trick in the form argmax(logits - T log E) with E exponential of rate 1, drawn in float64:
+    coarser noise cuts the tail off and so lowers the temperature in effect. LLaDA's exp(logits) / (-log U)^T is the
+    same distribution (its logarithm is this score, and -log U is exponential) but overflows for large logits; Dream's
+    categorical draw is the same distribution too.
+    The noise is drawn on the generator's device, so a CPU generator gives the same draw whatever the model runs on.
+
+    Returns int64 (M,). Raises ValueError for numbers out of range, and for T > 0 without a generator.
+    """
+    sampling = TokenSampling(temperature, top_p, top_k)
+    cut_MV = shaped(logits_MV, sampling) if temperature > 0 and sampling.cuts else None
+    return proposals(logits_MV, cut_MV, sampling, None, generator)[1]
+
+
+def proposals(
+    logits_MV: Tensor,
+    cut_MV: Tensor | None,
+    sampling: TokenSampling,
+    mask_id: int | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """The best value and the token proposed in every row, never `mask_id`; NaN logits give a NaN value.
+
+    Args:
+        cut_MV: `shaped` logits, where top-p or top-k cut some away; None otherwise. Rows in which nothing but [MASK]
+            was left get the most probable other token.
+    """
+    if sampling.temperature == 0:
+        best_M, token_M = _best(logits_MV)
+        if mask_id is not None and bool((token_M == mask_id).any()):
+            best_M, token_M = _best(_without(logits_MV, mask_id))
+        return best_M, token_M
+    source = required(generator, "a temperature above 0")
+    noise_MV = torch.empty(logits_MV.shape, dtype=torch.float64, device=source.device).exponential_(generator=source)
+    noise_MV = noise_MV.to(logits_MV.device).log_()
+    if cut_MV is None:
+        noise_MV.mul_(-sampling.temperature).add_(logits_MV)
+    else:
+        noise_MV.neg_().add_(cut_MV)
+    if mask_id is not None and mask_id < noise_MV.shape[-1]:
+        noise_MV[:, mask_id] = -torch.inf
+    best_M, token_M = noise_MV.max(-1)
+    if cut_MV is not None and bool((best_M == -torch.inf).any()):
+        left_MV = logits_MV if mask_id is None else _without(logits_MV, mask_id)
+        token_M = torch.where(best_M == -torch.inf, left_MV.argmax(-1), token_M)
+        best_M = torch.where(best_M == -torch.inf, left_MV.amax(-1), best_M)
+    return best_M, token_M
+
+
+def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
+    """`logits_MV.max(-1)`, the first of equal ones; on the CPU in two levels, which is up to four times as fast."""
+    width, vocabulary = 64, logits_MV.shape[-1]
+    if (
+        logits_MV.device.type != "cpu"
+        or logits_MV.dtype != torch.float32
+        or vocabulary < 512
+        or logits_MV.numel() < 2**15
+    ):
+        return tuple(logits_MV.max(-1))  # type: ignore[return-value]
+    whole = vocabulary // width
+    # The maximum of every 64 columns is vectorised where its index is not; the last piece overlaps the one before it.
+    pieces_MP = logits_MV[:, : whole * width].unflatten(1, (whole, width)).amax(-1)
+    if whole * width < vocabulary:
+        pieces_MP = torch.cat([pieces_MP, logits_MV[:, -width:].amax(-1, keepdim=True)], 1)
+    start_M1 = (pieces_MP.argmax(1, keepdim=True) * width).clamp_(max=vocabulary - width)
+    best_M, place_M = logits_MV.gather(1, start_M1 + torch.arange(width)).max(1)
+    return best_M, start_M1[:, 0] + place_M
+
+
+def _without(logits_MV: Tensor, mask_id: int) -> Tensor:
+    # A head may be narrower than the ids: then [MASK] has no logit and cannot be proposed.
+    if mask_id >= logits_MV.shape[-1]:
+        return logits_MV
+    return logits_MV.index_fill(-1, torch.tensor([mask_id], device=logits_MV.device), -torch.inf)
+
+
+def required(generator: torch.Generator | None, what: str) -> torch.Generator:
+    """The generator. Raises ValueError when there is none."""
+    if generator is None:
+        raise ValueError(
+            f"{what} needs a source of randomness that can be written down, got generator=None; pass "
+            "generator=torch.Generator().manual_seed(seed)."
+        )
+    return generator
+
+
+def uniform(like_M: Tensor, generator: torch.Generator | None, what: str) -> Tensor:
+    """Numbers in [0, 1) as many as `like_M`, drawn on the generator's device. Raises ValueError without a generator."""
+    source = required(generator, what)
+    return torch.rand(like_M.shape, generator=source, device=source.device).to(like_M.device)
+
+
+def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | None) -> Tensor:
+    """Keys whose descending order draws candidates without replacement, in proportion to exp(score / alg_temp).
+
+    Gumbel-top-k: the same distribution as multinomial draws without replacement from softmax(score / alg_temp).
+    """
+    source = required(generator, "alg_temp")
+    noise_M = torch.empty(score_M.shape, dtype=torch.float64, device=source.device).exponential_(generator=source)
+    return score_M.double() / alg_temp - noise_M.to(score_M.device).log_()

@@ -1,0 +1,145 @@
+"""The decoders of the field on their golden weights: the canvas after every evaluation, and how many there were."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
+from golden_llada import golden_cases, golden_folder, golden_tensors
+from sinklab.models import load
+from sinklab.sampling import Canvas, DecodingSettings, denoise
+
+NAMES = {
+    "llada": [
+        *("full", "uneven", "blocks3", "blocks3_uneven", "one_step", "cfg", "eos_inf", "conf_eos_eot_inf"),
+        *("batch_leftpad", "batch_leftpad_cfg", "batch_equal"),
+    ],
+    "dream": [
+        *("maskgit_plus_16", "maskgit_plus_8", "topk_margin_16", "topk_margin_8", "entropy_16", "entropy_8"),
+        *("entropy_leftpad", "maskgit_plus_leftpad_few", "topk_margin_more_steps", "entropy_eps", "entropy_topk50"),
+        "maskgit_plus_topk50_topp",
+    ],
+    "mmada": ["full", "blocks", "uneven", "cfg", "batch_equal", "leftpad_fullmask"],
+    "smdm_vanilla": ["greedy", "greedy_cfg", "greedy_pooled"],
+    "smdm_sink": ["greedy", "greedy_cfg", "greedy_pooled"],
+    "smdm_gate": ["greedy", "greedy_cfg", "greedy_pooled"],
+}
+QUIRKS = {"llada": {"prompt_with_masks"}}
+CASES = [(family, name) for family, names in NAMES.items() for name in names]
+
+
+@functools.cache
+def model_of(family):
+    # The golden numbers of SMDM were made with float32 rope tables; its release has bfloat16 ones.
+    return load(golden_folder(family), **({"rope_dtype": "float32"} if family.startswith("smdm") else {})).model.eval()
+
+
+@functools.cache
+def case_of(family, name):
+    return next(case for case in golden_cases(family)["generate"] if case["name"] == name)
+
+
+def settings_of(family, name):
+    """The original's settings as ours."""
+    theirs, special = case_of(family, name)["settings"], golden_cases(family)["special_ids"]
+    common = {"steps": theirs["steps"], "temperature": theirs["temperature"], "cfg_scale": theirs.get("cfg_scale", 0.0)}
+    if family == "dream":
+        cuts = {key: theirs[key] for key in ("top_p", "top_k", "alg_temp")}
+        return DecodingSettings(rule=theirs["alg"], schedule="timed", eps=theirs["eps"], **common, **cuts)
+    if family.startswith("smdm"):
+        return DecodingSettings(schedule="timed", eps=theirs["eps"], pooled=True, **common)
+    return DecodingSettings(
+        **common,
+        block_length=theirs["block_length"],
+        suppress_ids=(special["eos"],) if theirs.get("logits_eos_inf") else (),
+        defer_ids=(special["eos"], special["eot"]) if theirs.get("confidence_eos_eot_inf") else (),
+        # The original proposes image codes too.
+        text_only=False,
+    )
+
+
+def prompt_of(family, name):
+    theirs, tensors = case_of(family, name)["settings"], golden_tensors(family)
+    prompt_BP = tensors[f"gen.{name}.prompt"].long()
+    attention = tensors.get(f"gen.{name}.attention_mask")
+    new_tokens = theirs.get("gen_length") or theirs.get("max_new_tokens")
+    new_tokens = new_tokens or theirs["context_length"] - prompt_BP.shape[1]
+    # MMaDA's mask covers the generation too.
+    return prompt_BP, None if attention is None else attention[:, : prompt_BP.shape[1]], new_tokens
+
+
+def assert_same_run(steps, canvases_TBS, confidence_TBS=None):
+    assert len(steps) == len(canvases_TBS) - 1, "number of model evaluations"
+    assert torch.equal(steps[0].before_BS, canvases_TBS[0])
+    for step, after_BS in zip(steps, canvases_TBS[1:], strict=True):
+        assert torch.equal(step.ids_BS, after_BS), f"the canvas after evaluation {step.index} differs"
+    for step, theirs_BS in zip(
+        steps, [] if confidence_TBS is None else confidence_TBS, strict=confidence_TBS is not None
+    ):
+        asked_BS = ~theirs_BS.isinf()
+        # Dream keeps no confidences where it selects nothing.
+        if asked_BS.any():
+            assert torch.equal(asked_BS, ~step.confidence_BS.isnan())
+            torch.testing.assert_close(step.confidence_BS[asked_BS], theirs_BS[asked_BS], rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize(("family", "name"), CASES, ids="-".join)
+def test_every_canvas(family, name):
+    model, tensors = model_of(family), golden_tensors(family)
+    prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
+    mask_id = golden_cases(family)["special_ids"]["mask"]
+    assert model.config.mask_token_id == mask_id
+    canvas = Canvas.from_prompts(prompt_BP, new_tokens=new_tokens, mask_id=mask_id, attention_BP=attention_BP)
+    denoiser = model.denoiser(None if attention_BP is None else canvas.attention_BS)
+    steps = list(settings_of(family, name).decode(denoiser, canvas, text_vocabulary=model.config.text_vocab_size))
+    assert_same_run(steps, tensors[f"gen.{name}.canvas"].long(), tensors.get(f"gen.{name}.confidence"))
+
+
+@pytest.mark.parametrize(("family", "name"), CASES, ids="-".join)
+def test_generate_returns_the_sequences(family, name):
+    prompt_BP, attention_BP, new_tokens = prompt_of(family, name)
+    written_BS = model_of(family).generate(
+        prompt_BP, attention_BP, max_new_tokens=new_tokens, settings=settings_of(family, name)
+    )
+    assert torch.equal(written_BS, golden_tensors(family)[f"gen.{name}.sequences"].long())
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_fast_dllm_without_a_cache(name):
+    case = fast_dllm_case(name)
+    assert case.cache == "none"
+    steps = list(denoise(model_of("fast_dllm").denoiser(), case.canvas, **case.arguments))
+    assert len(steps) == case.nfe
+    assert_same_run(steps, case.canvases_TBS, case.confidence_TBS)
+
+
+def test_no_stored_case_is_left_out():
+    for family, names in NAMES.items():
+        stored = {case["name"]: case.get("quirk") for case in golden_cases(family)["generate"]}
+        assert set(stored) == set(names) | QUIRKS.get(family, set())
+        assert all(stored[name] for name in QUIRKS.get(family, ()))
+    stored = {case["name"]: case["quirk"] for case in golden_cases("fast_dllm")["generate"]}
+    assert set(stored) == {*PLAIN, *PREFIX, *DUAL, *IDLE, "dual_threshold_fewsteps_b"}
+    assert stored["dual_threshold_fewsteps_b"]
+
+
+def test_golden_masks_in_the_prompt_are_refused_where_the_original_lets_them_use_up_the_quota():
+    prompt_BP, attention_BP, new_tokens = prompt_of("llada", "prompt_with_masks")
+    with pytest.raises(ValueError, match=r"a prompt must not contain the mask id \d+, .*use Canvas.infill"):
+        model_of("llada").generate(prompt_BP, attention_BP, max_new_tokens=new_tokens)
+
+
+def test_golden_mmada_writes_text_alone_unless_asked():
+    model = model_of("mmada")
+    prompt_BP, _, new_tokens = prompt_of("mmada", "full")
+    text = model.config.text_vocab_size
+    every, words = (
+        model.generate(prompt_BP, max_new_tokens=new_tokens, text_only=text_only)[:, prompt_BP.shape[1] :]
+        for text_only in (False, True)
+    )
+    assert (words < text).all()
+    assert torch.equal(every, golden_tensors("mmada")["gen.full.sequences"][:, prompt_BP.shape[1] :].long())
+    assert (every >= text).any() or torch.equal(every, words)

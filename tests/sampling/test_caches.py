@@ -1,0 +1,140 @@
+"""Which columns a cache recomputes, what the loop is handed, and what a cache cannot do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sinklab.sampling import CACHES, Canvas, DualCache, PrefixCache, cache_by_name, denoise, evaluator
+
+MASK, PAD = 9, 8
+
+
+class Notebook:
+    """A denoiser with a session that notes what it is asked for; every token of the vocabulary is equally likely."""
+
+    def __init__(self):
+        self.asked, self.sessions = [], 0
+
+    def __call__(self, ids_BS, wanted_BS):
+        self.asked.append("afresh")
+        return torch.zeros(int(wanted_BS.sum()), MASK)
+
+    def session(self):
+        self.sessions += 1
+
+        def ask(ids_BS, wanted_BS, columns):
+            columns = (columns.start, columns.stop) if isinstance(columns, slice) else columns
+            self.asked.append((wanted_BS.nonzero()[:, 1].tolist(), columns))
+            return torch.zeros(int(wanted_BS.sum()), MASK)
+
+        return ask
+
+
+def asked(cache, canvas=None, **settings):
+    denoiser = Notebook()
+    canvas = canvas or Canvas.from_prompts([[1, 2, 3]], new_tokens=5, mask_id=MASK, pad_id=PAD)
+    list(denoise(denoiser, canvas, cache=cache, **{"block_length": 3, **settings}))
+    assert denoiser.sessions == (cache is not None)
+    return denoiser.asked
+
+
+def test_the_prefix_cache_recomputes_the_block_and_what_follows():
+    assert asked(PrefixCache()) == [
+        ([3, 4, 5], None),
+        ([4, 5], (3, 8)),
+        ([5], (3, 8)),
+        ([6, 7], None),
+        ([7], (6, 8)),
+    ]
+
+
+def test_the_dual_cache_recomputes_the_block_alone():
+    assert asked(DualCache()) == [
+        ([3, 4, 5], None),
+        ([4, 5], (3, 6)),
+        ([5], (3, 6)),
+        ([6, 7], None),
+        ([7], (6, 8)),
+    ]
+
+
+def test_without_a_cache_everything_is_asked_afresh():
+    assert asked(None) == ["afresh"] * 5
+
+
+@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
+def test_refreshes(kind):
+    columns = [kind(refresh_every=3).columns(4, 6, 9, nth) for nth in range(7)]
+    assert [part is None for part in columns] == [True, False, False, True, False, False, True]
+    assert [kind(refresh_every=1).columns(4, 6, 9, nth) for nth in range(3)] == [None] * 3
+    assert [kind().columns(4, 6, 9, nth) is None for nth in range(5)] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize("kind", [PrefixCache, DualCache])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
+    with pytest.raises(ValueError, match=f"refresh_every counts evaluations, at least 1, got {value}; leave it out"):
+        kind(refresh_every=value)
+
+
+def test_caches_by_name():
+    assert list(CACHES.items()) == [("none", None), ("prefix", PrefixCache), ("dual", DualCache)]
+    assert (cache_by_name("none"), cache_by_name("prefix"), cache_by_name("dual")) == (None, PrefixCache(), DualCache())
+    with pytest.raises(
+        ValueError, match="unknown cache 'duel'; known caches are dual, none, prefix; did you mean dual"
+    ):
+        cache_by_name("duel")
+    with pytest.raises(ValueError, match="pass one of these, or a cache object"):
+        cache_by_name("zzzzzz")
+
+
+def test_unequal_prompts_agree_on_their_blocks():
+    canvas = Canvas.from_prompts([[1, 2, 3], [1], []], new_tokens=4, mask_id=MASK, pad_id=PAD)
+    columns = [columns for _, columns in asked(DualCache(), canvas, block_length=2)]
+    assert columns == [None, (3, 5), None, (5, 7)]
+
+
+def test_holes_take_the_span_between_the_first_and_the_last():
+    canvas = Canvas.infill([[1, MASK, 2, MASK, 3, MASK, 4]], mask_id=MASK)
+    columns = [columns for _, columns in asked(DualCache(), canvas, block_length=2)]
+    assert columns == [None, (1, 4), None]
+
+
+def test_a_row_without_the_block_has_no_say():
+    canvas = Canvas.infill([[1, MASK, MASK, 2, MASK], [1, MASK, MASK, 2, 3]], mask_id=MASK)
+    columns = [columns for _, columns in asked(DualCache(), canvas, block_length=2)]
+    assert columns == [None, (1, 3), None]
+
+
+def test_rows_whose_blocks_stand_elsewhere_are_refused():
+    canvas = Canvas.infill([[1, MASK, MASK, 2, 3], [1, 2, MASK, 3, MASK]], mask_id=MASK)
+    message = (
+        "block 0 stands in columns 1 to 2 of row 0 and 2 to 4 of row 1; pad prompts on the left, decode these rows one"
+    )
+    with pytest.raises(ValueError, match=message):
+        denoise(Notebook(), canvas, cache=PrefixCache())
+    assert len(list(denoise(Notebook(), canvas))) == 2
+
+
+def test_a_denoiser_without_a_memory_is_refused():
+    canvas = Canvas.from_prompts([[1]], new_tokens=2, mask_id=MASK)
+    with pytest.raises(
+        ValueError, match=r"DualCache\(refresh_every=None\) needs a denoiser that remembers .* session()"
+    ):
+        denoise(lambda ids_BS, wanted_BS: torch.zeros(2, MASK), canvas, cache=DualCache())
+
+
+def test_a_cache_of_ones_own_may_name_columns():
+    class Sinks:
+        def columns(self, start, stop, length, nth):
+            return None if nth == 0 else torch.tensor([0, *range(start, stop)])
+
+    denoiser = Notebook()
+    block_BS = torch.tensor([[-1, -1, 0, 0, 1]])
+    evaluate = evaluator(denoiser, Sinks(), block_BS)
+    ids_BS = torch.full((1, 5), MASK)
+    evaluate(ids_BS, block_BS == 0, 0, 0)
+    evaluate(ids_BS, block_BS == 0, 0, 1)
+    evaluate(ids_BS, block_BS == 1, 1, 1)
+    assert [None if columns is None else columns.tolist() for _, columns in denoiser.asked] == [None, [0, 2, 3], [0, 4]]

@@ -1,0 +1,162 @@
+"""Combinations that make no sense are refused by name before the first step; all others decode everything."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from toy_denoiser import MASK, PAD, ToyDenoiser
+
+from sinklab.sampling import (
+    RULES,
+    SCHEDULES,
+    Canvas,
+    Entropy,
+    EntropyBound,
+    Factor,
+    LowConfidence,
+    Origin,
+    Threshold,
+    Timed,
+    TopkMargin,
+    denoise,
+    rule_by_name,
+    schedule_by_name,
+)
+
+CANVAS = Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD)
+
+
+def start(seed=0, **settings):
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return denoise(ToyDenoiser(CANVAS.attention_BS), CANVAS, generator=generator, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"rule": "random", "schedule": "threshold"},
+            r"the schedule 'threshold' does not go with the rule RandomOrder\(\), which gives no confidence; use",
+        ),
+        ({"rule": "left_to_right", "schedule": "threshold"}, r"LeftToRight\(\), which gives no confidence"),
+        ({"rule": "entropy", "schedule": "threshold"}, r"Entropy\(alg_temp=None\), which gives no confidence"),
+        ({"rule": "origin", "schedule": "threshold"}, r"Origin\(\), which gives no confidence"),
+        ({"rule": "positional", "schedule": "factor"}, r"PositionalOrder\(\), which gives no probability of"),
+        (
+            {"rule": TopkMargin(), "schedule": Factor()},
+            r"TopkMargin.*, which gives no probability of the",
+        ),
+        (
+            {"rule": "low_confidence", "schedule": "entropy_bound"},
+            r"'entropy_bound' does not go with the rule LowConfidence\(.*\), which gives no entropy; use entropy",
+        ),
+        ({"rule": "random", "schedule": EntropyBound(1.0)}, "which gives no entropy"),
+        (
+            {"rule": "origin", "schedule": "even"},
+            r"the schedule 'even' does not go with the rule Origin\(\), which decides on every position alone",
+        ),
+        (
+            {"rule": Origin(), "schedule": Timed(pooled=True)},
+            r"'timed \(pooled\)' does not go .* leave pooled out",
+        ),
+        (
+            {"schedule": "threshold", "steps": 4},
+            "the schedule 'threshold' runs until each block is done, got steps=4; leave steps out, or use",
+        ),
+        ({"schedule": Factor(), "steps": 12}, "'factor' runs until each block is done, got steps=12"),
+        ({"rule": Entropy(), "schedule": EntropyBound(), "steps": 12}, "'entropy_bound' runs until each block is done"),
+        (
+            {"rule": LowConfidence(alg_temp=0.5), "schedule": Threshold()},
+            "the schedule 'threshold' reads the scores themselves, got alg_temp=0.5; leave alg_temp out",
+        ),
+        (
+            {"rule": LowConfidence(alg_temp=0.5), "seed": None},
+            r"the rule LowConfidence\(alg_temp=0.5.*needs a source of",
+        ),
+        ({"rule": "random", "seed": None}, r"the rule RandomOrder\(\) needs a source of randomness"),
+        ({"rule": "origin", "seed": None}, r"the rule Origin\(\) needs a source of randomness"),
+        ({"rule": "positional", "seed": None}, r"the rule PositionalOrder\(\) needs a source of randomness"),
+        (
+            {"top_k": 5},
+            r"top_p and top_k do nothing at temperature 0 with the rule LowConfidence.* got top_p=None and top_k=5",
+        ),
+        ({"top_p": 0.9, "schedule": Threshold()}, "top_p and top_k do nothing at temperature 0"),
+        (
+            {"schedule": "timed", "steps": 2, "block_length": 4},
+            "each block needs at least 1 step, got 2 steps for 3 bl",
+        ),
+        ({"schedule": "timed", "steps": 0}, "steps must be at least 1, got 0"),
+        ({"schedule": "timid"}, r"unknown schedule 'timid'.*did you mean timed\?"),
+        ({"cache": "duel"}, r"unknown cache 'duel'.*did you mean dual\?"),
+        ({"cache": "dual"}, r"needs a denoiser that remembers keys and values, but ToyDenoiser has no method session"),
+        ({"stop_ids": []}, "stop_ids needs at least one token id, got none"),
+        ({"stop_ids": [3, MASK]}, rf"\[MASK\] \(id {MASK}\) is never written, so it cannot be a stop id"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message):
+    with pytest.raises(ValueError, match=message):
+        start(**settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Threshold(1.1), "a confidence threshold lies between 0 and 1, got 1.1"),
+        (lambda: Threshold(float("nan")), "a confidence threshold lies between 0 and 1, got nan"),
+        (lambda: Factor(0.0), "factor must be above 0, got 0.0"),
+        (lambda: EntropyBound(-1.0), "gamma must be 0 or more, got -1.0"),
+        (lambda: Timed(0.0), "eps must lie between 0 and 1, got 0.0; Dream uses 1e-3"),
+        (lambda: Timed(1.0), "eps must lie between 0 and 1, got 1.0"),
+        (lambda: LowConfidence(alg_temp=-0.1), "alg_temp must be 0 or a positive finite number, got -0.1"),
+        (lambda: Entropy(alg_temp=float("inf")), "alg_temp must be 0 or a positive finite number, got inf"),
+        (
+            lambda: rule_by_name("random", alg_temp=0.1),
+            "alg_temp does not go with the unmasking rule 'random', got alg_temp=0.1; it belongs to entropy, low",
+        ),
+        (
+            lambda: rule_by_name("entropy", defer_ids=(1,)),
+            r"defer_ids does not go with the unmasking rule 'entropy', got defer_ids=\(1,\); it belongs to low",
+        ),
+        (
+            lambda: schedule_by_name("even", threshold=0.9),
+            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to threshold",
+        ),
+        (lambda: schedule_by_name("even", zeta=1), "zeta does not go with the schedule 'even'.*no schedule has it"),
+    ],
+)
+def test_numbers_out_of_range_or_of_another_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_every_other_pair_of_rule_and_schedule_decodes_everything():
+    refused = []
+    for rule, schedule in itertools.product(RULES, SCHEDULES):
+        try:
+            steps = list(start(rule=rule, schedule=schedule, block_length=5))
+        except ValueError as error:
+            assert "does not go with the rule" in str(error)
+            refused.append((rule, schedule))
+            continue
+        assert not (steps[-1].ids_BS == MASK).any()
+        assert torch.equal(torch.stack([step.committed_BS for step in steps]).sum(0), CANVAS.open_BS.long())
+    orders = ["left_to_right", "origin", "positional", "random"]
+    expected = [(rule, schedule) for rule in [*orders, "entropy"] for schedule in ("threshold", "factor")]
+    expected += [(rule, "entropy_bound") for rule in RULES if rule != "entropy"]
+    expected += [("topk_margin", "factor"), ("origin", "even")]
+    assert sorted(refused) == sorted(expected)
+
+
+@pytest.mark.parametrize("schedule", ["even", "timed"])
+@pytest.mark.parametrize("rule", ["low_confidence", "maskgit_plus", "topk_margin", "entropy"])
+def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
+    def order(seed, alg_temp):
+        drawn = start(seed, rule=rule_by_name(rule, alg_temp=alg_temp), schedule=schedule, steps=12)
+        return [step.committed_BS.tolist() for step in drawn]
+
+    assert order(1, 0.5) == order(1, 0.5)
+    assert order(1, 0.5) != order(2, 0.5)
+    assert order(1, 0.5) != order(1, None)
+    assert order(1, 1e-6) == order(1, None), "cold draws take the best"

@@ -1,0 +1,152 @@
+"""Every rule under every schedule against the loops written out in plain_decoders, canvas for canvas, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from plain_decoders import entropy_bound, even, factor, plain_row, threshold, timed
+from toy_denoiser import MASK, PAD, ToyDenoiser
+
+from sinklab.sampling import (
+    Canvas,
+    Entropy,
+    EntropyBound,
+    EvenQuota,
+    Factor,
+    MaskgitPlus,
+    Threshold,
+    Timed,
+    TopkMargin,
+    denoise,
+)
+
+RULES = ["low_confidence", "maskgit_plus", "topk_margin", "entropy", "left_to_right"]
+PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
+
+
+def rows(canvas, seed, **settings):
+    """The canvases of each row of a batch, before the first evaluation and after each, without padding."""
+    # Sharper logits, so that thresholds and bounds let through one, several or all.
+    toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
+    steps = list(denoise(toy, canvas, **settings))
+    canvases = [canvas.ids_BS, *(step.ids_BS for step in steps)]
+    real = [
+        [ids_BS[number][canvas.attention_BS[number]].tolist() for ids_BS in canvases] for number in range(len(PROMPTS))
+    ]
+    return toy, real, steps
+
+
+def distinct(canvases):
+    return [now for before, now in zip([None, *canvases], canvases, strict=False) if now != before]
+
+
+SCHEDULES = [
+    ("low_confidence", Threshold(0.5), threshold(0.5)),
+    ("low_confidence", Threshold(0.0), threshold(0.0)),
+    ("low_confidence", Threshold(1.0), threshold(1.0)),
+    ("maskgit_plus", Threshold(0.8), threshold(0.8)),
+    ("topk_margin", Threshold(0.4), threshold(0.4)),
+    ("low_confidence", Factor(1.0), factor(1.0, False)),
+    ("low_confidence", Factor(1.0, strict=True), factor(1.0, True)),
+    ("maskgit_plus", Factor(0.5), factor(0.5, False)),
+    ("maskgit_plus", Factor(2.5, strict=True), factor(2.5, True)),
+    ("entropy", EntropyBound(0.0), entropy_bound(0.0)),
+    ("entropy", EntropyBound(0.7), entropy_bound(0.7)),
+    ("entropy", EntropyBound(3.0), entropy_bound(3.0)),
+    ("entropy", EntropyBound(1e9), entropy_bound(1e9)),
+]
+
+
+@pytest.mark.parametrize(("rule", "schedule", "count"), SCHEDULES, ids=lambda value: str(value)[:32])
+def test_schedules_that_read_the_scores(rule, schedule, count):
+    sizes = set()
+    for seed in range(12):
+        block_length = (12, 5, 4)[seed % 3]
+        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        toy, ours, steps = rows(canvas, seed, rule=rule, schedule=schedule, block_length=block_length)
+        sizes |= {int(n) for step in steps for n in step.committed_BS.sum(1)}
+        assert {step.total for step in steps} == {None}
+        blocks = [(min(block_length, 12 - start), count) for start in range(0, 12, block_length)]
+        for prompt, canvases in zip(PROMPTS, ours, strict=True):
+            expected = plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks)
+            # A row that has finished its block waits for the others, so its canvas may repeat.
+            assert distinct(canvases) == expected, f"seed {seed}"
+    if schedule not in (Threshold(1.0), EntropyBound(0.0)):
+        assert max(sizes) > 1, "the setting never commits more than one"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("steps", "block_length"), [(12, 12), (5, 12), (7, 5), (20, 12), (9, 4)])
+def test_dreams_time_schedule(rule, steps, block_length):
+    blocks = [min(block_length, 12 - start) for start in range(0, 12, block_length)]
+    dealt = [steps // len(blocks) + (block < steps % len(blocks)) for block in range(len(blocks))]
+    for seed, eps in enumerate((1e-3, 0.2, 1e-5)):
+        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        toy, ours, done = rows(canvas, seed, rule=rule, schedule=Timed(eps), steps=steps, block_length=block_length)
+        assert [step.total for step in done] == [steps] * steps
+        for prompt, canvases in zip(PROMPTS, ours, strict=True):
+            counts = [(size, timed(eps, n)) for size, n in zip(blocks, dealt, strict=True)]
+            assert canvases == plain_row(toy, [*prompt, *[MASK] * 12], rule, counts)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_lladas_even_quota(rule):
+    for seed, (steps, block_length, dealt) in enumerate([(12, 12, [12]), (5, 12, [5]), (7, 5, [3, 2, 2])]):
+        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        toy, ours, done = rows(canvas, seed, rule=rule, schedule=EvenQuota(), steps=steps, block_length=block_length)
+        assert [step.total for step in done] == [steps] * steps
+        for prompt, canvases in zip(PROMPTS, ours, strict=True):
+            sizes = [min(block_length, 12 - start) for start in range(0, 12, block_length)]
+            blocks = [(size, even(n)) for size, n in zip(sizes, dealt, strict=True)]
+            assert canvases == plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks)
+
+
+@pytest.mark.parametrize("rule", [MaskgitPlus(), TopkMargin(), Entropy()], ids=str)
+@pytest.mark.parametrize("cuts", [{"top_p": 0.6}, {"top_k": 3}, {"top_p": 0.9, "top_k": 5}, {"top_k": 99}], ids=str)
+def test_scores_after_top_p_and_top_k(rule, cuts):
+    name = {"MaskgitPlus": "maskgit_plus", "TopkMargin": "topk_margin", "Entropy": "entropy"}[type(rule).__name__]
+    differs = False
+    for seed in range(4):
+        canvas = Canvas.from_prompts(PROMPTS, new_tokens=12, mask_id=MASK, pad_id=PAD)
+        toy, ours, _ = rows(canvas, seed, rule=rule, **cuts)
+        for prompt, canvases in zip(PROMPTS, ours, strict=True):
+            start = [*prompt, *[MASK] * 12]
+            assert canvases == plain_row(toy, start, name, [(12, even(12))], **cuts)
+            differs |= canvases != plain_row(toy, start, name, [(12, even(12))])
+    assert differs or cuts == {"top_k": 99}, "the cut changes nothing"
+
+
+def test_infilling_of_unequal_rows_under_a_threshold():
+    holes = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, 6, 7, 8, MASK], [0, 1, 2, 3, 4, 5, 6]])
+    canvas = Canvas.infill(holes, mask_id=MASK)
+    for seed in range(8):
+        toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
+        steps = list(denoise(toy, canvas, schedule=Threshold(0.4), block_length=3))
+        for row in range(3):
+            ours = distinct([holes[row].tolist(), *(step.ids_BS[row].tolist() for step in steps)])
+            sizes = [3, 1] if row == 0 else [2] if row == 1 else []
+            expected = plain_row(toy, holes[row].tolist(), "low_confidence", [(n, threshold(0.4)) for n in sizes])
+            assert ours == expected
+
+
+def test_pooled_counts_and_ranks_over_the_batch():
+    canvas = Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7, 8]], new_tokens=9, mask_id=MASK, pad_id=PAD)
+    toy = ToyDenoiser(canvas.attention_BS, 3)
+    times = torch.linspace(1, 1e-5, 15)
+    ids_BS, uneven = canvas.ids_BS.clone(), False
+    for step in denoise(toy, canvas, schedule=Timed(1e-5, pooled=True), steps=14):
+        masked_BS = ids_BS == MASK
+        logits_MV = toy.dense(ids_BS, canvas.attention_BS)[masked_BS]
+        share = 1 - times[step.index + 1] / times[step.index]
+        number = int(masked_BS.sum() * share) if step.index < 13 else int(masked_BS.sum())
+        allowed_MV = logits_MV.clone()
+        allowed_MV[:, MASK] = -torch.inf
+        token_M = allowed_MV.argmax(-1)
+        best_M = logits_MV.softmax(-1).gather(-1, token_M[:, None])[:, 0].topk(number).indices
+        new_M = torch.full_like(token_M, MASK)
+        new_M[best_M] = token_M[best_M]
+        ids_BS[masked_BS] = new_M
+        assert torch.equal(step.ids_BS, ids_BS), f"step {step.index}"
+        uneven |= bool((step.committed_BS.sum(1).diff() != 0).any())
+    assert uneven, "the rows never differ"
+    assert not (ids_BS == MASK).any()

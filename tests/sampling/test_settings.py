@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from toy_denoiser import MASK, PAD, ToyDenoiser
+
+from sinklab.sampling import (
+    Canvas,
+    DecodingSettings,
+    DualCache,
+    Entropy,
+    EntropyBound,
+    EvenQuota,
+    Factor,
+    LowConfidence,
+    PrefixCache,
+    Threshold,
+    Timed,
+    denoise,
+    guided,
+    suppressed,
+)
+
+CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=8, mask_id=MASK, pad_id=PAD)
+
+
+def decoded(settings, **given):
+    return [step.ids_BS.tolist() for step in settings.decode(ToyDenoiser(CANVAS.attention_BS), CANVAS, **given)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"rule": LowConfidence(), "schedule": EvenQuota(), "cache": None}),
+        ({"rule": "entropy", "alg_temp": 0.4}, {"rule": Entropy(alg_temp=0.4)}),
+        ({"defer_ids": (3, 4)}, {"rule": LowConfidence(defer_ids=(3, 4))}),
+        ({"schedule": "threshold"}, {"schedule": Threshold(0.9)}),
+        ({"schedule": "threshold", "threshold": 0.5}, {"schedule": Threshold(0.5)}),
+        ({"schedule": "factor", "factor": 2.0}, {"schedule": Factor(2.0)}),
+        ({"rule": "entropy", "schedule": "entropy_bound", "gamma": 0.3}, {"schedule": EntropyBound(0.3)}),
+        ({"schedule": "timed", "eps": 1e-5, "pooled": True}, {"schedule": Timed(1e-5, pooled=True)}),
+        ({"rule": "origin"}, {"schedule": Timed(1e-3)}),
+        ({"rule": "origin", "eps": 0.1}, {"schedule": Timed(0.1)}),
+        ({"cache": "prefix"}, {"cache": PrefixCache()}),
+        ({"cache": "dual", "refresh_every": 4}, {"cache": DualCache(4)}),
+        ({"steps": 7, "block_length": 4, "temperature": 0.5}, {"steps": 7, "block_length": 4, "temperature": 0.5}),
+        ({"temperature": 0.5, "top_p": 0.9, "top_k": 3}, {"top_p": 0.9, "top_k": 3}),
+    ],
+    ids=str,
+)
+def test_names_and_numbers_become_values(settings, expected):
+    values = DecodingSettings(**settings).values()
+    assert expected.items() <= values.items()
+
+
+def test_settings_are_plain_data_and_come_back_from_json():
+    settings = DecodingSettings(rule="entropy", alg_temp=0.1, stop_ids=(3,), seed=4)
+    back = json.loads(json.dumps(dataclasses.asdict(settings)))
+    restored = {name: tuple(value) if isinstance(value, list) else value for name, value in back.items()}
+    assert DecodingSettings(**restored) == settings
+
+
+def test_every_field_is_described():
+    source = Path(inspect.getfile(DecodingSettings)).read_text("utf-8")
+    for field in dataclasses.fields(DecodingSettings):
+        declared = source.split(f"    {field.name}: ")[1].split("\n", 2)[1]
+        assert declared.strip().startswith('"""'), field.name
+
+
+def test_decode_is_denoise_with_the_wrappers_around_the_denoiser():
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    settings = DecodingSettings(
+        schedule="threshold", threshold=0.2, cfg_scale=0.7, suppress_ids=(1, 2), stop_ids=(5, 7), block_length=4
+    )
+    plain = denoise(
+        guided(suppressed(toy, [1, 2]), 0.7, CANVAS.prompt_BS, MASK),
+        CANVAS,
+        schedule=Threshold(0.2),
+        block_length=4,
+        stop_ids=[5, 7],
+    )
+    assert decoded(settings) == [step.ids_BS.tolist() for step in plain]
+
+
+def test_the_seed_decides():
+    hot = {"temperature": 1.0}
+    assert decoded(DecodingSettings(**hot, seed=3)) == decoded(DecodingSettings(**hot, seed=3))
+    assert decoded(DecodingSettings(**hot, seed=3)) != decoded(DecodingSettings(**hot, seed=4))
+    torch.manual_seed(1)
+    free = decoded(DecodingSettings(**hot))
+    assert free != decoded(DecodingSettings(**hot))
+    torch.manual_seed(1)
+    assert free == decoded(DecodingSettings(**hot)), "without a seed the global generator decides"
+
+
+def test_ids_that_are_no_text_are_left_out_unless_asked_for():
+    every = decoded(DecodingSettings(), text_vocabulary=None)
+    text = decoded(DecodingSettings(), text_vocabulary=9)
+    assert max(token for row in text[-1] for token in row[3:]) < 9
+    assert max(token for row in every[-1] for token in row[3:]) >= 9
+    assert decoded(DecodingSettings(text_only=False), text_vocabulary=9) == every
+
+
+def test_end_of_text_is_the_models_where_asked_for():
+    full = decoded(DecodingSettings(rule="left_to_right"))
+    third = full[-1][0][3 + 2]
+    stopped = decoded(DecodingSettings(rule="left_to_right", stop_at_eos=True), eos_ids=(third,))
+    assert stopped[-1][0][5:] == [third] * 6
+    assert decoded(DecodingSettings(rule="left_to_right"), eos_ids=(third,)) == full
+    assert decoded(DecodingSettings(rule="left_to_right", stop_ids=(third,))) == stopped
+
+
+def test_an_object_takes_the_place_of_a_name():
+    given = DecodingSettings().values(rule=Entropy(), schedule=EntropyBound(2.0), cache=DualCache())
+    assert (given["rule"], given["schedule"], given["cache"]) == (Entropy(), EntropyBound(2.0), DualCache())
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        (
+            {"threshold": 0.9},
+            {},
+            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to thr",
+        ),
+        ({"schedule": "threshold", "factor": 1.5}, {}, "factor does not go with the schedule 'threshold'"),
+        ({"schedule": "threshold", "pooled": True}, {}, "pooled does not go with the schedule 'threshold'.*to timed"),
+        ({"rule": "random", "alg_temp": 0.1}, {}, "alg_temp does not go with the unmasking rule 'random'"),
+        ({"rule": "entropy", "defer_ids": (1,)}, {}, "defer_ids does not go with the unmasking rule 'entropy'"),
+        ({"refresh_every": 2}, {}, "refresh_every does not go with the cache 'none'.* it belongs to dual, prefix"),
+        ({"rule": "lowconfidence"}, {}, r"unknown unmasking rule 'lowconfidence'.*did you mean low_confidence"),
+        ({"schedule": "evn"}, {}, r"unknown schedule 'evn'.*did you mean even\?"),
+        ({"cache": "duel"}, {}, r"unknown cache 'duel'.*did you mean dual\?"),
+        ({"schedule": "threshold", "steps": 4}, {}, "runs until each block is done, got steps=4"),
+        ({"schedule": "threshold", "rule": "random"}, {}, "'threshold' does not go with the rule RandomOrder"),
+        ({"top_k": 4}, {}, "top_p and top_k do nothing at temperature 0"),
+        ({"temperature": -1.0}, {}, "temperature must be 0 or a positive finite number"),
+        ({"alg_temp": 0.3}, {"rule": Entropy()}, r"its numbers go into it, got Entropy\(.*\) and {'alg_temp': 0.3}"),
+        ({"gamma": 0.3}, {"schedule": EntropyBound()}, "where a schedule object is given, its numbers go into it"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_by_values(settings, given, message):
+    with pytest.raises(ValueError, match=message):
+        DecodingSettings(**settings).values(**given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stop_at_eos": True}, "stop_at_eos needs the id of end of text, but the model names none; give stop_ids"),
+        ({"stop_ids": (3, 4), "suppress_ids": (4,)}, r"a suppressed token cannot end a row, got \[4\] as both"),
+        ({"cfg_scale": float("nan")}, "the guidance scale must be a finite number"),
+        ({"steps": 20}, "steps must not exceed the open positions"),
+    ],
+    ids=str,
+)
+def test_what_the_model_or_canvas_cannot_do_is_refused_before_the_first_step(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DecodingSettings(**settings).decode(ToyDenoiser(CANVAS.attention_BS), CANVAS)

@@ -1,0 +1,157 @@
+"""Rows that end at a stop id: what is written, and how many evaluations it saves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from plain_decoders import even, plain_row, threshold
+from toy_denoiser import MASK, PAD, ToyDenoiser
+
+from sinklab.sampling import Canvas, Threshold, denoise
+
+ROWS = [[1, 2, 3, 4, 5], [6, 7], [], [8, 9, 10]]
+
+
+def prompts(rows=ROWS, new_tokens=12):
+    return Canvas.from_prompts(rows, new_tokens=new_tokens, mask_id=MASK, pad_id=PAD)
+
+
+def both(seed, stop_ids, **settings):
+    canvas = prompts()
+    toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
+    return canvas, list(denoise(toy, canvas, **settings)), list(denoise(toy, canvas, stop_ids=stop_ids, **settings))
+
+
+SETTINGS = [
+    {"rule": "left_to_right"},
+    {"steps": 6},
+    {"block_length": 3},
+    {"block_length": 4, "schedule": Threshold(0.4)},
+    {"schedule": "timed", "steps": 15},
+    {"rule": "entropy", "schedule": "entropy_bound", "block_length": 6},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_text_up_to_the_first_stop_id_is_that_of_the_full_run(settings):
+    saved, stopped = 0, 0
+    for seed in range(10):
+        _, full, ended = both(seed, [3, 11, 14], **settings)
+        for row in range(4):
+            text = full[-1].ids_BS[row, 5:].tolist()
+            ends = [place for place, token in enumerate(text) if token in (3, 11, 14)]
+            if ends:
+                stopped += 1
+                text[ends[0] :] = [text[ends[0]]] * (12 - ends[0])
+            assert ended[-1].ids_BS[row, 5:].tolist() == text, f"seed {seed}, row {row}"
+        assert not (ended[-1].ids_BS == MASK).any()
+        assert len(ended) <= len(full)
+        saved += len(full) - len(ended)
+    assert stopped > 10
+    assert saved > 0 or "steps" in settings or settings.get("schedule") == "timed"
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:4], ids=str)
+def test_every_step_equals_the_loop_written_out(settings):
+    for seed in range(6):
+        canvas, _, steps = both(seed, [11], **settings)
+        toy = ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0)
+        length = settings.get("block_length", 12)
+        for row, prompt in enumerate(ROWS):
+            if "schedule" in settings:
+                blocks = [(length, threshold(0.4))] * 3
+            else:
+                blocks = [(length, even(settings.get("steps", length)))] * (12 // length)
+            rule = settings.get("rule", "low_confidence")
+            expected = plain_row(toy, [*prompt, *[MASK] * 12], rule, blocks, stop=11)
+            real = canvas.attention_BS[row]
+            ours = [canvas.ids_BS[row][real].tolist(), *(step.ids_BS[row][real].tolist() for step in steps)]
+            changes = [now for before, now in zip([None, *ours], ours, strict=False) if now != before]
+            assert changes == expected, f"seed {seed}, row {row}"
+
+
+def test_filled_and_committed_positions_are_told_apart():
+    canvas, _, steps = both(4, [3, 11, 14], rule="left_to_right")
+    masked_BS = canvas.open_BS
+    filled_B = torch.zeros(4, dtype=torch.long)
+    for step in steps:
+        assert torch.equal(step.masked_BS, masked_BS)
+        assert not (step.filled_BS & ~canvas.open_BS).any()
+        assert not (step.filled_BS & step.committed_BS).any(), "left to right commits nothing beyond a stop id"
+        changed_BS = step.ids_BS != step.before_BS
+        assert torch.equal(changed_BS, changed_BS & (step.committed_BS | step.filled_BS))
+        assert torch.equal(~step.confidence_BS.isnan(), step.masked_BS), "one block: every mask is a candidate"
+        filled_B += step.filled_BS.any(1)
+        masked_BS = masked_BS & ~step.committed_BS & ~step.filled_BS
+    assert not masked_BS.any()
+    assert filled_B.max() == 1, "a row ends once"
+
+
+def scripted(tokens):
+    """Proposes the same tokens at every step, the leftmost with most confidence."""
+
+    def denoiser(ids_BS, wanted_BS):
+        logits_BSV = torch.zeros(*ids_BS.shape, 23)
+        for row, line in enumerate(tokens):
+            for place, token in enumerate(line):
+                logits_BSV[row, place, token] = 20.0 - place
+        return logits_BSV[wanted_BS]
+
+    return denoiser
+
+
+def test_all_rows_over_ends_the_run_and_one_row_does_not():
+    canvas = prompts([[], []], 8)
+    calls = list(denoise(scripted([[1, 2, 9, 4, 4, 4, 4, 4], [1, 9, 4, 4, 4, 4, 4, 4]]), canvas, stop_ids=[9]))
+    assert len(calls) == 3
+    assert calls[-1].ids_BS.tolist() == [[1, 2, 9, 9, 9, 9, 9, 9], [1, 9, 9, 9, 9, 9, 9, 9]]
+    assert calls[1].filled_BS.int().tolist() == [[0] * 8, [0, 0, *[1] * 6]]
+    assert calls[2].committed_BS.int().tolist() == [[0, 0, 1, 0, 0, 0, 0, 0], [0] * 8]
+    assert {step.total for step in calls} == {8}
+    never = list(denoise(scripted([[1, 2, 9, 4, 4, 4, 4, 4], [1] * 8]), canvas, stop_ids=[9]))
+    assert len(never) == 8
+    assert never[-1].ids_BS.tolist() == [[1, 2, 9, 9, 9, 9, 9, 9], [1] * 8]
+
+
+def test_later_blocks_are_not_begun_once_all_rows_are_over():
+    canvas = prompts([[]], 9)
+    steps = list(denoise(scripted([[1, 9, 4, 4, 4, 4, 4, 4, 4]]), canvas, block_length=3, stop_ids=[9, 17]))
+    assert [step.block for step in steps] == [0, 0]
+    assert steps[-1].ids_BS.tolist() == [[1, *[9] * 8]]
+
+
+def test_a_stop_id_with_a_mask_to_its_left_does_not_end_the_row():
+    canvas = prompts([[]], 4)
+    right_to_left = list(
+        denoise(scripted([[1, 2, 9, 4]]), canvas, rule=lambda candidates: candidates.columns_M.float(), stop_ids=[9])
+    )
+    assert [step.ids_BS[0].tolist() for step in right_to_left] == [
+        [MASK, MASK, MASK, 4],
+        [MASK, MASK, 9, 4],
+        [MASK, 2, 9, 4],
+        [1, 2, 9, 9],
+    ]
+
+
+def test_a_stop_id_in_the_prompt_counts_for_nothing_and_given_text_stays():
+    canvas = Canvas.infill([[9, MASK, 9, MASK, 7, MASK]], mask_id=MASK)
+    steps = list(denoise(scripted([[0, 1, 0, 9, 0, 3]]), canvas, stop_ids=[9]))
+    assert [step.ids_BS[0].tolist() for step in steps] == [[9, 1, 9, MASK, 7, MASK], [9, 1, 9, 9, 7, 9]]
+
+
+def test_infilling_rows_of_unequal_length_end_one_by_one():
+    holes = torch.tensor([[MASK, 1, 2, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]])
+    canvas, ended = Canvas.infill(holes, mask_id=MASK), 0
+    for seed in range(20):
+        toy = ToyDenoiser(canvas.attention_BS, seed)
+        free = list(denoise(toy, canvas, block_length=3))[-1].ids_BS
+        for stop in set(free[canvas.open_BS].tolist()):
+            steps = list(denoise(toy, canvas, block_length=3, stop_ids=[stop]))
+            for row, sizes in enumerate(([3, 1], [2], [])):
+                # The second row has 2 open positions and the quota of 3 steps.
+                blocks = [(size, even(size)) for size in sizes]
+                expected = plain_row(toy, holes[row].tolist(), "low_confidence", blocks, stop=stop)
+                ours = [holes[row].tolist(), *(step.ids_BS[row].tolist() for step in steps)]
+                assert [now for before, now in zip([None, *ours], ours, strict=False) if now != before] == expected
+            ended += int(any(step.filled_BS.any() for step in steps))
+    assert ended > 5

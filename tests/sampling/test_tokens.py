@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from plain_decoders import cut
+
+from sinklab.sampling import Candidates, Canvas, TokenSampling, denoise, sample_tokens
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_gumbel_samples_follow_the_softmax(temperature):
+    draws = 60_000
+    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -torch.inf])
+    tokens_M = sample_tokens(logits_V.expand(draws, -1), temperature, seeded(3))
+    expected_V = (logits_V.double() / temperature).softmax(-1) * draws
+    counts_V = torch.bincount(tokens_M, minlength=6).double()
+    assert counts_V[-1] == 0
+    chi_square = ((counts_V - expected_V)[:-1] ** 2 / expected_V[:-1]).sum()
+    # 4 degrees of freedom: 18.5 is passed once in a thousand seeds.
+    assert chi_square < 18.5
+
+
+def test_the_sample_is_lladas_own_form_of_the_noise():
+    # E = -log U makes exp(l) / (-log U)^T and l - T log E the same ordering, draw for draw.
+    logits_MV = torch.randn(500, 13, generator=seeded(4), dtype=torch.float64)
+    exponential_MV = torch.empty(500, 13, dtype=torch.float64).exponential_(generator=seeded(5))
+    for temperature in (0.3, 1.0, 1.7):
+        expected_M = (logits_MV.exp() / exponential_MV**temperature).argmax(-1)
+        assert torch.equal(sample_tokens(logits_MV, temperature, seeded(5)), expected_M)
+
+
+def test_temperature_zero_is_the_argmax_and_draws_nothing():
+    logits_MV = torch.randn(9, 5, generator=seeded())
+    generator = seeded(8)
+    before = generator.get_state()
+    assert torch.equal(sample_tokens(logits_MV, 0.0, generator), logits_MV.argmax(-1))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_large_logits_do_not_overflow():
+    logits_MV = torch.tensor([[3000.0, 2000.0], [2000.0, 3000.0]])
+    assert sample_tokens(logits_MV, 1.0, seeded()).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [{"top_p": 0.5}, {"top_k": 2}, {"top_k": 4}, {"top_p": 0.9, "top_k": 3}, {"top_p": 1e-9}, {"top_k": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_samples_after_top_p_and_top_k_follow_what_is_left(temperature, cuts):
+    draws = 40_000
+    logits_V = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -torch.inf])
+    tokens_M = sample_tokens(logits_V.expand(draws, -1), temperature, seeded(3), **cuts)
+    left = cut([(logit / temperature) for logit in logits_V.tolist()], cuts.get("top_p"), cuts.get("top_k"))
+    expected_V = torch.tensor(left, dtype=torch.float64) * draws
+    counts_V = torch.bincount(tokens_M, minlength=6).double()
+    assert torch.equal(counts_V > 0, expected_V > 0)
+    kept_V = expected_V > 0
+    chi_square = ((counts_V - expected_V)[kept_V] ** 2 / expected_V[kept_V]).sum()
+    # At most 3 degrees of freedom: 16.3 is passed once in a thousand seeds.
+    assert chi_square < 16.3
+
+
+def shaped_of(logits_MV, **sampling):
+    place_BC = torch.ones(1, len(logits_MV), dtype=torch.bool)
+    return Candidates(logits_MV, TokenSampling(**sampling), 99, place_BC, place_BC.long()).shaped_MV
+
+
+@pytest.mark.parametrize("top_p", [None, 0.2, 0.75, 1.0])
+@pytest.mark.parametrize("top_k", [None, 1, 4, 50])
+def test_shaped_logits_equal_the_definition(top_p, top_k):
+    logits_MV = torch.randn(20, 17, generator=seeded(6), dtype=torch.float64) * 2
+    for temperature in (0.0, 0.4, 1.0):
+        ours = shaped_of(logits_MV, temperature=temperature, top_p=top_p, top_k=top_k).softmax(-1)
+        rows = [cut([logit / (temperature or 1) for logit in row], top_p, top_k) for row in logits_MV.tolist()]
+        torch.testing.assert_close(ours, torch.tensor(rows, dtype=torch.float64), rtol=1e-12, atol=1e-15)
+
+
+def test_shaping_is_done_in_float32_or_better():
+    assert shaped_of(torch.randn(3, 5).bfloat16(), top_k=2).dtype == torch.float32
+    assert shaped_of(torch.randn(3, 5).double(), top_k=2).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 1.0}, {"temperature": 0.5, "top_k": 1}, {"temperature": 2.0, "top_p": 0.1}],
+    ids=str,
+)
+def test_a_mask_that_is_the_likeliest_token_is_never_proposed(sampling):
+    # top_k = 1 and a small top_p leave nothing but [MASK]: then the best other token is taken.
+    logits_MV = torch.randn(50, 9, generator=seeded(2))
+    logits_MV[:, 4] = 30.0
+    canvas = Canvas.from_prompts([[1]], new_tokens=50, mask_id=4)
+    step = next(denoise(lambda ids_BS, wanted_BS: logits_MV, canvas, steps=1, generator=seeded(1), **sampling))
+    assert not (step.ids_BS == 4).any()
+    if sampling.get("temperature", 0) == 0 or "top_k" in sampling or "top_p" in sampling:
+        logits_MV[:, 4] = -torch.inf
+        assert torch.equal(step.ids_BS[0, 1:], logits_MV.argmax(-1))
+
+
+@pytest.mark.parametrize("vocabulary", [512, 700, 4096, 4100])
+@pytest.mark.parametrize("rows", [1, 9, 64])
+def test_the_best_token_in_two_levels_is_the_argmax(vocabulary, rows):
+    logits_MV = torch.randn(rows, vocabulary, generator=seeded(vocabulary + rows))
+    assert torch.equal(sample_tokens(logits_MV), logits_MV.argmax(-1))
+    few_MV = logits_MV.mul(2).round()  # many ties: the first is taken
+    first_M = (few_MV == few_MV.amax(-1, keepdim=True)).int().argmax(-1)
+    assert torch.equal(sample_tokens(few_MV), first_M)
+    for column in (0, 63, 64, vocabulary - 65, vocabulary - 64, vocabulary - 1):
+        peak_MV = logits_MV.clone()
+        peak_MV[:, column] = 50.0
+        assert (sample_tokens(peak_MV) == column).all()
+        assert (sample_tokens(peak_MV.narrow(1, 0, vocabulary - 1))[0] == column) == (column < vocabulary - 1)
+
+
+def test_bad_numbers_are_refused():
+    for temperature in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="temperature must be 0 or a positive finite number"):
+            sample_tokens(torch.zeros(1, 2), temperature, seeded())
+    for top_p in (0.0, 1.1, -1, float("nan")):
+        with pytest.raises(ValueError, match="top_p must lie above 0 and be at most 1, got"):
+            TokenSampling(1.0, top_p)
+    with pytest.raises(ValueError, match="top_k must be at least 1, got 0; leave it out"):
+        TokenSampling(1.0, top_k=0)
+    with pytest.raises(ValueError, match="a temperature above 0 needs a source of randomness"):
+        sample_tokens(torch.zeros(1, 2), 1.0)
