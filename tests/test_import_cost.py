@@ -21,11 +21,15 @@ def test_importing_the_package_costs_at_most_torch() -> None:
     assert packages_after("import sinklab") - packages_after("import torch") == {"sinklab"}
 
 
-@pytest.mark.parametrize("room", ["attention", "diffusion", "sampling"])
+@pytest.mark.parametrize("room", ["attention", "diffusion", "sampling.loop"])
 def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
     loaded = packages_after(f"import sinklab.{room}")
     assert "torch" in loaded
     assert not loaded & HEAVY
+
+
+def test_the_help_of_the_command_line_does_not_wait_for_torch() -> None:
+    assert "torch" not in packages_after("import sinklab.cli.main")
 
 
 def test_a_heavy_import_would_be_seen() -> None:

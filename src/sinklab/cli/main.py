@@ -13,11 +13,13 @@ import tyro
 
 from sinklab.cli.tour import tour, working
 from sinklab.evaluation.settings import StudySettings
+from sinklab.sampling.settings import DecodingSettings
 from sinklab.training.settings import TrainSettings
 
 ABOUT = "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed."
 
 STUDY_DEFAULTS = StudySettings()
+WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
 TRAIN_DEFAULTS = TrainSettings()
 
 app = tyro.extras.SubcommandApp()
@@ -29,66 +31,59 @@ def generate(
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional],
     model: str = "tiny",
     new_tokens: int = 64,
-    steps: int | None = None,
-    block_length: int | None = 32,
-    rule: str = "low_confidence",
-    temperature: float = 0.0,
-    cfg_scale: float = 0.0,
-    seed: int = 0,
+    chat: bool = False,
     stream: bool = False,
+    dtype: str = "float32",
+    device: str = "cpu",
+    decoding: tyro.conf.OmitArgPrefixes[DecodingSettings] = WRITING_DEFAULTS,
 ) -> None:
     """Write text by denoising a canvas of [MASK] tokens.
 
-    Put <|mask|> into a prompt and pass --new-tokens 0 to fill blanks instead (infilling).
+    Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens 0 to fill blanks
+    instead (infilling). For a checkpoint without tokenizer files a prompt is token ids, and ids are printed.
 
     Try
         sinklab generate "It was a dark and stormy night"
         sinklab generate "The old man" --model tiny-sink --temperature 0.7 --rule random --stream
-        sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0 --block-length None
+        sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
+        sinklab generate "The old man" --schedule threshold --threshold 0.5 --cache dual
+        sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
 
     Args:
         prompt: one or more prompts; they are written in one batch.
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
         new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
-        steps: denoising steps; None commits one token a step (best quality).
-        block_length: write block after block of this many tokens; None writes everything as one block.
-        rule: which proposals are committed first: low_confidence or random.
-        temperature: 0 takes the most probable token; higher is more varied.
-        cfg_scale: classifier-free guidance towards the prompt; 0 is off.
-        seed: seed of all noise.
+        chat: put each prompt into the model's chat format, and print the answer alone.
         stream: show the canvas while it changes (one prompt).
+        dtype: type of the weights, e.g. bfloat16; "auto" is what the checkpoint says.
+        device: where the model runs, e.g. cuda.
+        decoding: how the canvas is decoded.
     """
-    from transformers import TextDiffusionStreamer
+    from sinklab.cli.writing import write
 
-    from sinklab.models import load
+    for line in write(prompt, model, new_tokens, chat, stream, dtype, device, decoding):
+        print(line)
 
-    if not prompt:
-        raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
-    if stream and len(prompt) > 1:
-        raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
-    loaded = load(model)
-    if loaded.family != "diffusion":
-        raise ValueError(
-            f"generate writes by denoising, but {model} is {loaded.family}; load a diffusion model such as 'tiny'"
-        )
-    batch = loaded.tokenizer(
-        list(prompt), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
-    )
-    written = loaded.model.generate(  # type: ignore[operator]
-        batch["input_ids"].long(),  # an empty prompt comes as float
-        batch["attention_mask"],
-        max_new_tokens=new_tokens or None,
-        steps=steps,
-        block_length=block_length,
-        rule=rule,
-        temperature=temperature,
-        cfg_scale=cfg_scale,
-        seed=seed,
-        streamer=TextDiffusionStreamer(loaded.tokenizer) if stream else None,
-    )
-    if not stream:
-        for row in written:
-            print(loaded.tokenizer.decode(row, skip_special_tokens=True))
+
+@app.command
+def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> None:
+    """Say what a model is and what memory it needs, from its config.json alone; no weights are read.
+
+    Try
+        sinklab info tiny-sink
+        sinklab info GSAI-ML/LLaDA-8B-Instruct
+        sinklab info /models/Dream-v0-Instruct-7B --json
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), a folder, a config.json, or a name on the Hub.
+        json: print one JSON object instead of lines.
+    """
+    from json import dumps
+
+    from sinklab.models import describe
+
+    facts = describe(model)
+    print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
 
 
 @app.command
@@ -96,6 +91,8 @@ def trace(
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     model: str = "tiny",
     out: Path = Path("runs/trace"),
+    dtype: str = "float32",
+    device: str = "cpu",
     settings: tyro.conf.OmitArgPrefixes[StudySettings] = STUDY_DEFAULTS,
 ) -> None:
     """Let a model write, record what attention every token receives at every step, and keep it in a run folder.
@@ -106,11 +103,14 @@ def trace(
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report runs/house
         sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
+        sinklab trace --model tiny-sink --cache dual --out runs/dual
 
     Args:
         prompt: beginnings to continue, one sample each; three stock ones when left out.
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
         out: folder to write; it must be empty or absent.
+        dtype: type of the weights, e.g. bfloat16; "auto" is what the checkpoint says.
+        device: where the model runs, e.g. cuda.
         settings: what to write, watch and score.
     """
     import dataclasses
@@ -121,7 +121,7 @@ def trace(
     if prompt:
         settings = dataclasses.replace(settings, prompts=prompt)
     with working() as say:
-        folder = study(load(model), out, settings, progress=say)
+        folder = study(load(model, dtype=dtype, device=device), out, settings, progress=say)
     print(f"run folder: {folder}\nnext: sinklab report {folder}")
 
 

@@ -34,8 +34,8 @@ def heldout_rows(loaded: Loaded, source: str | Path, *, rows: int = 48, length: 
     Raises:
         ValueError: if the corpus cannot be read or does not fill one row.
     """
-    ids_RS = pack(read_corpus(source), loaded.tokenizer, length)[:rows].long()
-    texts = loaded.tokenizer.batch_decode(ids_RS.tolist(), skip_special_tokens=True)
+    ids_RS = pack(read_corpus(source), loaded.needed_tokenizer(), length)[:rows].long()
+    texts = loaded.needed_tokenizer().batch_decode(ids_RS.tolist(), skip_special_tokens=True)
     return HeldoutRows(ids_RS, sum(len(text.encode()) for text in texts))
 
 

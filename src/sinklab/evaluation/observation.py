@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sinklab.evaluation.settings import StudySettings
 from sinklab.models import Loaded
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.records import RunWriter, weights_hash
-from sinklab.sampling import Canvas, Step, denoise
+from sinklab.sampling import Canvas, Step
 
 DIMS = {
     "received": ("sample", "step", "layer", "head", "key"),
@@ -48,6 +48,8 @@ def study(
             refuses.
     """
     settings = settings or StudySettings()
+    seed = int(torch.randint(2**31, ())) if settings.seed is None else settings.seed
+    settings = dataclasses.replace(settings, seed=seed)
     if loaded.family != "diffusion":
         raise ValueError(
             f"a study follows denoising, but {loaded.name} is {loaded.family}; load a diffusion model such as 'tiny'"
@@ -61,12 +63,12 @@ def study(
         text = heldout_rows(loaded, source, rows=settings.heldout_rows, length=settings.heldout_length)
     path = Path(out)
     with RunWriter(
-        path, kind="study", model=describe(loaded), settings=dataclasses.asdict(settings), seed=settings.seed
+        path, kind="study", model=describe(loaded), settings=dataclasses.asdict(settings), seed=seed
     ) as run:
         _write_samples(run, loaded, settings, say)
         if text is not None:
             say("scoring held-out text with sinks hidden")
-            run.table("heldout", heldout_curve(loaded, text, ks=settings.ks, seed=settings.seed))
+            run.table("heldout", heldout_curve(loaded, text, ks=settings.ks, seed=seed))
     return path
 
 
@@ -77,8 +79,7 @@ def _check(loaded: Loaded, settings: StudySettings) -> None:
         raise ValueError(
             f"a study needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
         )
-    if loaded.tokenizer is None:
-        raise ValueError(f"a study writes text, but {loaded.name} has no tokenizer; put its files into the folder")
+    loaded.needed_tokenizer()
     if not settings.prompts:
         raise ValueError(
             "a study needs at least one prompt; an empty string is allowed and lets the model start by itself"
@@ -142,27 +143,19 @@ def describe(loaded: Loaded) -> dict[str, Any]:
 
 def _canvas(loaded: Loaded, prompt: str, settings: StudySettings) -> Canvas:
     model: Any = loaded.model
-    ids = loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    ids = loaded.needed_tokenizer()(prompt, add_special_tokens=False)["input_ids"]
     return Canvas.from_prompts(
         [ids],
         new_tokens=settings.new_tokens,
         mask_id=model.config.mask_token_id,
-        pad_id=loaded.tokenizer.pad_token_id,
+        pad_id=loaded.needed_tokenizer().pad_token_id,
         context=model.config.backbone.max_position_embeddings - model.config.sink_count,
     )
 
 
-def _steps(loaded: Loaded, canvas: Canvas, settings: StudySettings) -> Any:
+def _steps(loaded: Loaded, canvas: Canvas, settings: StudySettings) -> Iterator[Step]:
     model: Any = loaded.model
-    return denoise(
-        model.denoiser(),
-        canvas,
-        rule=settings.rule,
-        steps=settings.steps,
-        block_length=settings.block_length,
-        temperature=settings.temperature,
-        generator=torch.Generator().manual_seed(settings.seed),
-    )
+    return model.denoise(canvas.to(model.device), settings)
 
 
 def _watch(loaded: Loaded, prompt: str, sample: int, settings: StudySettings) -> dict[str, Any]:
@@ -192,7 +185,7 @@ def _watch(loaded: Loaded, prompt: str, sample: int, settings: StudySettings) ->
 def _write_masked(loaded: Loaded, prompt: str, sample: int, k: int, settings: StudySettings) -> dict[str, Any]:
     """One sample, written with the top-k sinks of the previous step hidden (closed loop)."""
     canvas = _canvas(loaded, prompt, settings)
-    with intervene(loaded.model, MaskSinks(k=k)):
+    with intervene(loaded.model, MaskSinks(k=k), forwards_per_step=2 if settings.cfg_scale else 1):
         *_, last = _steps(loaded, canvas, settings)
     return _generation(loaded, canvas, last.ids_BS, prompt, sample, k, settings)
 
@@ -201,7 +194,7 @@ def _generation(
     loaded: Loaded, canvas: Canvas, ids_BS: Tensor, prompt: str, sample: int, k: int, settings: StudySettings
 ) -> dict:
     written = ids_BS[0][canvas.open_BS[0].to(ids_BS.device)]
-    completion = loaded.tokenizer.decode(written, skip_special_tokens=True)
+    completion = loaded.needed_tokenizer().decode(written, skip_special_tokens=True)
     return {"sample": sample, "prompt": prompt, "completion": completion, "rule": settings.rule, "masked_sinks": k}
 
 
@@ -214,7 +207,7 @@ def _token_table(loaded: Loaded, canvas: Canvas, steps: list[Step], sample: int)
         is_open = canvas.open_BS[0].tolist()
         for position, token_id in enumerate(ids):
             state = "masked" if masked[position] else "committed" if is_open[position] else "prompt"
-            text = texts.setdefault(token_id, str(loaded.tokenizer.decode([token_id])))
+            text = texts.setdefault(token_id, str(loaded.needed_tokenizer().decode([token_id])))
             row = (sample, step.index, position, token_id, text, state)
             for key, value in zip(table, row, strict=True):
                 table[key].append(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sinklab.sampling.settings import DecodingSettings
+
 PROMPTS = (
     "It was a dark and stormy night, and",
     '"My dear sir," said the old man,',
@@ -12,22 +14,16 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class StudySettings:
-    """What a study writes, watches and scores."""
+class StudySettings(DecodingSettings):
+    """What a study writes, how, and what it watches and scores."""
 
     prompts: tuple[str, ...] = PROMPTS
     """Beginnings that the model continues, one sample each."""
     new_tokens: int = 64
     """Tokens to write per sample."""
-    steps: int | None = None
-    """Denoising steps; None commits one token a step."""
     block_length: int | None = 32
     """Semi-autoregressive blocks of this many tokens; None writes everything as one block."""
-    rule: str = "low_confidence"
-    """Which proposals are committed first: low_confidence or random."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 takes the most probable token."""
-    seed: int = 0
+    seed: int | None = 0
     """Seed of all noise."""
     mask_sinks: tuple[int, ...] = (5,)
     """Also write each sample with this many sinks of the previous step hidden (per layer and head), and keep the
