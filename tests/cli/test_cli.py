@@ -1,3 +1,4 @@
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -7,11 +8,12 @@ import pytest
 from transformers.utils import logging
 
 import sinklab
+from golden_llada import golden_folder
 from sinklab.cli import main
 from sinklab.records import open_run
-from tiny_diffusion import TEXT, save_tiny
+from tiny_diffusion import TEXT, save_tiny, tiny_model
 
-COMMANDS = ("tour", "generate", "trace", "train", "report")
+COMMANDS = ("tour", "generate", "info", "trace", "train", "report")
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
         raise Reached
 
     monkeypatch.setattr("sinklab.models.load", reached)
+    monkeypatch.setattr("sinklab.models.describe", reached)
     monkeypatch.setattr("sinklab.training.train", reached)
     monkeypatch.setattr("sinklab.records.open_run", reached)
     for example in found:
@@ -115,6 +118,69 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.count("\033[33m") == 2
 
 
+def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.CaptureFixture) -> None:
+    options = ["--rule", "entropy", "--schedule", "entropy_bound", "--gamma", "0.5", "--cache", "prefix"]
+    assert main(["generate", "The sea", "--model", model, "--new-tokens", "8", "--block-length", "4", *options]) == 0
+    printed = capsys.readouterr().out
+    loaded = sinklab.load(model)
+    ids = loaded.tokenizer("The sea", return_tensors="pt")["input_ids"]
+    chosen = {"rule": "entropy", "schedule": "entropy_bound", "gamma": 0.5, "cache": "prefix", "block_length": 4}
+    written = loaded.model.generate(ids, max_new_tokens=8, **chosen)
+    assert printed == loaded.tokenizer.decode(written[0], skip_special_tokens=True) + "\n"
+
+
+def test_without_tokenizer_files_a_prompt_is_ids(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tiny_model(1).save_pretrained(tmp_path / "ids")
+    options = ["--model", str(tmp_path / "ids"), "--new-tokens", "6", "--block-length", "3", "--cache", "dual"]
+    assert main(["generate", "5 17, 3", "9", *options]) == 0
+    both = [[int(part) for part in line.split()] for line in capsys.readouterr().out.splitlines()]
+    assert [len(row) for row in both] == [9, 7]
+    assert (both[0][:3], both[1][:1]) == ([5, 17, 3], [9])
+    assert main(["generate", "9", *options]) == 0
+    assert [int(part) for part in capsys.readouterr().out.split()] == both[1]
+    for prompt, message in (
+        ("the sea", "a prompt is token ids such as '5 17 3', but is 'the sea'"),
+        ("5 280", "0 to 279"),
+    ):
+        assert main(["generate", prompt, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_golden_folder_writes(capsys: pytest.CaptureFixture) -> None:
+    for family in ("llada", "dream", "mmada", "smdm_sink"):
+        options = ["--new-tokens", "8", "--block-length", "4", "--rule", "maskgit_plus", "--cache", "prefix"]
+        assert main(["generate", "5 17 3", "--model", str(golden_folder(family)), *options]) == 0
+        assert len(capsys.readouterr().out.split()) == 11
+
+
+def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = save_tiny(tmp_path / "chatty")
+    assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5"]) == 2
+    assert "no chat format that is known; leave out --chat" in capsys.readouterr().err
+    tokenizer = sinklab.load(folder).tokenizer
+    tokenizer.chat_template = "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
+    tokenizer.save_pretrained(folder)
+    assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5"]) == 0
+    answer = capsys.readouterr().out
+    loaded = sinklab.load(folder)
+    ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
+    written = loaded.model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :]
+    assert answer == loaded.tokenizer.decode(written, skip_special_tokens=True) + "\n"
+
+
+def test_info_reads_the_config_alone(model: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text((Path(model) / "config.json").read_text())
+    assert main(["info", str(tmp_path / "bare")]) == 0
+    lines = capsys.readouterr().out
+    parameters = sinklab.load(model).model.num_parameters()
+    assert re.search(rf"^parameters +{parameters:,}$", lines, re.M)
+    assert main(["info", str(tmp_path / "bare"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["parameters"], facts["sink"]) == (parameters, "1 (token, front)")
+    assert facts["memory_bytes"]["bfloat16"]["weights"] == 2 * parameters
+
+
 def test_generate_starts_from_nothing(model: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["generate", "", "--model", model, "--new-tokens", "4"]) == 0
     assert capsys.readouterr().out.endswith("\n")
@@ -151,6 +217,10 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("generate x --model {model} --new-tokens 4 --rule rondom", "did you mean random"),
         ("generate x --model {model} --new-tokens 64 --steps 65 --block-length None", "context of 63 positions"),
         ("generate x --model {model} --new-tokens -1", "max_new_tokens must be at least 1, but is -1"),
+        ("generate x --model {model} --schedule threshold --rule random", "threshold.*RandomOrder.*use low_confidence"),
+        ("generate x --model {model} --cache duall", "did you mean dual"),
+        ("generate x --model {model} --dtype float17", "dtype must be a floating point type"),
+        ("info nowhere/at-all/here", "no model can be loaded from 'nowhere/at-all/here'"),
         ("trace --model {model} --new-tokens 200", "context of 63 positions"),
         ("trace --model {model} --heldout nowhere --heldout-length 16 --new-tokens 4 --ks 0", "nowhere does not exist"),
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
