@@ -68,7 +68,7 @@ def test_moving_keeps_the_canvas(device):
             {"rows": [[1, 2, 3]], "context": 4},
             r"context of 4 positions, got a prompt of 3 and 2 .*ask for 1 tokens fewer",
         ),
-        ({"rows": [[1, 9]]}, "a prompt must not contain the mask id 9.*use Canvas.infill"),
+        ({"rows": [[1, 9]]}, "a prompt must not contain the mask id 9.*Canvas.infill, or --new-tokens 0"),
         ({"rows": torch.tensor([[1.0]])}, "token ids must be integers.*torch.float32"),
         ({"rows": [[1]], "attention_BP": torch.ones(1, 1)}, "attention_BP goes with a tensor of prompts"),
         (
