@@ -77,8 +77,8 @@ class Layer:
         self.k_norm: Callable[[Tensor], Tensor] | None = head_norms[1] if head_norms else None
         self.q, self.k, self.v = map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj))
         # A gate multiplies through a hook on the output projection: that one is called as a module.
-        self.gate, self.o = gate, _linear(attention.o_proj) if gate is None else attention.o_proj
-        self.mlp = _mlp(layer.mlp)
+        self.gate, self.o = gate, _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj))
+        self.mlp = _added(layer.mlp, _mlp(layer.mlp))
         self.index, self.dim, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
         self.heads, self.groups = attention.config.num_attention_heads, attention.config.num_key_value_heads
 
@@ -98,15 +98,15 @@ class Layer:
         q_BHWD = _rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
-        x_BWE = x_BWE + self.o(_attend(q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale))
-        return x_BWE + self.mlp(self.post_norm(x_BWE))
+        x_BWE = self.o(_attend(q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale), x_BWE)
+        return self.mlp(self.post_norm(x_BWE), x_BWE)
 
 
 def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: Tensor) -> Tensor:
     """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
     if norm is not None:
         x_BWHD = norm(x_BWHD)
-    return torch.addcmul(x_BWHD * cos_BW1D, x_BWHD.roll(x_BWHD.shape[-1] // 2, -1), sin_BW1D).transpose(1, 2)
+    return (x_BWHD * cos_BW1D).addcmul_(x_BWHD.roll(x_BWHD.shape[-1] // 2, -1), sin_BW1D).transpose(1, 2)
 
 
 def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float) -> Tensor:
@@ -143,22 +143,40 @@ def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
     return normed
 
 
-def _linear(module: Any) -> Callable[[Tensor], Tensor]:
+def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
+    """A stock linear layer as a function of its weights, or None."""
     if type(module) is not nn.Linear:
-        return module
+        return None
     weight, bias = module.weight, module.bias
     return lambda x: F.linear(x, weight, bias)
 
 
-def _mlp(module: Any) -> Callable[[Tensor], Tensor]:
-    projections = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    stock = type(module) in _MLPS and all(type(projection) is nn.Linear for projection in projections)
-    if not stock or module.config.hidden_act != "silu":
-        return module
-    gate, up, down = map(_linear, projections)
+def _linear(module: Any) -> Callable[[Tensor], Tensor]:
+    return _stock(module) or module
+
+
+def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """(y, x) -> x + module(y)."""
+    if stock is None:
+        return lambda y, x: x + module(y)
+
+    def added(y: Tensor, x: Tensor) -> Tensor:
+        # In place: nobody else holds what a stock layer made (under autocast it is narrower than x).
+        out = stock(y)
+        return out.add_(x) if out.dtype == x.dtype else x + out
+
+    return added
+
+
+def _mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
+    """A stock gated MLP as a function of its weights, or None."""
+    if type(module) not in _MLPS or module.config.hidden_act != "silu":
+        return None
+    gate, up, down = _stock(module.gate_proj), _stock(module.up_proj), _stock(module.down_proj)
+    if gate is None or up is None or down is None:
+        return None
 
     def piece(x_BWE: Tensor) -> Tensor:
-        # In place: nobody else holds what the first projection made.
         return down(F.silu(gate(x_BWE), inplace=True).mul_(up(x_BWE)))
 
     def whole(x_BWE: Tensor) -> Tensor:

@@ -1,0 +1,313 @@
+"""What a decoder costs: LLaDA's loop written plainly, and ours without a cache, with a prefix cache, with a dual cache.
+
+    python benchmarks/decoding.py [--repeats 5] [--quick]
+    python benchmarks/decoding.py --device cuda [--compile default|reduce-overhead] [--quick]
+
+On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new tokens in blocks of 16,
+one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time of this process; decoders take turns, and
+of every step the best turn counts, so that a busy neighbour disturbs long runs no more than short ones. The unit is our
+loop without a cache; PEERS are the best ratios of other systems to LLaDA's own loop on the same toy.
+On a GPU: the shape of LLaDA-8B with random bfloat16 weights, tokens per second at 256 new tokens in blocks of 32, for 1
+and 8 rows. `--quick` runs either at a tiny size, on the CPU if need be, and writes nothing: does it run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from measure import interleaved, write_result
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaConfig
+
+from sinklab.attention import watching
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.sampling import Cache, Canvas, DualCache, PrefixCache, denoise
+
+# B batch, S canvas, V vocabulary
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decodes here."""
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    mlp: int = 512
+    vocab: int = 4096
+    new_tokens: int = 64
+    block: int = 16
+    prompts: tuple[int, ...] = (128, 512, 1024)
+    rows: tuple[int, ...] = (1,)
+    dtype: str = "float32"
+
+
+QUICK = Sizes(layers=2, width=32, heads=2, mlp=48, vocab=96, new_tokens=8, block=4, prompts=(6,))
+LLADA_8B = Sizes(32, 4096, 32, 12288, 126464, 256, 32, (256,), (1, 8), "bfloat16")
+QUICK_8B = Sizes(2, 32, 2, 48, 96, 8, 4, (6,), (1, 2), "bfloat16")
+
+CACHES: dict[str, Cache | None] = {
+    "uncached": None,
+    "refreshed_every_step": DualCache(refresh_every=1),
+    "prefix": PrefixCache(),
+    "dual": DualCache(),
+}
+# Seconds of the fastest other system over seconds of LLaDA's own loop, both on this toy (dllm; Fast-dLLM for the prefix
+# cache at 512 and 1024).
+PEERS = {
+    128: {"prefix": 0.286 / 0.678, "dual": 0.197 / 0.678},
+    512: {"prefix": 0.495 / 2.167, "dual": 0.327 / 2.167},
+    1024: {"prefix": 0.778 / 4.681, "dual": 0.543 / 4.681},
+}
+FASTER = 1.3
+
+
+def build(sizes: Sizes, device: str) -> DiffusionLM:
+    backbone = LlamaConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=max(sizes.prompts) + sizes.new_tokens,
+        # Wide weights, so that no decision hangs on the last bit; narrow ones where there are many layers.
+        initializer_range=0.1 if sizes.layers < 8 else 0.02,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        config = DiffusionLMConfig(backbone, mask_token_id=sizes.vocab - 1)
+        return DiffusionLM._from_config(config, dtype=getattr(torch, sizes.dtype)).eval()
+
+
+def canvas_of(sizes: Sizes, prompt: int, rows: int, device: str) -> Canvas:
+    ids_BP = torch.randint(0, sizes.vocab - 1, (rows, prompt), generator=torch.Generator().manual_seed(prompt))
+    return Canvas.from_prompts(ids_BP.to(device), new_tokens=sizes.new_tokens, mask_id=sizes.vocab - 1)
+
+
+@torch.inference_mode()
+def plain_loop(model: DiffusionLM, canvas: Canvas, block: int) -> Iterator[Tensor]:
+    """LLaDA's semi-autoregressive loop, one token a step, as one would write it down: logits and their softmax (in
+    float32: the released code has had float64 too) for the whole canvas, the best candidate of each row by topk.
+    """
+    ids_BS = canvas.ids_BS.clone()
+    first, length = int(canvas.open_BS[0].nonzero()[0]), ids_BS.shape[1]
+    for start in range(first, length, block):
+        for _ in range(block):
+            masked_BS = ids_BS == canvas.mask_id
+            logits_BSV = model(ids_BS).logits
+            token_BS = logits_BSV.argmax(-1)
+            confidence_BS = F.softmax(logits_BSV, -1).gather(-1, token_BS[..., None])[..., 0]
+            confidence_BS[:, start + block :] = -torch.inf
+            confidence_BS = confidence_BS.masked_fill(~masked_BS, -torch.inf)
+            for row in range(len(ids_BS)):
+                place = confidence_BS[row].topk(1).indices
+                ids_BS[row, place] = token_BS[row, place]
+            yield ids_BS
+
+
+def ours(model: DiffusionLM, canvas: Canvas, sizes: Sizes, cache: Cache | None) -> Iterator[Tensor]:
+    for step in denoise(model.denoiser(), canvas, cache=cache, block_length=sizes.block):
+        yield step.ids_BS
+
+
+def last(run: Iterator[Tensor]) -> Tensor:
+    *_, ids_BS = run
+    return ids_BS
+
+
+def check_tokens(model: DiffusionLM, canvas: Canvas, sizes: Sizes) -> None:
+    """Every decoder writes what its slow twin writes."""
+    plain_BS = last(plain_loop(model, canvas, sizes.block))
+    assert torch.equal(last(ours(model, canvas, sizes, None)), plain_BS)
+    assert torch.equal(last(ours(model, canvas, sizes, DualCache(refresh_every=1))), plain_BS)
+    for cache in (PrefixCache(), DualCache()):
+        with watching():
+            twin_BS = last(ours(model, canvas, sizes, cache))
+        assert torch.equal(last(ours(model, canvas, sizes, cache)), twin_BS)
+
+
+def best_steps(runs: dict[str, Callable[[], Iterator[Tensor]]], repeats: int) -> dict[str, dict[str, float]]:
+    """Processor seconds of each decoder: the sum over its steps of the best turn of each, and its best whole run."""
+    steps: dict[str, list[list[float]]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            marks = [time.process_time()]
+            for _ in run():
+                marks.append(time.process_time())
+            steps[name].append([after - before for before, after in itertools.pairwise(marks)])
+    return {
+        name: {
+            "seconds": round(sum(map(min, zip(*turns, strict=True))), 4),
+            "best_run_seconds": round(min(map(sum, turns)), 4),
+        }
+        for name, turns in steps.items()
+    }
+
+
+def cpu_ratios(sizes: Sizes, repeats: int) -> dict[str, dict]:
+    """Seconds of each decoder, by prompt length, and their ratios."""
+    model, results = build(sizes, "cpu"), {}
+    for prompt in sizes.prompts:
+        canvas = canvas_of(sizes, prompt, 1, "cpu")
+        check_tokens(model, canvas, sizes)
+        runs: dict[str, Callable[[], Iterator[Tensor]]] = {
+            "plain_loop": lambda canvas=canvas: plain_loop(model, canvas, sizes.block)
+        }
+        for name, cache in CACHES.items():
+            runs[name] = lambda canvas=canvas, cache=cache: ours(model, canvas, sizes, cache)
+        timing = best_steps(runs, repeats)
+        ratios = {
+            f"to_{unit}": {name: round(taken["seconds"] / timing[unit]["seconds"], 4) for name, taken in timing.items()}
+            for unit in ("uncached", "plain_loop", "refreshed_every_step")
+        }
+        results[f"P{prompt}"] = {
+            "decoders": timing,
+            "ratios": ratios,
+            "targets": targets(prompt, ratios["to_uncached"]),
+            "milliseconds_per_evaluation": parts(model, canvas, sizes, repeats),
+        }
+        print(f"P={prompt}: {timing}\n  {ratios['to_uncached']}", flush=True)
+        print(f"  {results[f'P{prompt}']['targets']}", flush=True)
+    return results
+
+
+def targets(prompt: int, ratios: dict[str, float]) -> dict[str, dict]:
+    return {
+        name: {
+            "peer": round(peer, 4),
+            "target": round(peer / FASTER, 4),
+            "ours": ratios[name],
+            "times_faster_than_peer": round(peer / ratios[name], 2),
+            "met": ratios[name] <= peer / FASTER,
+        }
+        for name, peer in PEERS.get(prompt, {}).items()
+    }
+
+
+@torch.inference_mode()
+def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dict[str, float]:
+    """Where the time of one evaluation goes, and what the things cost that are not done. Half a block is wanted."""
+    ids_BS = canvas.ids_BS
+    start = int(canvas.open_BS[0].nonzero()[0])
+    window = slice(start, start + sizes.block)
+    wanted_BS = torch.zeros_like(canvas.open_BS)
+    wanted_BS[:, start : start + sizes.block : 2] = True
+    session = model.denoiser().session()
+    logits_MV = session(ids_BS, wanted_BS)
+    logits_BSV = model(ids_BS).logits
+    states_BSE = model.hidden_states(ids_BS)
+    heads, dim = sizes.heads, sizes.width // sizes.heads
+    cached = [torch.randn(1, heads, ids_BS.shape[1], dim) for _ in range(2 * sizes.layers)]
+    fresh = [torch.randn(1, heads, sizes.block, dim) for _ in range(2 * sizes.layers)]
+
+    def watched(run: Callable[[], object]) -> Callable[[], object]:
+        def slow() -> None:
+            with watching():
+                run()
+
+        return slow
+
+    def joined() -> None:
+        for old, new in zip(cached, fresh, strict=True):
+            torch.cat([old[:, :, : window.start], new, old[:, :, window.stop :]], 2)
+
+    def written() -> None:
+        for old, new in zip(cached, fresh, strict=True):
+            old[:, :, window] = new
+
+    runs: dict[str, Callable[[], object]] = {
+        "block window": lambda: session(ids_BS, wanted_BS, window),
+        "block window, decoder's own forward": watched(lambda: session(ids_BS, wanted_BS, window)),
+        "block and suffix window": lambda: session(ids_BS, wanted_BS, slice(start, ids_BS.shape[1])),
+        "full": lambda: session(ids_BS, wanted_BS),
+        "full, decoder's own forward": watched(lambda: session(ids_BS, wanted_BS)),
+        "of these: head at the wanted positions": lambda: model.lm_head(states_BSE[wanted_BS]),
+        "removed: head at all positions": lambda: model.lm_head(states_BSE),
+        "loop: softmax at the wanted positions": lambda: F.softmax(logits_MV, -1),
+        "removed: softmax at all positions, float32": lambda: F.softmax(logits_BSV, -1),
+        "removed: softmax at all positions, float64": lambda: F.softmax(logits_BSV.double(), -1),
+        "of these: keys and values written in place": written,
+        "removed: keys and values concatenated": joined,
+    }
+    calls = {}
+    for name, run in runs.items():
+        run()
+        begun = time.perf_counter()
+        run()
+        calls[name] = min(max(round(0.05 / (time.perf_counter() - begun)), 1), 100)
+
+    def often(name: str) -> Callable[[], object]:
+        return lambda: [runs[name]() for _ in range(calls[name])]
+
+    timing = interleaved({name: often(name) for name in runs}, 2 * repeats)
+    return {name: round(taken["min_cpu_s"] / calls[name] * 1e3, 3) for name, taken in timing.items()}
+
+
+def gpu_rates(sizes: Sizes, device: str, repeats: int, mode: str | None) -> dict[str, dict]:
+    """Tokens per second by rows and cache. What fails (a compiler, a graph, memory) is written down, not raised.
+
+    A compiled decoder ("reduce-overhead": with CUDA graphs) is called as it is: sessions leave the lean road to it.
+    """
+    model, results = build(sizes, device), {}
+    if mode is not None:
+        model.model.compile(mode=mode)
+    for prompt, rows in ((prompt, rows) for prompt in sizes.prompts for rows in sizes.rows):
+        canvas = canvas_of(sizes, prompt, rows, device)
+        for name, cache in CACHES.items():
+            key = f"P{prompt}_B{rows}_{name}"
+            try:
+                taken = interleaved({key: lambda c=cache, v=canvas: last(ours(model, v, sizes, c))}, repeats, device)[
+                    key
+                ]
+            except Exception as error:
+                results[key] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+            else:
+                results[key] = {**taken, "tokens_per_s": round(rows * sizes.new_tokens / taken["min_wall_s"], 1)}
+            print(key, results[key], flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compile", choices=("default", "reduce-overhead"), default=None, help="with --device cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?")
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    if options.device == "cuda":
+        sizes = QUICK_8B if options.quick else LLADA_8B
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cpu" and not options.quick:
+            parser.error("no GPU is at hand: --quick runs the same code at a tiny size on the CPU")
+        result = {"compile": options.compile, "rates": gpu_rates(sizes, device, repeats, options.compile)}
+    else:
+        torch.set_num_threads(1)
+        sizes, device = QUICK if options.quick else Sizes(), "cpu"
+        result = {"gpu": "not measured: no GPU was at hand", "prompts": cpu_ratios(sizes, repeats), "removed": REMOVED}
+    what = "one token a step; unit: our loop without a cache, which calls the decoder's own forward"
+    if not options.quick:
+        name = "decoding" if options.compile is None else f"decoding_{options.compile}"
+        print(f"written to {write_result(name, {'what': what, 'sizes': asdict(sizes), **result}, device)}")
+
+
+REMOVED = [
+    "softmax and argmax over the whole canvas: only candidates get them",
+    "logits of the whole canvas: the head runs at candidates alone, also in full evaluations",
+    "in the last layer, queries, attention, output projection and MLP of positions that are no candidates",
+    "concatenation of keys and values at every step: one buffer a layer, written in place",
+    "masks where nothing is padded, rotary tables at every step: made once a run",
+    "the wrappers of the decoder's forward, and module calls around stock linear layers, norms and MLPs",
+    "a copy of the negated half in the rotary embedding, an allocation in the MLP",
+]
+
+if __name__ == "__main__":
+    main()
