@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +25,17 @@ from sinklab.sampling.tokens import TokenSampling, perturbed, required
 
 
 @dataclass(frozen=True, eq=False)
+class _Choice:
+    """What a step chose among the candidates of its block."""
+
+    canvas: Canvas
+    block: Block
+    todo_BC: Tensor
+    score_M: Tensor
+    chosen_BC: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """One evaluation of the denoiser and what was committed after it. Later steps never change its tensors."""
 
@@ -37,14 +49,29 @@ class Step:
     """int64, the ids the denoiser saw."""
     ids_BS: Tensor
     """int64, the ids after the commit."""
-    committed_BS: Tensor
-    """bool, the positions this step committed a proposal to."""
-    masked_BS: Tensor
-    """bool, the open positions that were still masked before this step, in every block."""
-    confidence_BS: Tensor
-    """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN elsewhere."""
     filled_BS: Tensor
     """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
+    choice: _Choice = field(repr=False)
+
+    # Spread over the canvas when first asked for: a loop that wants the text alone does not pay for them.
+
+    @cached_property
+    def masked_BS(self) -> Tensor:
+        """bool, the open positions that were still masked before this step, in every block."""
+        canvas = self.choice.canvas
+        return canvas.open_BS & (self.before_BS == canvas.mask_id)
+
+    @cached_property
+    def committed_BS(self) -> Tensor:
+        """bool, the positions this step committed a proposal to."""
+        return self.choice.block.put(self.choice.chosen_BC, torch.zeros_like(self.choice.canvas.open_BS))
+
+    @cached_property
+    def confidence_BS(self) -> Tensor:
+        """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN elsewhere."""
+        todo_BC, score_M = self.choice.todo_BC, self.choice.score_M
+        score_BC = score_M.new_full(todo_BC.shape, torch.nan).masked_scatter_(todo_BC, score_M)
+        return self.choice.block.put(score_BC, score_M.new_full(self.ids_BS.shape, torch.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +164,6 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
     total = sum(run.limits) if schedule.fixed else None
     ids_BS, masked_BS, index = canvas.ids_BS, canvas.open_BS, 0
     nothing_BS = torch.zeros_like(masked_BS)
-    nowhere_BS = torch.full(masked_BS.shape, torch.nan, device=masked_BS.device)
     for block, limit in zip(blocks(canvas.open_BS, run.sizes), run.limits, strict=True):
         todo_BC = block.real_BC if run.ends is None else block.get(masked_BS, False)
         held_BC = block.get(ids_BS, canvas.mask_id)
@@ -151,25 +177,15 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
                 logits_MV = evaluate(ids_BS, block.put(todo_BC, nothing_BS), block.number, nth)
                 score_M, token_M = _scored(run, block, todo_BC, _checked(logits_MV, wanted, where), where)
                 chosen_BC = _chosen(run, score_M, todo_BC, count, nth)
+            choice = _Choice(canvas, block, todo_BC, score_M, chosen_BC)
             held_BC = torch.where(chosen_BC, held_BC.masked_scatter(todo_BC, token_M), held_BC)
-            before_BS, ids_BS = ids_BS, block.put(held_BC, ids_BS)
-            committed_BS = block.put(chosen_BC, nothing_BS)
-            left_BS, filled_BS = masked_BS & ~committed_BS, nothing_BS
+            before_BS, ids_BS, filled_BS = ids_BS, block.put(held_BC, ids_BS), nothing_BS
             if run.ends is not None:
-                ids_BS, filled_BS = run.ends(ids_BS, left_BS)
-                left_BS = left_BS & ~filled_BS
-            yield Step(
-                index=index,
-                total=total,
-                block=block.number,
-                before_BS=before_BS,
-                ids_BS=ids_BS,
-                committed_BS=committed_BS,
-                masked_BS=masked_BS,
-                confidence_BS=_spread(block, todo_BC, score_M, nowhere_BS),
-                filled_BS=filled_BS,
-            )
-            masked_BS, index, nth = left_BS, index + 1, nth + 1
+                masked_BS = masked_BS & ~block.put(chosen_BC, nothing_BS)
+                ids_BS, filled_BS = run.ends(ids_BS, masked_BS)
+                masked_BS = masked_BS & ~filled_BS
+            yield Step(index, total, block.number, before_BS, ids_BS, filled_BS, choice)
+            index, nth = index + 1, nth + 1
             todo_BC = todo_BC & ~chosen_BC
             if run.ends is not None:
                 todo_BC, held_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
@@ -228,9 +244,3 @@ def _chosen(run: _Run, score_M: Tensor, todo_BC: Tensor, count: Count, nth: int)
     ordered_BC, order_BC = key_BC.sort(dim=1, descending=True, stable=True)
     first_BC = torch.arange(order_BC.shape[1], device=order_BC.device) < count(ordered_BC, todo_BC, nth)[:, None]
     return (torch.zeros_like(todo_BC).scatter_(1, order_BC, first_BC) & todo_BC).view(shape)
-
-
-def _spread(block: Block, todo_BC: Tensor, score_M: Tensor, nowhere_BS: Tensor) -> Tensor:
-    nowhere_BS = nowhere_BS.to(score_M.dtype)
-    score_BC = score_M.new_full(todo_BC.shape, torch.nan).masked_scatter_(todo_BC, score_M)
-    return block.put(score_BC, nowhere_BS)
