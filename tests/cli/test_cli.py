@@ -166,6 +166,22 @@ def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path: Path, capsys: pyt
     ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
     written = loaded.model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :]
     assert answer == loaded.tokenizer.decode(written, skip_special_tokens=True) + "\n"
+    tokenizer.chat_template = "{{ raise_exception('one turn only') }}"
+    tokenizer.save_pretrained(folder)
+    assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5"]) == 2
+    assert "the chat format of" in (error := capsys.readouterr().err)
+    assert "one turn only; leave out --chat" in error
+
+
+def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = save_tiny(tmp_path / "padless")
+    tokenizer = sinklab.load(folder).tokenizer
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    assert main(["generate", "The old man", "The sea", "--model", str(folder), "--new-tokens", "5"]) == 0
+    both = capsys.readouterr().out
+    assert main(["generate", "The sea", "--model", str(folder), "--new-tokens", "5"]) == 0
+    assert both.endswith(capsys.readouterr().out)
 
 
 def test_info_reads_the_config_alone(model: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -220,6 +236,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("generate x --model {model} --schedule threshold --rule random", "threshold.*RandomOrder.*use low_confidence"),
         ("generate x --model {model} --cache duall", "did you mean dual"),
         ("generate x --model {model} --dtype float17", "dtype must be a floating point type"),
+        ("generate x --model {model} --device cudaa", "cudaa"),
         ("info nowhere/at-all/here", "no model can be loaded from 'nowhere/at-all/here'"),
         ("trace --model {model} --new-tokens 200", "context of 63 positions"),
         ("trace --model {model} --heldout nowhere --heldout-length 16 --new-tokens 4 --ks 0", "nowhere does not exist"),

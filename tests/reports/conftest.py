@@ -84,6 +84,7 @@ def maker(root: Path) -> Callable[..., Run]:
         sinks: float = 0.5,
         leave_out: tuple[str, ...] = (),
         folder: str | None = None,
+        ran: float = 1.0,
         **changes: Any,
     ) -> Run:
         model = {"name": name, "family": "diffusion", "layers": LAYERS, "heads": HEADS, "sink_count": added}
@@ -103,7 +104,11 @@ def maker(root: Path) -> Callable[..., Run]:
         }
         with RunWriter(path, kind="study", model=model | changes, settings=settings, seed=3) as run:
             if "attention" not in leave_out:
-                run.arrays("attention", attention(added, share, text_share, norm), DIMS)
+                arrays = attention(added, share, text_share, norm)
+                # At odd steps only this fraction of the queries ran, as under a cache.
+                for array in (arrays["received"], arrays["visible"]):
+                    array[:, 1::2] *= ran
+                run.arrays("attention", arrays, DIMS)
             for table in parts.keys() - set(leave_out):
                 run.table(table, parts[table])
         return open_run(path)

@@ -40,6 +40,15 @@ def test_received_map_draws_received_attention(make_study):
     assert np.asarray(received_map(make_study("b"), 0, sample=1).images[0].get_array()).shape[0] == STEPS - 2
 
 
+def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
+    studies = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
+    for ours, theirs in zip(studies[0].layers, studies[1].layers, strict=True):
+        for field in dataclasses.fields(ours):
+            np.testing.assert_allclose(getattr(theirs, field.name), getattr(ours, field.name), rtol=2e-3)
+    maps = [received_map(study, 0).images[0].get_array() for study in studies]
+    np.testing.assert_allclose(maps[1], maps[0], rtol=2e-3)
+
+
 def test_sink_path_follows_the_moving_sink(make_study):
     axes = sink_path(make_study())
     dots = np.concatenate([np.asarray(collection.get_offsets()) for collection in axes.collections])

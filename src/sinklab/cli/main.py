@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import warnings
@@ -12,6 +13,7 @@ from typing import Annotated
 import tyro
 
 from sinklab.cli.tour import tour, working
+from sinklab.cli.writing import Reading, write
 from sinklab.evaluation.settings import StudySettings
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.training.settings import TrainSettings
@@ -19,6 +21,7 @@ from sinklab.training.settings import TrainSettings
 ABOUT = "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed."
 
 STUDY_DEFAULTS = StudySettings()
+READING_DEFAULTS = Reading()
 WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
 TRAIN_DEFAULTS = TrainSettings()
 
@@ -33,8 +36,7 @@ def generate(
     new_tokens: int = 64,
     chat: bool = False,
     stream: bool = False,
-    dtype: str = "float32",
-    device: str = "cpu",
+    reading: tyro.conf.OmitArgPrefixes[Reading] = READING_DEFAULTS,
     decoding: tyro.conf.OmitArgPrefixes[DecodingSettings] = WRITING_DEFAULTS,
 ) -> None:
     """Write text by denoising a canvas of [MASK] tokens.
@@ -55,13 +57,10 @@ def generate(
         new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
         chat: put each prompt into the model's chat format, and print the answer alone.
         stream: show the canvas while it changes (one prompt).
-        dtype: type of the weights, e.g. bfloat16; "auto" is what the checkpoint says.
-        device: where the model runs, e.g. cuda.
+        reading: how the weights are read.
         decoding: how the canvas is decoded.
     """
-    from sinklab.cli.writing import write
-
-    for line in write(prompt, model, new_tokens, chat, stream, dtype, device, decoding):
+    for line in write(prompt, model, new_tokens, chat, stream, reading, decoding):
         print(line)
 
 
@@ -91,8 +90,7 @@ def trace(
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     model: str = "tiny",
     out: Path = Path("runs/trace"),
-    dtype: str = "float32",
-    device: str = "cpu",
+    reading: tyro.conf.OmitArgPrefixes[Reading] = READING_DEFAULTS,
     settings: tyro.conf.OmitArgPrefixes[StudySettings] = STUDY_DEFAULTS,
 ) -> None:
     """Let a model write, record what attention every token receives at every step, and keep it in a run folder.
@@ -109,19 +107,16 @@ def trace(
         prompt: beginnings to continue, one sample each; three stock ones when left out.
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
         out: folder to write; it must be empty or absent.
-        dtype: type of the weights, e.g. bfloat16; "auto" is what the checkpoint says.
-        device: where the model runs, e.g. cuda.
+        reading: how the weights are read.
         settings: what to write, watch and score.
     """
-    import dataclasses
-
     from sinklab.evaluation import study
     from sinklab.models import load
 
     if prompt:
         settings = dataclasses.replace(settings, prompts=prompt)
     with working() as say:
-        folder = study(load(model, dtype=dtype, device=device), out, settings, progress=say)
+        folder = study(load(model, **dataclasses.asdict(reading)), out, settings, progress=say)
     print(f"run folder: {folder}\nnext: sinklab report {folder}")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,14 +14,29 @@ if TYPE_CHECKING:
     from sinklab.sampling import DecodingSettings
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the weights are read."""
+
+    dtype: str = "float32"
+    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says."""
+    device: str | None = None
+    """Where the model runs, e.g. cuda; the CPU when left out."""
+    device_map: str | None = None
+    """"auto" spreads the layers over the devices at hand, in place of a device."""
+    revision: str | None = None
+    """Commit, branch or tag on the Hub."""
+    allow_pickle: bool = False
+    """Also read .bin and .pth files, without running what they hold."""
+
+
 def write(
     prompts: Sequence[str],
     model: str,
     new_tokens: int,
     chat: bool,
     stream: bool,
-    dtype: str,
-    device: str,
+    reading: Reading,
     decoding: DecodingSettings,
 ) -> list[str]:
     """The texts of one batch of prompts; empty when they were streamed to the terminal.
@@ -35,7 +51,7 @@ def write(
     if stream and len(prompts) > 1:
         raise ValueError(f"--stream shows one canvas, but there are {len(prompts)} prompts; leave out --stream")
     decoding.values()
-    loaded = load(model, dtype=dtype, device=device)
+    loaded = load(model, **asdict(reading))
     if loaded.family != "diffusion":
         raise ValueError(
             f"generate writes by denoising, but {model} is {loaded.family}; load a diffusion model such as 'tiny'"
@@ -49,7 +65,7 @@ def write(
     shown = written[:, ids_BP.shape[1] :] if chat else written
     if loaded.tokenizer is None:
         # padding on the left is no token of the prompt
-        padded = [0 if chat else int((row == 0).sum()) for row in attention_BP]
+        padded = [int((row == 0).sum()) for row in attention_BP]
         return [" ".join(map(str, row[start:].tolist())) for row, start in zip(shown, padded, strict=True)]
     return [str(loaded.tokenizer.decode(row, skip_special_tokens=True)) for row in shown]
 
@@ -68,17 +84,15 @@ def _prompt_ids(loaded: Loaded, prompts: Sequence[str], chat: bool) -> tuple[Ten
 
     if loaded.tokenizer is None:
         rows = [_as_ids(loaded, prompt, chat) for prompt in prompts]
-        width = max(map(len, rows))
-        pad = loaded.special.pad or 0
-        ids = [[pad] * (width - len(row)) + row for row in rows]
-        real = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        return torch.tensor(ids, dtype=torch.long).view(len(rows), -1), torch.tensor(real).view(len(rows), -1).long()
-    texts = [_in_chat(loaded, prompt) for prompt in prompts] if chat else list(prompts)
-    batch = loaded.tokenizer(
-        texts, return_tensors="pt", padding=len(texts) > 1, padding_side="left", add_special_tokens=False
-    )
-    # an empty prompt comes as float
-    return batch["input_ids"].long(), batch["attention_mask"].long()
+    else:
+        texts = [_in_chat(loaded, prompt) for prompt in prompts] if chat else list(prompts)
+        rows = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    # padded here: nothing reads the padding, and not every tokenizer has a token for it
+    width = max(map(len, rows))
+    ids = [[loaded.special.pad or 0] * (width - len(row)) + row for row in rows]
+    real = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    shape = (len(rows), width)
+    return torch.tensor(ids, dtype=torch.long).view(shape), torch.tensor(real, dtype=torch.long).view(shape)
 
 
 def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> list[int]:
@@ -100,5 +114,10 @@ def _in_chat(loaded: Loaded, prompt: str) -> str:
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
         raise ValueError(f"{loaded.name} has no chat format that is known; leave out --chat")
+    from jinja2 import TemplateError
+
     messages = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ValueError(f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat") from error

@@ -71,7 +71,11 @@ class Study:
 
     @cached_property
     def attention(self) -> dict[str, np.ndarray] | None:
-        """received, visible, value_norm as stored (float16, NaN where a sample has no such step or key)."""
+        """received, visible, value_norm as stored (float16, NaN where a sample has no such step or key).
+
+        Under a cache fewer queries run than there are positions: those steps are scaled up to all positions, so that an
+        even share is the same number at every step.
+        """
         if "attention" not in self.run.array_files:
             return None
         dims = self.run.dims("attention")
@@ -80,7 +84,7 @@ class Study:
                 f"{self.run.path / 'attention.safetensors'} is not that of a study: {wrong[0]!r} has axes "
                 f"{dims.get(wrong[0])}, expected {_AXES[wrong[0]]}."
             )
-        return self.run.arrays("attention")
+        return _as_if_all_ran(self.run.arrays("attention"), self.sink_count)
 
     @cached_property
     def layers(self) -> list[LayerFacts]:
@@ -178,6 +182,20 @@ def as_studies(sources: Iterable[Run | Study] | Run | Study) -> list[Study]:
         source if isinstance(source, Study) else Study(run, name)
         for source, run, name in zip(sources, runs, names, strict=True)
     ]
+
+
+def _as_if_all_ran(arrays: dict[str, np.ndarray], added: int) -> dict[str, np.ndarray]:
+    visible_NTK = arrays["visible"].astype(np.float32)
+    if not visible_NTK.size:
+        return arrays
+    positions_NT = (~np.isnan(visible_NTK[..., added:])).sum(-1)
+    ran_NT = np.nan_to_num(visible_NTK).max(-1)
+    partial_NT = (ran_NT > 0) & (ran_NT < positions_NT)
+    if not partial_NT.any():
+        return arrays
+    factor_NT = np.where(partial_NT, positions_NT / np.where(ran_NT > 0, ran_NT, 1), 1).astype(np.float32)
+    received = arrays["received"].astype(np.float32) * factor_NT[:, :, None, None, None]
+    return {**arrays, "received": received, "visible": visible_NTK * factor_NT[:, :, None]}
 
 
 def mean_of(values: np.ndarray, weights: np.ndarray | None = None) -> float:
