@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.models.head import Head
 from tiny_diffusion import tiny_model
 
 IDS = torch.arange(3, 15)[None]
@@ -191,3 +192,16 @@ def test_end_of_text_ids_are_a_tuple(tmp_path, eos, expected):
     assert config.eos_ids == expected
     config.save_pretrained(tmp_path)
     assert DiffusionLMConfig.from_pretrained(tmp_path).eos_ids == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ids_without_a_row_are_below_any_logit(dtype):
+    head = Head(2, 3, 5).to(dtype)
+    with torch.no_grad():
+        head.weight.fill_(-100.0)
+    logits = head(torch.full((1, 2), 300.0, dtype=dtype))
+    assert (logits[..., :3] == -60000.0).all() or dtype == torch.bfloat16
+    assert logits[..., :3].max() < -5e4
+    assert (logits[..., 3:] < logits[..., :3].min()).all()
+    assert (logits.softmax(-1)[..., 3:] == 0).all()
+    assert logits.isfinite().all()

@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import published_toys as toys
 import pytest
+
+from sinklab.models import places
 
 # port 9 discards: nothing listens
 NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
@@ -66,3 +69,21 @@ def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
         done.stdout.splitlines()
         == ["no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt': did you mean 'GSAI-ML/LLaDA-8B-Instruct'?"] * 2
     )
+
+
+def test_only_the_files_of_the_repository_itself_are_fetched(tmp_path, monkeypatch):
+    asked = {}
+
+    def fetch(name, **patterns):
+        asked.update(patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path / "config.json"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(tmp_path / "config.json"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert places.find("someone/toy", "main", ("*.safetensors",)) == tmp_path
+    ours = ["config.json", "model.safetensors", "model.safetensors.index.json", "merges.txt", "chat_template.jinja"]
+    # what other programs read: a second copy of the weights
+    others = ["original/model.safetensors", "onnx/config.json", "original/tokenizer.model", "pytorch_model.bin", "x.py"]
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(huggingface_hub.utils.filter_repo_objects(ours + others, **patterns)) == ours

@@ -1,13 +1,16 @@
 import json
+import re
 from pathlib import Path
 
+import published_toys as toys
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import sinklab
-from sinklab.models import DiffusionLM, Loaded
+from sinklab.models import DiffusionLM, DiffusionLMConfig, Loaded, describe, filling
 from sinklab.models.loading import PACKAGED, load
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
@@ -212,3 +215,156 @@ def test_the_packaged_pair_loads_and_writes(name: str) -> None:
     written = loaded.model.generate(ids, max_new_tokens=6)
     assert loaded.tokenizer.mask_token_id not in written
     assert torch.equal(written[:, : ids.shape[1]], ids)
+
+
+ASKED = [
+    {"attn_implementation": "evil/kernel"},
+    {"_attn_implementation": "evil/kernel"},
+    {"_attn_implementation_internal": "evil/kernel"},
+    {"_attn_implementation_autoset": True, "attn_implementation": {"": "evil/kernel", "backbone": "evil/kernel"}},
+    {"experts_implementation": "evil/kernel", "_experts_implementation_internal": "evil/kernel"},
+    {"attn_implementation": "eager"},
+    {"output_attentions": True},
+    {"attn_implementation": "flash_attention_2"},
+]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Every model that load or describe builds; an attention that would be fetched is an error."""
+
+    def refuse(implementation: object, *args: object, **settings: object) -> None:
+        raise AssertionError(f"{implementation} would be imported")
+
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", refuse)
+    models, hollow = [], filling.hollow
+
+    def watched(*args: object) -> object:
+        models.append(hollow(*args))
+        return models[-1]
+
+    monkeypatch.setattr(filling, "hollow", watched)
+    return models
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "-".join(asked))
+@pytest.mark.parametrize("where", ["causal", "start", "own", "nested", "llada"])
+def test_the_attention_is_not_the_checkpoints_to_choose(
+    tmp_path: Path, built: list, asked: dict[str, object], where: str
+) -> None:
+    if where == "llada":
+        toys.llada(tmp_path)
+    else:
+        save_llama(tmp_path) if where in ("causal", "start") else save_tiny(tmp_path, 1)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    edit(path, **({"backbone": config["backbone"] | asked} if where == "nested" else asked))
+    start = {"as_diffusion": True, "mask_token_id": 279} if where == "start" else {}
+    model = load(tmp_path, **start).model
+    describe(tmp_path)
+    assert len(built) == 2
+    for one in (model, *built):
+        assert one.config._attn_implementation == one.model.config._attn_implementation == "sdpa"
+        assert not one.config.output_attentions
+        assert one.config._experts_implementation != "evil/kernel"
+    ids = torch.arange(3, 12)[None]
+    assert model(ids).attentions is None
+    model.save_pretrained(tmp_path / "again")
+    assert "kernel" not in (tmp_path / "again" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("implementation", ["evil/kernel", "eager", "flash_attention_2"])
+def test_what_is_built_has_sdpa_whatever_its_config(built: list, implementation: str) -> None:
+    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "attn_implementation": implementation})
+    for config in (backbone, DiffusionLMConfig(backbone, attn_implementation=implementation)):
+        model = filling.hollow(config, "x")
+        assert model.config._attn_implementation == model.model.config._attn_implementation == "sdpa"
+    assert len(built) == 2
+
+
+def of_kind(folder: Path, kind: str) -> Path:
+    if kind in ("llama", "own"):
+        save_llama(folder) if kind == "llama" else save_tiny(folder)
+        return folder
+    return {"llada": toys.llada, "dream": toys.dream, "smdm": toys.smdm}[kind](folder)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"rms_norm_eps": "x"}),
+        ("llama", {"eos_token_id": "a"}),
+        ("llama", {"num_attention_heads": 0}),
+        ("llama", {"hidden_size": 33}),
+        ("llama", {"hidden_act": "nothing"}),
+        ("llama", {"architectures": 3, "model_type": "llama", "vocab_size": None}),
+        ("llada", {"rms_norm_eps": "x"}),
+        ("llada", {"eos_token_id": "a"}),
+        ("llada", {"pad_token_id": "a"}),
+        ("llada", {"mask_token_id": "3"}),
+        ("llada", {"d_model": 33}),
+        ("llada", {"n_heads": 0}),
+        ("dream", {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}),
+        ("dream", {"rope_scaling": 3}),
+        ("smdm", {"n_head": 0}),
+        ("smdm", {"n_embd": "x"}),
+        ("own", {"mask_token_id": "3"}),
+        ("own", {"eos_token_id": "a"}),
+        ("own", {"gate_bias": "a"}),
+        ("own", {"context": "a"}),
+        ("own", {"backbone": {"model_type": "llama", "hidden_size": 33}}),
+    ],
+    ids=str,
+)
+def test_a_field_that_cannot_be_is_a_value_error_that_names_the_folder(
+    tmp_path: Path, kind: str, fields: dict[str, object]
+) -> None:
+    folder = of_kind(tmp_path, kind)
+    edit(folder / "config.json", **fields)
+    for call in (load, describe):
+        with pytest.raises(ValueError, match=re.escape(str(folder))):
+            call(folder)
+
+
+def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    for text in ("{", "[]", '{"max_new_tokens": "many", "eos_token_id": {}}'):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(
+            ValueError, match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; mend"
+        ):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mask_token_id": "3"}, "mask_token_id must be a whole number or None, but is '3'"),
+        ({"mask_token_id": 3, "eot_token_id": 2.5}, "eot_token_id must be a whole number or None, but is 2.5"),
+        ({"mask_token_id": 3, "text_vocab_size": True}, "text_vocab_size must be a whole number or None, but is True"),
+        ({"mask_token_id": 3, "gate_bias": "4"}, "gate_bias must be a number or None, but is '4'"),
+        ({"mask_token_id": 3, "context": 0}, "context must be at least 1 token, but is 0"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, as_diffusion=True, **settings)
+
+
+def test_a_folder_of_smdms_training_says_which_config_it_needs(tmp_path: Path) -> None:
+    folder, tensors = toys.smdm(tmp_path)
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").unlink()
+    torch.save({"model": tensors}, folder / "iter-000100-ckpt.pth")
+    message = (
+        r"no readable config\.json.*for SMDM's iter-000100-ckpt\.pth write one beside it.* padded_vocab_size, n_embd"
+    )
+    for call in (load, describe):
+        with pytest.raises(ValueError, match=message) as caught:
+            call(folder)
+    # the fields it names are enough
+    names = re.search("trained with: (.*), n_query_groups where", str(caught.value)).group(1).split(", ")
+    config = {name: toys.SMDM[name] for name in [*names, "n_query_groups"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load(folder, allow_pickle=True).published_family == "smdm"

@@ -1,5 +1,6 @@
 """Published models: tokenizers and chat formats without foreign code, special ids, settings, the table itself."""
 
+import copy
 import json
 import logging
 import os
@@ -9,10 +10,18 @@ import published_toys as toys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from sinklab.models import PUBLISHED, DiffusionLM, SpecialIds, load, published
-from tiny_diffusion import save_tiny
+from sinklab.models import PUBLISHED, DiffusionLM, SpecialIds, describe, load, published
+from tiny_diffusion import save_tiny, tiny_tokenizer
 
 IDS = torch.arange(3, 15)[None]
 CAUSAL = {
@@ -237,11 +246,45 @@ def test_a_published_model_gets_a_sink_and_a_gate(tmp_path):
     assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
+WITHOUT_SINK, WITHOUT_GATE = {"sink_kind": "none", "sink_count": 0}, {"gate": "none"}
+
+
+@pytest.mark.parametrize("removed", [WITHOUT_SINK, WITHOUT_GATE, WITHOUT_SINK | WITHOUT_GATE], ids="-".join)
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sink_or_gate_is_taken_away_on_request(tmp_path, own, removed):
+    folder = save_tiny(tmp_path, 1, gate="elementwise") if own else toys.smdm(tmp_path, sink=1, gate=True)[0]
+    whole, model = load(folder).model, load(folder, **removed).model
+    assert hasattr(model, "sink_embeddings") == ("sink_kind" not in removed)
+    assert hasattr(model, "gates") == ("gate" not in removed)
+    kept = whole.state_dict()
+    assert model.state_dict().keys() < kept.keys()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+    assert not torch.equal(model(IDS).logits, whole(IDS).logits)
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(load(tmp_path / "again").model(IDS).logits, model(IDS).logits)
+
+
 def test_a_setting_does_not_hide_a_tensor(tmp_path):
-    folder = save_tiny(tmp_path, 1)
-    with pytest.raises(ValueError, match="unexpected: sink_embeddings"):
-        load(folder, sink_kind="none", sink_count=0)
+    folder = save_tiny(tmp_path, 1, gate="elementwise")
     assert load(folder, sink_side="end").model.config.sink_side == "end"
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    # the file says there is none, and nobody asked for that
+    (folder / "config.json").write_text(json.dumps(config | WITHOUT_SINK))
+    for settings in ({}, WITHOUT_GATE):
+        with pytest.raises(ValueError, match="unexpected: sink_embeddings"):
+            load(folder, **settings)
+    (folder / "config.json").write_text(json.dumps(config | WITHOUT_GATE))
+    for settings in ({}, WITHOUT_SINK):
+        with pytest.raises(ValueError, match=r"unexpected: gates\.0"):
+            load(folder, **settings)
+    (folder / "config.json").write_text(json.dumps(config))
+    strangers = {name: torch.ones(1) for name in ("gates.2.weight", "sink_embeddings_2", "stranger")}
+    save_file({**tensors, **strangers}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"unexpected: gates\.2\.weight, sink_embeddings_2, stranger"):
+        load(folder, **WITHOUT_SINK, **WITHOUT_GATE)
+    with pytest.raises(ValueError, match="mismatched: sink_embeddings"):
+        load(folder, sink_count=2)
 
 
 def test_the_table_fills_in_what_the_config_leaves_out(tmp_path, monkeypatch):
@@ -271,3 +314,136 @@ def test_every_row_of_the_table_is_consistent(name):
     assert published.find("x", name, vocabulary=row.vocabulary) is row
     assert published.find(name, vocabulary=7) is None
     assert published.nearest(name[:-1]) in PUBLISHED
+
+
+def test_what_the_tokenizer_knows_of_the_end_is_kept(tmp_path):
+    folder, _ = toys.smdm(tmp_path / "m", padded_vocab_size=300)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"pad_token": "<pad>", "bos_token": "<bos>"})
+    tokenizer.save_pretrained(folder)
+    loaded = load(folder)
+    config, special = loaded.model.config, loaded.special
+    ids = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id)
+    assert None not in ids
+    assert (special.eos, special.pad, special.bos) == ids
+    assert (config.eos_token_id, config.pad_token_id, config.bos_token_id) == ids
+    # the backbone would freeze the row of its padding
+    assert config.backbone.pad_token_id is None
+    assert loaded.model.model.embed_tokens.padding_idx is None
+    loaded.model.generate(IDS, max_new_tokens=2, stop_at_eos=True)
+    loaded.model.save_pretrained(tmp_path / "again")
+    again = load(tmp_path / "again")
+    assert again.tokenizer is None
+    assert (again.special.eos, again.special.pad, again.special.bos) == ids
+    assert again.model.model.embed_tokens.padding_idx is None
+
+
+def test_an_id_that_the_model_has_no_row_for_is_not_adopted(tmp_path):
+    folder, _ = toys.smdm(tmp_path)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.save_pretrained(folder)
+    loaded = load(folder)
+    assert loaded.special.bos == tokenizer.bos_token_id >= loaded.model.config.vocab_size
+    assert loaded.model.config.bos_token_id is None
+
+
+def called(tmp_path, where):
+    folder, _ = toys.llada(tmp_path / where, mask_token_id=None)
+    return folder
+
+
+@pytest.mark.parametrize("where", ["x/a-toy-1B", "models--someone--a-toy-1B/snapshots/0123abc", "a-toy-1B/./"])
+def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch, where):
+    row = published.Published("llada", 300, SpecialIds(mask=298, bos=296), 48, "llada")
+    monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
+    folder = called(tmp_path, where)
+    note = ("taken for someone/a-toy-1B: matched by folder name, family and vocabulary",)
+    loaded = load(folder)
+    assert (loaded.special.mask, loaded.special.bos, loaded.context, loaded.notes) == (298, 296, 48, note)
+    for name in (folder, folder / "config.json"):
+        info = describe(name)
+        assert (info.special.mask, info.context, info.chat_template, info.notes) == (298, 48, "llada", note)
+    monkeypatch.chdir(folder)
+    assert load(".").notes == note
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("another", {}),
+        ("models--else--a-toy-1B/snapshots/0123abc", {}),
+        ("snapshots/a-toy-1B/x", {}),
+        ("a-toy-1B", {"vocabulary": 301}),
+        ("a-toy-1B", {"vocabulary": None}),
+        ("a-toy-1B", {"family": "mmada"}),
+        ("a-toy-1B", {"second": True}),
+    ],
+)
+def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, where, change):
+    row = published.Published(change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298))
+    monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
+    if "second" in change:
+        monkeypatch.setitem(PUBLISHED, "other/a-toy-1B", row)
+    folder = called(tmp_path, where)
+    assert (load(folder).special.mask, load(folder).notes) == (None, ())
+    assert (describe(folder).special.mask, describe(folder).notes) == (None, ())
+
+
+def test_the_stated_context_is_saved(tmp_path, monkeypatch):
+    row = published.Published("llada", 300, SpecialIds(mask=298), 48)
+    monkeypatch.setitem(PUBLISHED, "someone/toy", row)
+    folder, _ = toys.llada(tmp_path / "m", _name_or_path="someone/toy")
+    loaded = load(folder)
+    # advice: its positions reach further
+    assert loaded.context == 48
+    assert loaded.model(torch.arange(3, 59)[None]).logits.shape[1] == 56
+    loaded.model.save_pretrained(tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    (tmp_path / "again" / "config.json").write_text(json.dumps(config | {"_name_or_path": ""}))
+    assert load(tmp_path / "again").context == describe(tmp_path / "again").context == 48
+    assert load(tmp_path / "again", context=1000).context == 64
+
+
+@pytest.mark.parametrize("kind", ["own", "qwen2", "qwen3"])
+@pytest.mark.parametrize("change", [{}, {"auto_map": None}, {"tokenizer_class": "Qwen2Tokenizer"}])
+def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
+    folder = tmp_path / "m"
+    if kind == "own":
+        load(toys.dream(tmp_path / "dream")[0]).model.save_pretrained(folder)
+    else:
+        save_causal(folder, kind)
+    ids = toys.save_dream_tokenizer(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | change
+    settings = {name: value for name, value in settings.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    ran = toys.poison(folder)
+    tokenizer = load(folder).tokenizer
+    assert not ran.exists()
+    assert isinstance(tokenizer, Qwen2Tokenizer)
+    expected = [*tokenizer.convert_tokens_to_ids(["hel", "l", "o"]), ids["<|mask|>"]]
+    assert tokenizer("hello<|mask|>")["input_ids"] == expected
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("change", [{}, {"auto_map": None, "tokenizer_class": "LLaDATokenizer"}])
+def test_lladas_tokenizer_beside_another_model(tmp_path, own, change):
+    save_tiny(tmp_path) if own else save_causal(tmp_path)
+    ids = toys.save_llada_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | change
+    settings = {name: value for name, value in settings.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ran = toys.poison(tmp_path)
+    assert load(tmp_path).tokenizer("<|mdm_mask|>")["input_ids"] == [ids["<|mdm_mask|>"]]
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream, save_causal])
+def test_sentencepiece_alone_is_refused_with_a_remedy(tmp_path, make):
+    make(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.model only: install sentencepiece, or put a tokenizer\.json beside"
+    ):
+        load(tmp_path)

@@ -178,3 +178,13 @@ def test_quantised_tensors_are_refused(tmp_path):
     save_file({**tensors, name: torch.ones(32, 32, dtype=torch.int8)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=f"{name} holds I8, but sinklab reads F64, F32, F16, BF16"):
         load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_quantised_pickles_are_refused_too(tmp_path, dtype):
+    folder, tensors = toys.llada(tmp_path)
+    (folder / "model.safetensors").unlink()
+    name = "model.transformer.blocks.0.q_proj.weight"
+    torch.save({**tensors, name: torch.ones(32, 32, dtype=dtype)}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=f"{name} holds {dtype}, but sinklab reads F64, F32, F16, BF16"):
+        load(folder, allow_pickle=True)

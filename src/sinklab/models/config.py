@@ -16,6 +16,7 @@ GATES = ("none", "elementwise")
 SINK_COUNTS = (0, 1, 2, 4)
 BACKBONES = ("llama", "qwen2", "qwen3")
 ROPE_DTYPES = ("float32", "bfloat16")
+SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 # What PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field of that name.
 _OF_TRANSFORMERS = {"model_type", "tie_word_embeddings", "pad_token_id", "eos_token_id", "bos_token_id", "torch_dtype"}
 _OF_TRANSFORMERS |= {"name_or_path", "_name_or_path", "_commit_hash", "output_attentions", "use_cache", "auto_map"}
@@ -28,6 +29,13 @@ def _one_of(name: str, value: object, allowed: tuple) -> None:
         near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, but is {value!r}{hint}")
+
+
+def _check_numbers(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        several = name == "eos_token_id" and isinstance(value, list | tuple)
+        if any(type(one) is not int for one in (value if several else [value]) if one is not None):
+            raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
 
 
 def _check_vocabulary(
@@ -86,6 +94,8 @@ class DiffusionLMConfig(PreTrainedConfig):
         rope_dtype: precision to which the rotary cosines and sines are rounded, ``float32`` (not at all) or
             ``bfloat16`` (as the released SMDM and One-Token code does).
         eot_token_id: id of the end-of-turn token of a chat model.
+        context: tokens that prompt and completion should have together at most, as the authors state it; advice that
+            the model does not enforce. None where only the positions limit it.
 
     Raises:
         ValueError: for an unknown key or value, naming the near ones; for a sink kind without a count or a count
@@ -110,6 +120,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         output_vocab_size: int | None = None,
         rope_dtype: str = "float32",
         eot_token_id: int | None = None,
+        context: int | None = None,
         **kwargs: Any,
     ) -> None:
         theirs = {field.name for field in dataclasses.fields(PreTrainedConfig)} | PreTrainedConfig().to_dict().keys()
@@ -136,6 +147,13 @@ class DiffusionLMConfig(PreTrainedConfig):
                 f"sink_kind and sink_count must agree, but are {sink_kind!r} and {sink_count}; use "
                 "kind 'none' with count 0"
             )
+        _check_numbers({"text_vocab_size": text_vocab_size, "output_vocab_size": output_vocab_size, "context": context})
+        _check_numbers({"mask_token_id": mask_token_id, "eot_token_id": eot_token_id})
+        _check_numbers({name: kwargs[name] for name in SPECIAL if name in kwargs})
+        if gate_bias is not None and (isinstance(gate_bias, bool) or not isinstance(gate_bias, int | float)):
+            raise ValueError(f"gate_bias must be a number or None, but is {gate_bias!r}; give it without quotes")
+        if context is not None and context < 1:
+            raise ValueError(f"context must be at least 1 token, but is {context}; leave it out for no limit")
         _check_vocabulary(backbone, mask_token_id, text_vocab_size, output_vocab_size)
         if "sliding_attention" in (getattr(backbone, "layer_types", None) or ()):
             raise ValueError(
@@ -155,8 +173,9 @@ class DiffusionLMConfig(PreTrainedConfig):
         self.output_vocab_size = output_vocab_size
         self.rope_dtype = rope_dtype
         self.eot_token_id = eot_token_id
+        self.context = context
         kwargs.setdefault("tie_word_embeddings", backbone.tie_word_embeddings)
-        for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
+        for name in SPECIAL:
             kwargs.setdefault(name, getattr(backbone, name, None))
         super().__init__(**kwargs)
 

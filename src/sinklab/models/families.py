@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from sinklab.models.config import BACKBONES, DiffusionLMConfig
 from sinklab.models.recipe import Recipe, Shapes, field_of, require
 
 Reader = Callable[[Mapping[str, Any], Shapes | None], Recipe]
+
+# What would choose the code that runs: an attention may be a repository of compiled kernels, output_attentions asks for
+# another attention, auto_map names classes.
+_CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_map")
 
 DREAM_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
 DREAM_FIELDS += ["num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"]
@@ -81,12 +87,37 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ValueError(f"no model can be loaded from {name!r}: it has no readable config.json ({error})") from error
+        hint = smdm.missing_config(path.parent)
+        raise ValueError(
+            f"no model can be loaded from {name!r}: it has no readable config.json ({error}){hint}"
+        ) from error
     except ValueError as error:
         raise ValueError(f"no model can be loaded from {name!r}: its config.json is damaged ({error})") from error
     if not isinstance(config, dict):
         raise ValueError(f"no model can be loaded from {name!r}: its config.json holds no object")
     return config
+
+
+def without_code(value: Any) -> Any:
+    """A config without the fields, at any depth, that choose which code runs: that is never a checkpoint's to say."""
+    if isinstance(value, Mapping):
+        return {key: without_code(one) for key, one in value.items() if not _CODE.match(str(key))}
+    return [without_code(one) for one in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def blamed_on(name: str) -> Iterator[None]:
+    """Turn what transformers raises for a config it cannot use into a ValueError that names the checkpoint."""
+    try:
+        yield
+    except ValueError as error:
+        if name in str(error):
+            raise
+        raise ValueError(f"no model can be loaded from {name!r}: {error}") from error
+    except Exception as error:  # KeyError, ZeroDivisionError, StrictDataclassError, …: whatever the damage leads to
+        raise ValueError(
+            f"the config.json of {name} is damaged, or has a field of a kind that sinklab does not know: {error!r}"
+        ) from error
 
 
 def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> Recipe:
@@ -100,7 +131,8 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
     Raises:
         ValueError: if the architecture is not known, or this config of it cannot be represented.
     """
-    architectures = [str(one) for one in config.get("architectures") or ()]
+    config = without_code(config)
+    architectures = architectures_of(config)
     reader = next((READERS[one] for one in architectures if one in READERS), None)
     reader = reader or BY_TYPE.get(str(config.get("model_type")))
     if reader is None and {"n_embd", "padded_vocab_size"} <= config.keys():
@@ -110,14 +142,18 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
             f"{name} is a {config.get('model_type')!r} model ({', '.join(architectures) or 'no architecture named'}), "
             f"but sinklab loads {', '.join(READERS)}, SMDM's lit-gpt checkpoints, and {', '.join(BACKBONES)}"
         )
-    try:
+    with blamed_on(name):
         return reader(config, shapes)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"the config.json of {name} is damaged: {error!r}") from error
 
 
-def configured(recipe: Recipe, overrides: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config of the model: the recipe's, with the caller's settings over it.
+def architectures_of(config: Mapping[str, Any]) -> list[str]:
+    """The classes that a ``config.json`` names."""
+    listed = config.get("architectures")
+    return [str(one) for one in listed] if isinstance(listed, list) else []
+
+
+def configured(recipe: Recipe, overrides: Mapping[str, Any], name: str) -> PreTrainedConfig:
+    """The config of the model called ``name``: the recipe's, with the caller's settings over it.
 
     Raises:
         ValueError: for settings of an autoregressive model, of the backbone, or that are unknown.
@@ -126,4 +162,5 @@ def configured(recipe: Recipe, overrides: Mapping[str, Any]) -> PreTrainedConfig
         raise ValueError("the backbone comes from the checkpoint and cannot be set; leave out backbone=")
     if recipe.settings is None:
         return recipe.backbone
-    return DiffusionLMConfig(backbone=recipe.backbone, **{**recipe.settings, **overrides})
+    with blamed_on(name):
+        return DiffusionLMConfig(backbone=recipe.backbone, **{**recipe.settings, **overrides})

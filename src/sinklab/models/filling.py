@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from sinklab.models import rotary
+from sinklab.models import families, rotary
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.recipe import Part, Plan
@@ -19,10 +19,18 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 OURS = ("sink_embeddings", "gates.")
 
 
-def hollow(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model of a config on the meta device: shapes and names, no memory."""
+def hollow(config: PreTrainedConfig, name: str) -> PreTrainedModel:
+    """The model of a config on the meta device: shapes and names, no memory. Its attention is always sdpa.
+
+    Raises:
+        ValueError: if transformers cannot build it, with the ``name`` of the checkpoint.
+    """
     build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM.from_config
-    with torch.device("meta"):
+    for one in (config, getattr(config, "backbone", None)):
+        if one is not None:
+            # another name may be a repository of compiled kernels, to be fetched and imported
+            one._attn_implementation = "sdpa"
+    with families.blamed_on(name), torch.device("meta"):
         return build(config)
 
 
@@ -33,21 +41,37 @@ def names_to_fill(model: PreTrainedModel) -> list[str]:
 
 
 def complete_plan(
-    plan: Plan | None, model: PreTrainedModel, weights: Weights, start_new: bool
+    plan: Plan | None, model: PreTrainedModel, weights: Weights, asked: Collection[str]
 ) -> tuple[Plan, set[str]]:
     """The plan for this model, and the tensors of ours that no checkpoint has and that start anew.
+
+    A source with no places in the plan is left out: that of a sink or gate that was to go.
 
     Args:
         plan: of the recipe; None for a checkpoint with the model's own names.
         model: from :func:`hollow`.
         weights: of the checkpoint.
-        start_new: a sink or gate was asked for, so it may be absent.
+        asked: names of the caller's settings. A sink or gate that was asked for may be absent; one that was asked to
+            go may be there.
     """
     names = names_to_fill(model)
-    plan = plan or {name: (Part(name),) for name in names}
+    plan = plan or {name: (Part(name),) for name in {**dict.fromkeys(names), **_removed(model, weights.shapes, asked)}}
+    gone = _removed(model, (part.target for parts in plan.values() for part in parts), asked)
+    plan = {source: tuple(part for part in parts if part.target not in gone) for source, parts in plan.items()}
     filled = {part.target for source, parts in plan.items() if source in weights.shapes for part in parts}
+    start_new = bool({"sink_kind", "sink_count", "gate", "gate_bias"} & {*asked})
     new = {name for name in names if start_new and name.startswith(OURS) and name not in filled}
     return {source: parts for source, parts in plan.items() if not new & {part.target for part in parts}}, new
+
+
+def _removed(model: PreTrainedModel, targets: Iterable[str], asked: Collection[str]) -> dict[str, None]:
+    """Those of these tensors that belong to a sink or gate which the caller's settings took away."""
+    gone: set[str] = set()
+    if {"sink_kind", "sink_count"} & {*asked} and not hasattr(model, "sink_embeddings"):
+        gone.add("sink_embeddings")
+    if "gate" in asked and not hasattr(model, "gates"):
+        gone |= {f"gates.{layer}.{kind}" for layer in range(len(model.model.layers)) for kind in ("weight", "bias")}
+    return {name: None for name in targets if name in gone}
 
 
 def check(plan: Plan, model: PreTrainedModel, weights: Weights, name: str) -> None:

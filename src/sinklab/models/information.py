@@ -40,7 +40,7 @@ class ModelInfo:
     """Tied ones count once."""
     special: SpecialIds
     context: int
-    """Tokens; what the authors state, else what the positions allow."""
+    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
     logit_shift: bool
     sink: str
     gate: str
@@ -127,12 +127,12 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     path = Path(name) if Path(name).is_file() else places.find(name, revision, ()) / "config.json"
     raw = families.read_config(path, name)
     recipe = families.read(raw, name)
-    config = families.configured(recipe, {})
+    config = families.configured(recipe, {}, name)
     backbone: Any = recipe.backbone
-    model = filling.hollow(config)
-    row = published.find(name, raw.get("_name_or_path"), vocabulary=backbone.vocab_size)
+    model = filling.hollow(config, name)
+    local = path.parent if Path(name).exists() else None
+    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, recipe.family, backbone.vocab_size)
     diffusion = isinstance(config, DiffusionLMConfig)
-    limit = backbone.max_position_embeddings - (config.sink_count if diffusion else 0)
     sinks = (
         f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if diffusion and config.sink_count else "none"
     )
@@ -141,7 +141,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         name=name,
         family="diffusion" if diffusion else "autoregressive",
         published_family=recipe.family,
-        architecture=", ".join(raw.get("architectures") or [str(raw.get("name", "not named"))]),
+        architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
         heads=heads,
@@ -154,10 +154,10 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         # a tied head is the same tensor, and parameters() yields it once
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         special=vocabularies.special_ids(config, None, row, recipe.family),
-        context=min(limit, row.context) if row and row.context else limit,
+        context=vocabularies.context(config, row),
         logit_shift=bool(diffusion and config.logit_shift),
         sink=sinks,
         gate=config.gate if diffusion else "none",
         chat_template=row.chat_template if row else None,
-        notes=recipe.notes,
+        notes=(*recipe.notes, *notes),
     )

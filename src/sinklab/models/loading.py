@@ -41,9 +41,12 @@ class Loaded:
     """``llada``, ``mmada``, ``dream``, ``smdm``, ``sinklab`` (our own format), or an autoregressive backbone."""
     special: SpecialIds = NO_IDS
     context: int | None = None
-    """Tokens that prompt and completion may have together; what the authors state, else what the positions allow."""
+    """Tokens that prompt and completion should have together at most: what the authors state, else what the positions
+    allow. Advice: the model refuses only what its positions do not reach. It is saved with a diffusion model."""
     chat_template: str | None = None
     """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, for work that is about text.
@@ -72,8 +75,10 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor, each straight into its place, dtype and device; the host never holds more than
-    the model and one piece of 64 MiB.
+    Weights are read tensor by tensor, each straight into its place, dtype and device, and no code of a checkpoint is
+    run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
+    tensor, if that is larger), or one whole tensor where it is taken apart (SMDM's query, key and value). Pickles are
+    mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
 
     Args:
         name_or_folder: ``"tiny"`` or ``"tiny-sink"`` (the pair inside this package), a folder, or a name on the Hub: a
@@ -88,16 +93,20 @@ def load(
         as_diffusion: make a diffusion model of a causal one, as the start of a training run. Needs
             ``mask_token_id``.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
-            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew.
+            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
+            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
 
     Raises:
-        ValueError: if there is no such model, its architecture or a field of its config is not supported, tensors are
-            missing, surplus, misshapen or damaged, weights are pickled, or settings make no sense.
+        ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
+            tensors are missing, surplus, misshapen or damaged, weights are pickled, or settings make no sense.
     """
     name = str(name_or_folder)
     refuse_unknown(settings)
     if device is not None and device_map is not None:
         raise ValueError("give device or device_map, not both")
+    if device_map is None:
+        # 0 is a device too
+        device_map = {"": placement.usable("cpu" if device is None else device)}
     folder = places.find(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
@@ -105,14 +114,11 @@ def load(
     weights = weightfiles.open_weights(folder, name, allow_pickle)
     recipe = _as_asked(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
     number = _dtype(dtype, raw)
-    config = families.configured(recipe, settings)
+    config = families.configured(recipe, settings, name)
     _note_dtype(config, number)
-    if device_map is None:
-        # 0 is a device too
-        device_map = {"": "cpu" if device is None else device}
     model = _weighted(config, recipe, weights, name, number, device_map, settings)
-    _adopt_generation_config(model, folder)
-    tokenizer = vocabularies.read_tokenizer(folder, recipe.family, name)
+    _adopt_generation_config(model, folder, name)
+    tokenizer = vocabularies.read_tokenizer(folder, recipe.family, recipe.backbone.model_type, name)
     commit = folder.name if folder.parent.name == "snapshots" else revision
     return _assembled(model, tokenizer, recipe, raw, name, commit)
 
@@ -160,9 +166,8 @@ def _weighted(
     device_map: DeviceMap,
     settings: dict[str, Any],
 ) -> PreTrainedModel:
-    model = filling.hollow(config)
-    start_new = bool(settings.keys() & {"sink_kind", "sink_count", "gate", "gate_bias"})
-    plan, new = filling.complete_plan(recipe.plan, model, weights, start_new)
+    model = filling.hollow(config, name)
+    plan, new = filling.complete_plan(recipe.plan, model, weights, settings.keys())
     filling.check(plan, model, weights, name)
     where = placement.plan_devices(model, device_map, dtype)
     device_of = placement.lookup(where)
@@ -176,10 +181,15 @@ def _weighted(
     return (placement.dispatch(model, where) if len(where) > 1 else model).eval()
 
 
-def _adopt_generation_config(model: PreTrainedModel, folder: Path) -> None:
+def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Baselines write with the settings their authors publish; ours take theirs as arguments."""
     if not isinstance(model, DiffusionLM) and (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        except Exception as error:  # OSError, TypeError, StrictDataclassError, …: whatever the damage leads to
+            raise ValueError(
+                f"the generation_config.json of {name} is damaged; mend it or take it away: {error!r}"
+            ) from error
 
 
 def _assembled(
@@ -191,18 +201,14 @@ def _assembled(
     revision: str | None,
 ) -> Loaded:
     config: Any = model.config
-    row = published.find(name, raw.get("_name_or_path"), vocabulary=config.vocab_size)
+    local = Path(name) if Path(name).is_dir() else None
+    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, recipe.family, config.vocab_size)
     special = vocabularies.special_ids(config, tokenizer, row, recipe.family)
-    vocabularies.adopt(tokenizer, special)
+    vocabularies.adopt(config, tokenizer, special)
+    context = vocabularies.context(config, row)
     diffusion = isinstance(config, DiffusionLMConfig)
-    if diffusion:
-        # what the table knows must survive save_pretrained
-        if special.mask is not None and special.mask < config.vocab_size:
-            config.mask_token_id = special.mask
-        config.eot_token_id = special.eot
-        limit = config.backbone.max_position_embeddings - config.sink_count
-    else:
-        limit = config.max_position_embeddings
+    if diffusion and row and row.context:
+        config.context = context
     return Loaded(
         model,
         tokenizer,
@@ -211,6 +217,7 @@ def _assembled(
         "diffusion" if diffusion else "autoregressive",
         recipe.family,
         special,
-        min(limit, row.context) if row and row.context else limit,
+        context,
         row.chat_template if row else None,
+        (*recipe.notes, *notes),
     )

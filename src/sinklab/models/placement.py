@@ -26,8 +26,13 @@ def plan_devices(
         max_memory: as accelerate takes it.
 
     Raises:
-        ValueError: for an unknown word, a module without a device, or weights on disk.
+        ValueError: for an unknown word, a module without a device, a device that is not there, or weights on disk.
     """
+    if isinstance(device_map, dict):
+        for device in device_map.values():
+            # accelerate's word for the disk is refused below, with its own remedy
+            if str(device) != "disk":
+                usable(device)
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
@@ -59,6 +64,25 @@ def plan_devices(
     for name in model.state_dict():
         device_in(places, name)
     return places
+
+
+def usable(device: torch.device | str | int) -> torch.device:
+    """This device, if there is one.
+
+    Raises:
+        ValueError: if its name is none, or this machine does not have it.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        reason = str(error).splitlines()[0].rstrip(". ")
+        raise ValueError(
+            f"device must be one that torch can use here ({' or '.join(kinds)}), but is {device!r} ({reason}); "
+            "pass device='cpu', or install a torch that knows the device"
+        ) from error
+    return found
 
 
 def _beside_their_layers(model: PreTrainedModel, places: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ in what it leaves out, and only where the sizes of the vocabulary agree.
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 NEWLINE = "\\n"
 
@@ -116,6 +119,44 @@ def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
     if row is not None and vocabulary is not None and row.vocabulary not in (None, vocabulary):
         return None
     return row
+
+
+def of_checkpoint(
+    name: str, said: object, folder: Path | None, family: str, vocabulary: int
+) -> tuple[Published | None, tuple[str, ...]]:
+    """The row for a checkpoint, and notes on how it was found.
+
+    Args:
+        name: it was asked for by this name.
+        said: the ``_name_or_path`` of its config.
+        folder: where it lies, if it was asked for as a folder or file; None for a Hub name.
+        family: of the checkpoint.
+        vocabulary: rows of the embedding.
+    """
+    row = find(name, said if isinstance(said, str) else None, vocabulary=vocabulary)
+    if row is not None or folder is None:
+        return row, ()
+    return find_by_folder(folder, family, vocabulary)
+
+
+def find_by_folder(folder: Path, family: str, vocabulary: int) -> tuple[Published | None, tuple[str, ...]]:
+    """The row for a folder that is called like a checkpoint, and a note that says so.
+
+    Args:
+        folder: ``…/LLaDA-8B-Instruct``, or ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``.
+        family: of the checkpoint; a row of another family is not meant.
+        vocabulary: rows of the embedding; nor is a row of another size.
+    """
+    # not resolved: the name that a link has is the one that was chosen
+    parts = Path(os.path.abspath(folder)).parts
+    cached = re.fullmatch(r"models--([^/]+?)--(.+)", parts[-3]) if parts[-2:-1] == ("snapshots",) else None
+    if cached:
+        meant = [name for name in PUBLISHED if name == "/".join(cached.groups())]
+    else:
+        meant = [name for name in PUBLISHED if name.partition("/")[2] == parts[-1]]
+    if len(meant) != 1 or (PUBLISHED[meant[0]].family, PUBLISHED[meant[0]].vocabulary) != (family, vocabulary):
+        return None, ()
+    return PUBLISHED[meant[0]], (f"taken for {meant[0]}: matched by folder name, family and vocabulary",)
 
 
 def nearest(name: str, others: tuple[str, ...] = ()) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,21 @@ LAYER = {
 EMBEDDING = "transformer.wte.weight"
 # lit-gpt's build_rope_cache; its Config has no field for it
 ROPE_THETA = 10000.0
+
+
+NEEDED = ("padded_vocab_size", "n_embd", "n_layer", "n_head", "intermediate_size", "block_size", "norm_eps")
+
+
+def missing_config(folder: Path) -> str:
+    """What to do about a folder without ``config.json``, for its error message: SMDM's training writes none."""
+    pickled = sorted(path.name for path in folder.glob("*.pth"))
+    if not pickled:
+        return ""
+    return (
+        f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the lit-gpt Config it was "
+        f"trained with: {', '.join(NEEDED)}, n_query_groups where key/value heads are shared, and, where they differ "
+        f"from {', '.join(f'{field}={values[0]!r}' for field, values in REPRESENTED.items())}, these too"
+    )
 
 
 def recipe(config: Mapping[str, Any], shapes: Shapes | None) -> Recipe:

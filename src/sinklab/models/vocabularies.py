@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
@@ -13,14 +15,21 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.published import CHAT_TEMPLATES, END_OF_TURN, NO_IDS, Published, SpecialIds
 
 
-def read_tokenizer(folder: Path, family: str, name: str) -> PreTrainedTokenizerBase | None:
+def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
 
-    The class follows from the family, not from the checkpoint: LLaDA's and MMaDA's is a plain ``tokenizer.json``;
-    Dream's names a class of its own but is Qwen2's with two more special tokens.
+    The class follows from family and files, never from code: LLaDA's and MMaDA's is a plain ``tokenizer.json``; Dream's
+    names a class of its own but is Qwen2's with two more special tokens, also beside a model of another format.
+
+    Args:
+        folder: of the checkpoint.
+        family: ``published_family`` of the model.
+        backbone: its transformers decoder, ``llama``, ``qwen2`` or ``qwen3``.
+        name: for messages.
 
     Raises:
         ValueError: if there are tokenizer files and they cannot be read.
@@ -31,17 +40,37 @@ def read_tokenizer(folder: Path, family: str, name: str) -> PreTrainedTokenizerB
         return None
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
-    if family == "dream":
+    foreign = _is_foreign(folder / "tokenizer_config.json")
+    if family == "dream" or (foreign and pair and backbone in ("qwen2", "qwen3")):
         reader, settings = Qwen2Tokenizer, {}
-    elif single and family in ("llada", "mmada", "smdm"):
+    elif single and (foreign or family in ("llada", "mmada", "smdm")):
         reader, settings = PreTrainedTokenizerFast, {}
     try:
         tokenizer = reader.from_pretrained(str(folder), **settings)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise ValueError(f"{name} has a model but no tokenizer that can be read: {error}") from error
+        remedy = ""
+        if not single and not pair:
+            remedy = (
+                "it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it "
+                "(AutoTokenizer's save_pretrained writes one where sentencepiece is installed); "
+            )
+        raise ValueError(f"{name} has a model but no tokenizer that can be read: {remedy}{error}") from error
     if family == "mmada" or (family == "llada" and not tokenizer.chat_template):
         tokenizer.chat_template = CHAT_TEMPLATES[family]
     return tokenizer
+
+
+def _is_foreign(settings: Path) -> bool:
+    """Whether a ``tokenizer_config.json`` names a class that transformers does not have, or code."""
+    try:
+        named = json.loads(settings.read_text("utf-8"))
+    except (OSError, ValueError):
+        # absent, or the reader will say what is wrong with it
+        return False
+    if not isinstance(named, dict):
+        return False
+    kind = named.get("tokenizer_class")
+    return "auto_map" in named or (kind is not None and not hasattr(transformers, str(kind)))
 
 
 def special_ids(
@@ -72,8 +101,27 @@ def special_ids(
     )
 
 
-def adopt(tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
-    """Tell a tokenizer its mask and pad token, where the checkpoint has them and left it untold."""
+def context(config: PreTrainedConfig, row: Published | None) -> int:
+    """Tokens that a text may have: what the authors state, and no more than the positions allow."""
+    one: Any = config
+    limits = [row.context if row else None, getattr(config, "context", None)]
+    if isinstance(config, DiffusionLMConfig):
+        limits.append(one.backbone.max_position_embeddings - one.sink_count)
+    else:
+        limits.append(one.max_position_embeddings)
+    return min(limit for limit in limits if limit is not None)
+
+
+def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
+    """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
+    tokenizer its mask and pad token; only what they were not told.
+    """
+    if isinstance(config, DiffusionLMConfig):
+        # in our config and not the backbone's, which would freeze the row of its padding
+        for name in ("mask", "eos", "eot", "pad", "bos"):
+            token_id = getattr(special, name)
+            if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
+                setattr(config, f"{name}_token_id", token_id)
     if tokenizer is None:
         return
     for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):

@@ -14,8 +14,15 @@ from torch import Tensor
 
 from sinklab.models.recipe import Shapes
 
-FLOATING = ("F64", "F32", "F16", "BF16")
+FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE_BYTES = 64 * 2**20
+
+
+def _not_floating(name: str, kind: object) -> ValueError:
+    return ValueError(
+        f"the tensor {name} holds {kind}, but sinklab reads {', '.join(FLOATING)}; "
+        "take a checkpoint that is not quantised"
+    )
 
 
 class Safetensors:
@@ -35,10 +42,7 @@ class Safetensors:
                         raise ValueError(f"the tensor {name} is in {self.files[name].name} and in {file.name}")
                     piece = opened.get_slice(name)
                     if piece.get_dtype() not in FLOATING:
-                        raise ValueError(
-                            f"the tensor {name} holds {piece.get_dtype()}, but sinklab reads {', '.join(FLOATING)}; "
-                            "take a checkpoint that is not quantised"
-                        )
+                        raise _not_floating(name, piece.get_dtype())
                     self.files[name] = file
                     shapes[name] = tuple(piece.get_shape())
         self.shapes = shapes
@@ -66,6 +70,9 @@ class Pickles:
         self.tensors: dict[str, Tensor] = {}
         for file in files:
             self.tensors |= _unpickle(file)
+        for name, tensor in self.tensors.items():
+            if tensor.dtype not in FLOATING.values():
+                raise _not_floating(name, tensor.dtype)
         self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     def whole(self, name: str) -> Tensor:

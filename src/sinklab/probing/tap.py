@@ -190,5 +190,6 @@ def no_call_message(model: nn.Module, forwards: int) -> str:
     known = f" (attn_implementation is {kind!r})" if kind else ""
     return (
         f"the model ran {forwards} times and never called torch.nn.functional.scaled_dot_product_attention{known}: "
-        'load it with attn_implementation="sdpa", or call model.set_attn_implementation("sdpa")'
+        'call model.set_attn_implementation("sdpa"), or load it with transformers\' own '
+        'from_pretrained(..., attn_implementation="sdpa")'
     )
