@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TextDiffusionStreamer
 
-from sinklab.sampling import DecodingSettings, Entropy, EntropyBound, Factor
+from sinklab.sampling import Canvas, DecodingSettings, DualCache, Entropy, EntropyBound, Factor
 from tiny_diffusion import TEXT, tiny_model, tiny_tokenizer
 
 MASK = 2
@@ -313,15 +313,110 @@ def test_it_refuses_before_any_work(arguments: dict, message: str) -> None:
 
 def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
     ids = ids_of(TEXT[:10])
-    with pytest.raises(TypeError, match="generate has no option 'do_sample'"):
-        tiny_model().generate(ids, max_new_tokens=2, do_sample=True)
-    with pytest.raises(TypeError, match="no option 'num_beams'; options are rule, schedule, cache, steps"):
-        tiny_model().generate(ids, max_new_tokens=2, num_beams=4)
+    with pytest.raises(TypeError, match="no option 'zzzz'; options are rule, schedule, cache, steps"):
+        tiny_model().generate(ids, max_new_tokens=2, zzzz=4)
     with pytest.raises(TypeError, match=r"no option 'treshold'; did you mean threshold\?"):
         tiny_model().generate(ids, max_new_tokens=2, treshold=0.9)
     maskless = tiny_model(mask_token_id=None)
     with pytest.raises(ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"):
         maskless.generate(ids, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ({"max_length": 20}, "give max_new_tokens, the length of the completion alone"),
+        ({"do_sample": True}, "give a temperature: above 0 tokens are drawn"),
+        ({"num_beams": 4}, "denoising has no beam search"),
+        ({"generation_config": None}, "give settings=DecodingSettings"),
+        ({"eos_token_id": 1}, "give stop_ids, or stop_at_eos=True"),
+        ({"num_return_sequences": 2}, "repeat the rows of input_ids"),
+        ({"use_cache": True}, "give cache='prefix' or cache='dual'"),
+    ],
+    ids=str,
+)
+def test_options_of_transformers_are_led_to_ours(option: dict, instead: str) -> None:
+    with pytest.raises(TypeError, match=f"generate has no option '{next(iter(option))}'; {instead}"):
+        tiny_model().generate(torch.tensor([[40, 41]]), **option)
+
+
+def test_lists_and_single_rows_are_taken_as_rows() -> None:
+    model, options = tiny_model(1), {"max_new_tokens": 4}
+    out = model.generate(torch.tensor([[40, 41, 42]]), **options)
+    for given in (torch.tensor([40, 41, 42]), [40, 41, 42], [[40, 41, 42]], torch.tensor([[40, 41, 42]]).numpy()):
+        assert torch.equal(model.generate(given, **options), out)
+    assert torch.equal(model.generate([0, 40, 41, 42], [0, 1, 1, 1], **options)[:, 1:], out)
+    holes = model.generate(torch.tensor([[0, 40, MASK]]), torch.tensor([[0, 1, 1]]))
+    assert torch.equal(model.generate(torch.tensor([0, 40, MASK]), torch.tensor([0, 1, 1])), holes)
+    assert model.generate([], **options).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([[40, 41], [42]], r"tensor or a list of rows of equal length, got a list .*padding_side='left'"),
+        ("text", "tensor or a list of rows of equal length, got a str .*tokenize text"),
+        (["text"], "got a list .*tokenize text"),
+        ({"input_ids": torch.tensor([[40]])}, r"got a dict; pass \*\*inputs"),
+        ([[40.5]], "token ids must be integers.*torch.float32"),
+        (torch.tensor([[[40]]]), r"of shape \(rows, positions\), got torch.int64 of shape \(1, 1, 1\)"),
+        (torch.tensor(40), r"got torch.int64 of shape \(\)"),
+        ([[40, 41], [42, -100]], "vocabulary, 0 to 279, but row 1 position 1 holds -100; check the tokenizer"),
+        ([[40, 280]], "vocabulary, 0 to 279, but row 0 position 1 holds 280"),
+    ],
+    ids=str,
+)
+def test_what_is_no_batch_of_token_ids_is_refused(given: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_model().generate(given, max_new_tokens=3)
+
+
+def test_ids_outside_the_vocabulary_are_refused_when_infilling_too() -> None:
+    with pytest.raises(ValueError, match="row 0 position 2 holds -100"):
+        tiny_model().generate(torch.tensor([[40, MASK, -100]]))
+    out = tiny_model().generate(torch.tensor([[0, 279, MASK]]))
+    assert MASK not in out, "the first and the last id are in the vocabulary"
+
+
+def test_classes_and_ids_that_cannot_be_are_refused() -> None:
+    model, ids = tiny_model(), torch.tensor([[40, 41]])
+    for option, name in (("cache", DualCache), ("rule", Entropy), ("schedule", Factor)):
+        with pytest.raises(TypeError, match=rf"a {option} is an object, got the class .*; pass {name.__name__}\(\)"):
+            model.generate(ids, max_new_tokens=2, **{option: name})
+    for stop in (280, -1):
+        with pytest.raises(ValueError, match=rf"stop_ids must lie in the vocabulary, 0 .*, got \[{stop}\]"):
+            model.generate(ids, max_new_tokens=2, stop_ids=stop)
+    assert torch.equal(
+        model.generate(ids, max_new_tokens=4, defer_ids=7), model.generate(ids, max_new_tokens=4, defer_ids=(7,))
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": "dual", "block_length": 2}, {"cfg_scale": 1.0}], ids=str)
+def test_what_it_writes_can_be_trained_on(options: dict) -> None:
+    model = tiny_model(1)
+    out = model.generate(torch.tensor([[40, 41]]), max_new_tokens=4, **options)
+    assert not out.is_inference()
+    assert not out.requires_grad
+    model(out).logits.sum().backward()
+    assert model.sink_embeddings.grad.abs().sum() > 0
+    canvas = Canvas.from_prompts([[40, 41]], new_tokens=4, mask_id=MASK)
+    for step in model.denoise(canvas, DecodingSettings(**options)):
+        tensors = [step.before_BS, step.ids_BS, step.filled_BS, step.masked_BS, step.committed_BS, step.confidence_BS]
+        assert not any(tensor.is_inference() for tensor in tensors)
+        model(step.ids_BS).logits.sum().backward()
+
+
+def test_unequal_holes_with_steps_and_blocks_are_refused_and_one_by_one_they_are_not() -> None:
+    model = tiny_model()
+    ids = torch.tensor([[40, MASK, MASK, MASK, 44], [50, MASK, 52, 53, 54]])
+    with pytest.raises(
+        ValueError, match=r"deals steps=2 to 2 block\(s\) .*, got rows with 1, 3; leave steps or block_l"
+    ):
+        model.generate(ids, steps=2, block_length=2)
+    for options in ({"steps": 2}, {"block_length": 2}):
+        out = model.generate(ids, **options)
+        alone = [model.generate(ids[:1], **options), model.generate(ids[1:], block_length=2)]
+        assert torch.equal(out, torch.cat(alone))
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:

@@ -99,13 +99,13 @@ def test_the_committed_are_the_most_confident_of_their_row():
 
 def test_infilling_with_unequal_masks_anywhere():
     canvas = Canvas.infill(HOLES, mask_id=MASK)
-    done, toy = run(canvas, block_length=3, steps=3)
-    assert [step.block for step in done] == [0, 0, 1]
+    done, toy = run(canvas, block_length=3)
+    assert [step.block for step in done] == [0, 0, 0, 1]
     # Row 0 has masks at 0, 3, 4 | 6; row 1 at 1, 6, which is one block; row 2 has none.
-    assert [step.committed_BS.sum(1).tolist() for step in done] == [[2, 1, 0], [1, 1, 0], [1, 0, 0]]
+    assert [step.committed_BS.sum(1).tolist() for step in done] == [[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
     assert torch.equal(done[-1].ids_BS[~canvas.open_BS], HOLES[~canvas.open_BS])
-    assert done[2].committed_BS[0].nonzero()[:, 0].tolist() == [6]
-    expected = plain_llada_row(toy, HOLES[0].tolist(), 3, [2, 1])
+    assert done[3].committed_BS[0].nonzero()[:, 0].tolist() == [6]
+    expected = plain_llada_row(toy, HOLES[0].tolist(), 3, [3, 1])
     assert [step.ids_BS[0].tolist() for step in done] == expected[1:]
     expected = plain_llada_row(toy, HOLES[1].tolist(), 3, [2])
     assert [step.ids_BS[1].tolist() for step in done[:2]] == expected[1:]

@@ -3,7 +3,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.sampling import SCHEDULES, Canvas, Threshold, commit_counts, deal_steps, denoise, schedule_by_name
+from sinklab.sampling import (
+    SCHEDULES,
+    Candidates,
+    Canvas,
+    Entropy,
+    EntropyBound,
+    Threshold,
+    TokenSampling,
+    commit_counts,
+    deal_steps,
+    denoise,
+    schedule_by_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +114,35 @@ def test_schedules_are_values_with_names():
         schedule_by_name("treshold")
     with pytest.raises(ValueError, match=r"unknown schedule 'zzzz'; known are entropy_bound, even.*a schedule object"):
         schedule_by_name("zzzz")
+
+
+def committed(logits_MV, **settings):
+    """Tokens committed by the first evaluation."""
+    canvas = Canvas.from_prompts([[0]], new_tokens=len(logits_MV), mask_id=logits_MV.shape[1])
+    return int(next(denoise(lambda ids_BS, wanted_BS: logits_MV, canvas, **settings)).committed_BS.sum())
+
+
+def test_a_confidence_that_is_just_the_threshold_is_enough():
+    coins_MV = torch.zeros(4, 2)
+    assert committed(coins_MV, schedule=Threshold(0.5)) == 4
+    assert committed(coins_MV, schedule=Threshold(0.5 + 2**-20)) == 1
+    sure_MV = torch.tensor([[0.0, -torch.inf]] * 3)
+    assert committed(sure_MV, schedule=Threshold(1.0)) == 3
+
+
+def test_a_sum_of_entropies_that_is_just_the_bound_is_allowed():
+    coins_MV = torch.zeros(5, 2)
+    coin = -Entropy()(Candidates(coins_MV, TokenSampling(), 2, torch.ones(1, 5).bool(), torch.arange(1, 6)[None]))[0]
+    for n in (1, 2):
+        # What counts is the sum without the largest, and n + n is exact.
+        assert committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n)) == n + 1
+        assert committed(coins_MV, rule="entropy", schedule=EntropyBound(float(coin) * n * (1 - 1e-5))) == n
+
+
+def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
+    sure, coin = [0.0, -torch.inf], [0.0, 0.0]
+    for many in range(4):
+        logits_MV = torch.tensor([coin, *[sure] * many, coin, coin])
+        assert committed(logits_MV, rule="entropy", schedule=EntropyBound(0.0)) == many + 1
+    with pytest.raises(ValueError, match=r"got -1\.0; 0 commits one token beside those of entropy 0"):
+        EntropyBound(-1.0)

@@ -114,8 +114,8 @@ class Canvas:
             )
         if ((ids_BP == mask_id) & real_BP).any():
             raise ValueError(
-                f"a prompt must not contain the mask id {mask_id}, which would never be filled; to fill masks anywhere, ask "
-                "for no new tokens (Canvas.infill, or --new-tokens 0)."
+                f"a prompt must not contain the mask id {mask_id}, which would never be filled; to fill masks "
+                "anywhere, ask for no new tokens (Canvas.infill, or --new-tokens 0)."
             )
         masks_BN = ids_BP.new_full((rows, new_tokens), mask_id)
         real_BN = torch.ones_like(masks_BN, dtype=torch.bool)

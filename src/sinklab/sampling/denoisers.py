@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.sampling.token_ids import token_ids
+
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
@@ -63,12 +65,12 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
     return kind(denoiser, scale, prompt_BS, mask_id)
 
 
-def suppressed(denoiser: Denoiser, token_ids: Iterable[int]) -> Denoiser:
+def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoiser:
     """The denoiser with the given tokens ruled out (logit -inf), as in LLaDA's `logits_eos_inf`.
 
     Raises ValueError when no token is named, and on the first call when an id lies outside the vocabulary.
     """
-    columns = sorted(set(token_ids))
+    columns = sorted(set(token_ids("suppress_ids", suppress_ids)))
     if not columns:
         raise ValueError("suppressed needs at least one token id, got none; use the denoiser as it is.")
     columns_on: dict[torch.device, Tensor] = {}

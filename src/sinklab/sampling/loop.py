@@ -14,8 +14,9 @@ from sinklab.sampling.blocks import Block, block_numbers, block_sizes, blocks
 from sinklab.sampling.caches import Cache, Evaluate, cache_by_name, evaluator
 from sinklab.sampling.candidates import Candidates
 from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.checks import checked_logits, refuse_logits, refuse_unequal
 from sinklab.sampling.denoisers import Denoiser
-from sinklab.sampling.named import rule_by_name, schedule_by_name
+from sinklab.sampling.named import checked_object, rule_by_name, schedule_by_name
 from sinklab.sampling.rules import LowConfidence, Rule
 from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
 from sinklab.sampling.stopping import RowEnds
@@ -37,7 +38,10 @@ class _Choice:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One evaluation of the denoiser and what was committed after it. Later steps never change its tensors."""
+    """One evaluation of the denoiser and what was committed after it. Later steps never change its tensors.
+
+    They are ordinary tensors, fit for training, though the denoiser may have run in inference mode.
+    """
 
     index: int
     """0 for the first step."""
@@ -99,7 +103,7 @@ def denoise(
     top_p: float | None = None,
     top_k: int | None = None,
     generator: torch.Generator | None = None,
-    stop_ids: Iterable[int] | None = None,
+    stop_ids: Iterable[int] | int | None = None,
 ) -> Iterator[Step]:
     """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the result.
 
@@ -114,7 +118,8 @@ def denoise(
         schedule: a schedule or its name; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
         cache: a cache or its name; None recomputes everything. Needs a denoiser with a `session()`.
         steps: evaluations in all, from the number of blocks to the open positions of the fullest row (`Timed`: to any
-            number); by default one per position. Dealt to the blocks evenly, the remainder to the first.
+            number); by default one per position. Dealt to the blocks evenly, the remainder to the first; refused where
+            rows with unequal numbers of open positions would not get what they get alone.
         block_length: open positions per block, decoded from left to right; by default one block. The block of a
             position is its rank among the row's open positions // block_length, so masks may stand anywhere.
         temperature, top_p, top_k: see `sample_tokens`.
@@ -123,7 +128,8 @@ def denoise(
             right are filled with it and the row is over. When all rows are over, decoding ends.
 
     Raises ValueError here for settings that do not fit together, and while iterating (naming the step) for logits of
-    the wrong shape, NaN logits and NaN scores. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
+    the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary; TypeError for a class in place of a
+    rule, schedule or cache object. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
     chosen = LowConfidence() if rule is None else rule_by_name(rule) if isinstance(rule, str) else rule
     sampling = TokenSampling(temperature, top_p, top_k)
@@ -136,18 +142,22 @@ def denoise(
         raise ValueError(f"steps must be at least 1, got {steps}; leave steps out to commit one token per step.")
     sizes = block_sizes(canvas.open_BS, block_length)
     limits = plan.evaluations(sizes, steps)
+    refuse_unequal(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
     kept = cache_by_name(cache) if isinstance(cache, str) else cache
+    checked_object("cache", kept, "columns", optional=True)
     evaluate = evaluator(denoiser, kept, block_numbers(canvas.open_BS, sizes))
     return _steps(_Run(canvas, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
 
 
 def planned(rule: Rule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
     """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever the canvas."""
+    checked_object("rule", rule, "__call__")
     if schedule is None:
         plan: Schedule = Timed() if getattr(rule, "measure", None) == "chance" else EvenQuota()
     else:
         plan = schedule_by_name(schedule) if isinstance(schedule, str) else schedule
+    checked_object("schedule", plan, "evaluations")
     plan.refuse(rule)
     if sampling.temperature == 0 and sampling.cuts and not getattr(rule, "reads_shaped", True):
         raise ValueError(
@@ -175,7 +185,10 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
                 raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
             with torch.no_grad():
                 logits_MV = evaluate(ids_BS, block.put(todo_BC, nothing_BS), block.number, nth)
-                score_M, token_M = _scored(run, block, todo_BC, _checked(logits_MV, wanted, where), where)
+                checked_logits(logits_MV, wanted, where)
+                if index == 0 and run.ends is not None:
+                    run.ends.refuse_beyond(logits_MV.shape[1])
+                score_M, token_M = _scored(run, block, todo_BC, logits_MV, where)
                 chosen_BC = _chosen(run, score_M, todo_BC, count, nth)
             choice = _Choice(canvas, block, todo_BC, score_M, chosen_BC)
             held_BC = torch.where(chosen_BC, held_BC.masked_scatter(todo_BC, token_M), held_BC)
@@ -195,7 +208,7 @@ def _scored(run: _Run, block: Block, todo_BC: Tensor, logits_MV: Tensor, where: 
     candidates = Candidates(logits_MV, run.sampling, run.canvas.mask_id, todo_BC, block.columns_BC, run.generator)
     best_M, token_M = candidates.drawn
     if not math.isfinite(best_M.sum()):
-        _refuse_logits(best_M, where)
+        refuse_logits(best_M, where)
     score_M = run.rule(candidates)
     if score_M.shape != token_M.shape or not score_M.is_floating_point():
         raise ValueError(
@@ -206,30 +219,8 @@ def _scored(run: _Run, block: Block, todo_BC: Tensor, logits_MV: Tensor, where: 
         raise ValueError(
             f"scores must be numbers, but at {where} the rule {run.rule} gave NaN; look for logits that are infinite."
         )
-    return score_M, token_M
-
-
-def _checked(logits_MV: Tensor, wanted: int, where: str) -> Tensor:
-    if logits_MV.ndim != 2 or logits_MV.shape[0] != wanted:
-        raise ValueError(
-            f"a denoiser must return one row of logits per wanted position, ({wanted}, vocabulary), but at {where} it "
-            f"returned {tuple(logits_MV.shape)}; select with logits_BSV[wanted_BS]."
-        )
-    return logits_MV
-
-
-def _refuse_logits(best_M: Tensor, where: str) -> None:
-    """The best logit of a row is NaN where any is, and -inf where every token is ruled out."""
-    if nan := int(best_M.isnan().sum()):
-        raise ValueError(
-            f"logits must be numbers, but at {where} {nan} of {len(best_M)} positions are NaN; check the "
-            "weights, the dtype, and rows that attend to nothing."
-        )
-    if barred := int((best_M == -torch.inf).sum()):
-        raise ValueError(
-            f"some token must be possible everywhere, but at {where} {barred} of {len(best_M)} positions have logits "
-            "of -inf only; suppress fewer tokens."
-        )
+    # A view of logits made in inference mode is an inference tensor still.
+    return score_M.clone() if score_M.is_inference() else score_M, token_M
 
 
 def _chosen(run: _Run, score_M: Tensor, todo_BC: Tensor, count: Count, nth: int) -> Tensor:

@@ -45,5 +45,13 @@ def made(what: str, registry: Mapping[str, Any], name: str, numbers: Mapping[str
     return None if kind is None else kind(**numbers)
 
 
+def checked_object(what: str, value: Any, method: str, *, optional: bool = False) -> None:
+    """Raises TypeError for a class in place of its object, and for what lacks the method."""
+    if isinstance(value, type):
+        raise TypeError(f"a {what} is an object, got the class {value.__name__}; pass {value.__name__}().")
+    if not (callable(getattr(value, method, None)) or (optional and value is None)):
+        raise TypeError(f"a {what} is a name or an object that has {method}(), got {value!r}; see sinklab.sampling.")
+
+
 def _fields(kind: Any) -> set[str]:
     return set() if kind is None else {field.name for field in dataclasses.fields(kind)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.sampling.candidates import Candidates
+from sinklab.sampling.token_ids import token_ids
 from sinklab.sampling.tokens import required, uniform
 
 # B batch rows, S canvas positions, M candidate positions, V vocabulary
@@ -60,6 +61,10 @@ class LowConfidence(_Confidence):
     probabilities of the others are taken without them."""
 
     reads_shaped: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "defer_ids", token_ids("defer_ids", self.defer_ids))
 
     def __call__(self, candidates: Candidates) -> Tensor:
         # Not exp(logit - logsumexp): near probability 1 its rounding would reorder candidates.

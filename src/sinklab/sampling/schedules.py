@@ -22,7 +22,7 @@ order. More than a row has left is cut to what it has."""
 
 
 class Schedule(Protocol):
-    """Decides how far down the ranking a step commits."""
+    """Decides how far down the ranking a step commits. Optional attribute `idle`: surplus evaluations change counts."""
 
     @property
     def name(self) -> str:
@@ -98,6 +98,7 @@ class Timed:
 
     name: ClassVar[str] = "timed"
     fixed: ClassVar[bool] = True
+    idle: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < 1:
@@ -224,7 +225,9 @@ class EntropyBound(_Dynamic):
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
-            raise ValueError(f"gamma must be 0 or more, got {self.gamma}; 0 commits one token per evaluation.")
+            raise ValueError(
+                f"gamma must be 0 or more, got {self.gamma}; 0 commits one token beside those of entropy 0."
+            )
 
     def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
         """By the scores, which are negative entropies."""

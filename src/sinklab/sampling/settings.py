@@ -6,8 +6,10 @@ torch loads where a method needs it: `--help` reads the fields alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
+
+from sinklab.sampling.token_ids import token_ids
 
 if TYPE_CHECKING:
     from sinklab.sampling.canvas import Canvas
@@ -21,7 +23,10 @@ CACHE_NUMBERS = ("refresh_every",)
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How a canvas is decoded: names and numbers alone. `values` turns them into the arguments of `denoise`."""
+    """How a canvas is decoded: names and numbers alone. `values` turns them into the arguments of `denoise`.
+
+    Ids may be given as one int, a list or a tensor; they are kept as tuples. Raises ValueError for ids that are none.
+    """
 
     rule: str = "low_confidence"
     """Which proposals are committed first: low_confidence, maskgit_plus, topk_margin, entropy, random, positional,
@@ -70,11 +75,16 @@ class DecodingSettings:
     seed: int | None = None
     """Seed of all noise; None draws one from the global generator."""
 
+    def __post_init__(self) -> None:
+        for name in ("suppress_ids", "defer_ids", "stop_ids"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, () if given is None else token_ids(name, given))
+
     def values(self, **given: Any) -> dict[str, Any]:
         """The arguments of `denoise` but for the generator and the stop ids, names resolved.
 
         Args:
-            given: a rule, schedule or cache object to use in place of the name.
+            given: a rule, schedule or cache, an object or a name, to use in place of the own name.
 
         Raises ValueError for unknown names (listing the near ones), for numbers that belong to something else, and for
         combinations that make no sense on any canvas.
@@ -84,6 +94,9 @@ class DecodingSettings:
         from sinklab.sampling.named import made, rule_by_name, schedule_by_name
         from sinklab.sampling.tokens import TokenSampling
 
+        named: dict[str, Any] = {kind: value for kind, value in given.items() if isinstance(value, str)}
+        if named:
+            return replace(self, **named).values(**{kind: given[kind] for kind in given.keys() - named})
         numbers = {"rule": RULE_NUMBERS, "schedule": SCHEDULE_NUMBERS, "cache": CACHE_NUMBERS}
         for kind, names in numbers.items():
             if given.get(kind) is not None and (surplus := self._numbers(names)):
@@ -92,14 +105,16 @@ class DecodingSettings:
                     f"them out, or name the {kind}."
                 )
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
-        rule = given.get("rule") or rule_by_name(self.rule, **self._numbers(RULE_NUMBERS))
-        plan = given.get("schedule") or self.schedule
+        rule = given.get("rule")
+        rule = rule_by_name(self.rule, **self._numbers(RULE_NUMBERS)) if rule is None else rule
+        plan = self.schedule if given.get("schedule") is None else given["schedule"]
         if isinstance(plan, str) or self._numbers(SCHEDULE_NUMBERS):
             plan = schedule_by_name(plan or planned(rule, None, sampling).name, **self._numbers(SCHEDULE_NUMBERS))
         plan = planned(rule, plan, sampling)
         if not plan.fixed:
             plan.evaluations([], self.steps)
-        cache = given.get("cache") or made("cache", CACHES, self.cache, self._numbers(CACHE_NUMBERS))
+        cache = given.get("cache")
+        cache = made("cache", CACHES, self.cache, self._numbers(CACHE_NUMBERS)) if cache is None else cache
         plain = ("steps", "block_length", "temperature", "top_p", "top_k")
         return {"rule": rule, "schedule": plan, "cache": cache, **{name: getattr(self, name) for name in plain}}
 

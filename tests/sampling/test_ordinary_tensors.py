@@ -1,0 +1,52 @@
+"""Logits may come from inference mode; nothing that the loop hands out does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toy_denoiser import MASK, PAD, ToyDenoiser
+
+from sinklab.sampling import RULES, Canvas, denoise, guided, limited, suppressed
+
+CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
+NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]
+
+
+def inferring(ids_BS, wanted_BS):
+    with torch.inference_mode():
+        logits_MV = ToyDenoiser(CANVAS.attention_BS)(ids_BS, wanted_BS)
+    assert logits_MV.is_inference()
+    return logits_MV
+
+
+def assert_ordinary(denoiser, **settings):
+    count = 0
+    for step in denoise(denoiser, CANVAS, generator=torch.Generator().manual_seed(0), **settings):
+        tensors = {name: getattr(step, name) for name in NAMES}
+        tensors |= {"score": step.choice.score_M, "chosen": step.choice.chosen_BC, "todo": step.choice.todo_BC}
+        assert not [name for name, tensor in tensors.items() if tensor.is_inference() or tensor.requires_grad]
+        count += 1
+    assert count
+    weight_VD = torch.randn(23, 3, requires_grad=True)
+    weight_VD[step.ids_BS].sum().backward()
+    assert weight_VD.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("more", [{}, {"stop_ids": range(9)}, {"temperature": 1.0, "top_k": 5}], ids=str)
+def test_every_rule(rule, more):
+    assert_ordinary(inferring, rule=rule, **more)
+
+
+def test_a_rule_that_returns_a_piece_of_the_logits():
+    assert_ordinary(inferring, rule=lambda candidates: candidates.logits_MV[:, 3])
+
+
+def test_changed_denoisers():
+    assert_ordinary(guided(suppressed(limited(inferring, 19), [4]), 1.5, CANVAS.prompt_BS, MASK), block_length=3)
+
+
+def test_logits_with_a_gradient_leave_none_behind():
+    weight = torch.ones((), requires_grad=True)
+    toy = ToyDenoiser(CANVAS.attention_BS)
+    assert_ordinary(lambda ids_BS, wanted_BS: toy(ids_BS, wanted_BS) * weight)

@@ -1,0 +1,82 @@
+"""Rows with unequal numbers of masks: each gets what it gets alone, or the settings are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from toy_denoiser import MASK, PAD, ToyDenoiser
+
+from sinklab.sampling import Canvas, Threshold, Timed, denoise
+
+HOLES = [[MASK, 1, MASK, MASK, MASK, 3, MASK], [4, MASK, 5, MASK, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6]]
+
+
+def texts(canvas, seed, **settings):
+    done = list(denoise(ToyDenoiser(canvas.attention_BS, seed, sharpness=2.0), canvas, **settings))
+    return [[step.ids_BS[row].tolist() for step in done] for row in range(len(canvas.ids_BS))]
+
+
+def distinct(texts):
+    return [now for before, now in zip([None, *texts], texts, strict=False) if now != before]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 2},
+        {"steps": 1},
+        {"block_length": 2},
+        {"block_length": 2, "schedule": Threshold(0.3)},
+        {"schedule": "timed", "steps": 2},
+        {"schedule": "timed", "steps": 9},
+    ],
+    ids=str,
+)
+def test_unequal_rows_get_what_they_get_alone(settings):
+    canvas = Canvas.infill(HOLES, mask_id=MASK)
+    for seed in range(8):
+        together = texts(canvas, seed, **settings)
+        for row in range(2):
+            alone = texts(Canvas.infill([HOLES[row]], mask_id=MASK), seed, **settings)[0]
+            # A row alone is not asked to wait for another one.
+            without_start = [text for text in distinct(together[row]) if text != HOLES[row]]
+            assert without_start == [text for text in distinct(alone) if text != HOLES[row]], (seed, row)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"steps": 4, "block_length": 2},
+            r"'even' deals steps=4 to 3 block\(s\) .* same in every row, got rows with 2, 5; leave steps or block",
+        ),
+        ({"schedule": "timed"}, r"'timed' deals steps=None to 1 block\(s\) .* with 2, 5; decode these rows one by one"),
+        ({"schedule": "timed", "block_length": 2}, r"'timed' deals steps=None to 3 .*, or give steps and no block_l"),
+        ({"schedule": "timed", "block_length": 2, "steps": 9}, r"'timed' deals steps=9 to 3 block\(s\)"),
+    ],
+    ids=str,
+)
+def test_what_would_change_a_row_is_refused(settings, message):
+    canvas = Canvas.infill(HOLES, mask_id=MASK)
+    with pytest.raises(ValueError, match=message):
+        denoise(ToyDenoiser(canvas.attention_BS), canvas, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"steps": 5, "block_length": 3}, {"schedule": "timed", "block_length": 3}], ids=str
+)
+def test_equal_numbers_are_dealt_together_padded_prompts_too(settings):
+    prompts = [[1, 2, 3], [4], []]
+    canvas = Canvas.from_prompts(prompts, new_tokens=7, mask_id=MASK, pad_id=PAD)
+    together = texts(canvas, 3, **settings)
+    for row, prompt in enumerate(prompts):
+        alone = texts(Canvas.from_prompts([prompt], new_tokens=7, mask_id=MASK), 3, **settings)[0]
+        assert [text[3 - len(prompt) :] for text in together[row]] == alone
+    # A row with nothing to fill has no say.
+    moved = Canvas.infill([HOLES[1], [1, 2, MASK, 3, 4, 5, MASK], HOLES[2]], mask_id=MASK)
+    assert len(texts(moved, 0, schedule="timed", block_length=1)[0]) == 2
+
+
+def test_rows_ranked_as_one_are_not_refused():
+    canvas = Canvas.infill(HOLES, mask_id=MASK)
+    steps = list(denoise(ToyDenoiser(canvas.attention_BS), canvas, schedule=Timed(pooled=True)))
+    assert not (steps[-1].ids_BS[canvas.open_BS] == MASK).any()
