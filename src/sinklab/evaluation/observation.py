@@ -62,9 +62,7 @@ def study(
         source = settings.heldout or str(resources.files("sinklab.models").joinpath("packaged", "heldout.jsonl"))
         text = heldout_rows(loaded, source, rows=settings.heldout_rows, length=settings.heldout_length)
     path = Path(out)
-    with RunWriter(
-        path, kind="study", model=describe(loaded), settings=dataclasses.asdict(settings), seed=seed
-    ) as run:
+    with RunWriter(path, kind="study", model=describe(loaded), settings=dataclasses.asdict(settings), seed=seed) as run:
         _write_samples(run, loaded, settings, say)
         if text is not None:
             say("scoring held-out text with sinks hidden")
