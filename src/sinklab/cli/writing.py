@@ -65,7 +65,7 @@ def write(
     shown = written[:, ids_BP.shape[1] :] if chat else written
     if loaded.tokenizer is None:
         # padding on the left is no token of the prompt
-        padded = [int((row == 0).sum()) for row in attention_BP]
+        padded = [int((~row).sum()) for row in attention_BP]
         return [" ".join(map(str, row[start:].tolist())) for row, start in zip(shown, padded, strict=True)]
     return [str(loaded.tokenizer.decode(row, skip_special_tokens=True)) for row in shown]
 
@@ -79,8 +79,8 @@ def _streamer(loaded: Loaded, stream: bool) -> Any:
 
 
 def _prompt_ids(loaded: Loaded, prompts: Sequence[str], chat: bool) -> tuple[Tensor, Tensor]:
-    """Left-padded ids (B, P) and their attention mask."""
-    import torch
+    """Left-padded ids (B, P) and where they are real, bool (B, P)."""
+    from sinklab.sampling.canvas import left_padded
 
     if loaded.tokenizer is None:
         rows = [_as_ids(loaded, prompt, chat) for prompt in prompts]
@@ -88,11 +88,7 @@ def _prompt_ids(loaded: Loaded, prompts: Sequence[str], chat: bool) -> tuple[Ten
         texts = [_in_chat(loaded, prompt) for prompt in prompts] if chat else list(prompts)
         rows = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
-    width = max(map(len, rows))
-    ids = [[loaded.special.pad or 0] * (width - len(row)) + row for row in rows]
-    real = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    shape = (len(rows), width)
-    return torch.tensor(ids, dtype=torch.long).view(shape), torch.tensor(real, dtype=torch.long).view(shape)
+    return left_padded(rows, loaded.special.pad or 0)
 
 
 def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> list[int]:

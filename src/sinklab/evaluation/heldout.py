@@ -49,7 +49,7 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
     config: Any = loaded.model.config
     if rows < 1:
         raise ValueError(f'heldout_rows must be at least 1, but is {rows}; heldout="" skips the held-out loss')
-    context = config.backbone.max_position_embeddings - config.sink_count
+    context = config.text_positions
     if not 1 <= length <= context:
         raise ValueError(f"heldout_length must be 1 to {context}, the context of {loaded.name}, but is {length}")
     keys = length + config.sink_count

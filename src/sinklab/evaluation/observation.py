@@ -147,7 +147,7 @@ def _canvas(loaded: Loaded, prompt: str, settings: StudySettings) -> Canvas:
         new_tokens=settings.new_tokens,
         mask_id=model.config.mask_token_id,
         pad_id=loaded.needed_tokenizer().pad_token_id,
-        context=model.config.backbone.max_position_embeddings - model.config.sink_count,
+        context=model.config.text_positions,
     )
 
 

@@ -189,6 +189,16 @@ class DiffusionLMConfig(PreTrainedConfig):
         self.backbone.vocab_size = value
 
     @property
+    def text_positions(self) -> int:
+        """Tokens of text that the positions reach; every sink takes one."""
+        return self.backbone.max_position_embeddings - self.sink_count
+
+    @property
+    def text_start(self) -> int:
+        """Position of the first token of text: behind the sinks that stand in front."""
+        return self.sink_count if self.sink_side == "front" else 0
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """Every end-of-text id; Llama-3.1 has several, and a config may hold one, a list or none."""
         eos = self.eos_token_id

@@ -37,11 +37,7 @@ class _Place:
         length = ids_BS.shape[1]
         real_BS = masks.padding(ids_BS, attention_BS)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
-        offset = config.sink_count if config.sink_side == "front" else 0
-        if real_BS is None:
-            position_ids_BS = torch.arange(length, device=ids_BS.device)[None] + offset
-        else:
-            position_ids_BS = (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + offset
+        position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=ids_BS.device)
         state_11E = decoder.embed_tokens(ids_BS[:1, :1])
         backend = decoder.config._attn_implementation
         mask = masks.attention_mask(
@@ -91,7 +87,7 @@ class ModelDenoiser:
             )
         place, backend = self._place, self.model.model.config._attn_implementation
         if place is None or place.shape != ids_BS.shape or place.backend != backend:
-            limit = self.model.config.backbone.max_position_embeddings - self.model.config.sink_count
+            limit = self.model.config.text_positions
             if ids_BS.shape[1] > limit:
                 raise ValueError(
                     f"the canvas has {ids_BS.shape[1]} tokens, but the model's context is {limit}; shorten the prompt "

@@ -136,18 +136,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
         length = input_ids.shape[1]
-        limit = self.config.backbone.max_position_embeddings - self.config.sink_count
+        limit = self.config.text_positions
         if length > limit:
             raise ValueError(
                 f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
             )
         real_BS = masks.padding(input_ids, attention_mask)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
-        offset = self.config.sink_count if self.config.sink_side == "front" else 0
-        if real_BS is None:
-            position_ids = torch.arange(length, device=input_ids.device)[None] + offset
-        else:
-            position_ids = (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + offset
+        position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
         extra: dict[str, Any] = {}
         prefix = sink_prefix if sink_prefix is not None else self.sink_prefix(length, lengths_B)
         if prefix is not None:

@@ -100,18 +100,17 @@ class GenerateByDenoising:
         """
         config = self.config
         _check_ids(canvas.ids_BS, config.vocab_size)
-        ends = [config.eos_token_id, getattr(config, "eot_token_id", None)]
         return (settings or DecodingSettings()).decode(
             self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS),
             canvas,
-            eos_ids=[one for end in ends if end is not None for one in ([end] if isinstance(end, int) else end)],
-            text_vocabulary=getattr(config, "text_vocab_size", None),
+            eos_ids=[*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])],
+            text_vocabulary=config.text_vocab_size,
             **objects,
         )
 
     def _canvas(self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int | None) -> Canvas:
         config = self.config
-        context = config.backbone.max_position_embeddings - config.sink_count
+        context = config.text_positions
         real_BP = None if attention_mask is None else attention_mask.to(input_ids.device).bool()
         if max_new_tokens is None:
             return Canvas.infill(input_ids, mask_id=config.mask_token_id, attention_BS=real_BP, context=context)

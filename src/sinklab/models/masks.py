@@ -29,6 +29,20 @@ def padding(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     return real_BS
 
 
+def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: torch.device) -> Tensor:
+    """Positions of the text (1 or B, S), from ``start`` on; padding takes none.
+
+    Args:
+        real_BS: from :func:`padding`.
+        length: S.
+        start: position of the first token of text.
+        device: where to put them.
+    """
+    if real_BS is None:
+        return torch.arange(length, device=device)[None] + start
+    return (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + start
+
+
 def attention_mask(
     real_BS: Tensor | None, length: int, *, sinks: int, causal: bool, backend: str, like: Tensor
 ) -> Tensor | None:

@@ -41,12 +41,6 @@ class SinkPrefix:
         sink_v = self.values[layer_idx].to(v_BHSD.dtype).expand(batch, -1, -1, -1)
         return torch.cat([sink_k, k_BHSD], dim=2), torch.cat([sink_v, v_BHSD], dim=2)
 
-    def select(self, rows_B: Tensor) -> SinkPrefix:
-        """The prefix of these batch rows."""
-        if self.keys[0].shape[0] == 1:
-            return self
-        return SinkPrefix(tuple(k[rows_B] for k in self.keys), tuple(v[rows_B] for v in self.values))
-
 
 class _Recorder:
     """A cache that keeps what one pass of isolated sinks puts into it, with values zeroed where asked."""

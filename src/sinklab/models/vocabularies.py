@@ -106,7 +106,7 @@ def context(config: PreTrainedConfig, row: Published | None) -> int:
     one: Any = config
     limits = [row.context if row else None, getattr(config, "context", None)]
     if isinstance(config, DiffusionLMConfig):
-        limits.append(one.backbone.max_position_embeddings - one.sink_count)
+        limits.append(one.text_positions)
     else:
         limits.append(one.max_position_embeddings)
     return min(limit for limit in limits if limit is not None)

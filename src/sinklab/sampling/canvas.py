@@ -104,7 +104,7 @@ class Canvas:
         elif attention_BP is not None:
             raise ValueError("attention_BP goes with a tensor of prompts; lists are padded here, so leave it out.")
         else:
-            ids_BP, real_BP = _left_padded(prompts, pad_id)
+            ids_BP, real_BP = left_padded(prompts, pad_id)
         rows, width = ids_BP.shape
         if context is not None and width + new_tokens > context:
             raise ValueError(
@@ -186,7 +186,11 @@ def _given_prompts(prompts: Tensor, attention_BP: Tensor | None) -> tuple[Tensor
     return ids_BP, real_BP.to(ids_BP.device)
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
+    """Ids int64 (B, P) of prompts of any lengths, padded on the left, and where they are real, bool (B, P).
+
+    Raises ValueError for no prompts, for text or a single prompt, and for unequal lengths without a `pad_id`.
+    """
     if not len(prompts):
         raise ValueError("at least one prompt is needed, got none; pass [[]] to decode one row without a prompt.")
     if isinstance(prompts[0], int | str):

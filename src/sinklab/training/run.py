@@ -24,7 +24,6 @@ from sinklab.training.settings import TrainSettings
 from sinklab.training.trainer import DiffusionTrainer
 
 HELDOUT_ROWS = 256
-SIZES = ("hidden_size", "layers", "heads", "mlp_size")
 
 
 class Rows(torch.utils.data.Dataset):
