@@ -6,44 +6,15 @@ import dataclasses
 import difflib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .storage import ARRAYS_SUFFIX, DIMS_KEY, RUN_FILE, SCHEMA, TABLE_SUFFIX
+from .info import RunInfo, damaged, read_info
+from .storage import ARRAYS_SUFFIX, DIMS_KEY, RUN_FILE, TABLE_SUFFIX, file_name
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import xarray as xr
-
-STATUSES = ("running", "complete", "interrupted")
-
-
-@dataclasses.dataclass(frozen=True)
-class RunInfo:
-    """What ``run.json`` says."""
-
-    schema: int
-    """version of the layout of the folder"""
-    kind: str
-    """sort of run, for example "study" """
-    model: dict[str, Any]
-    """what was run: name, revision or hash of the weights, size, sink"""
-    settings: dict[str, Any]
-    """everything that was chosen"""
-    seed: int | None
-    """seed of the run's random numbers; None when it drew none"""
-    versions: dict[str, str]
-    """python, torch, transformers, sinklab"""
-    created: str
-    """ISO 8601 time of the start, UTC"""
-    status: str
-    """"running" (or killed), "complete" or "interrupted" """
-    error: str | None
-    """what interrupted the run"""
-    tables: list[str]
-    """names of the tables"""
-    arrays: list[str]
-    """names of the files of dense arrays"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,33 +36,66 @@ class Run:
         """Names that ``arrays``, ``dims`` and ``to_xarray`` know."""
         return tuple(self.info.arrays)
 
-    def table(self, name: str) -> pd.DataFrame:
-        """The table ``name``. Raises ValueError for an unknown name or a damaged file."""
+    def parts(self, name: str) -> tuple[int, ...]:
+        """Numbers of the parts of the table or arrays ``name``; empty for what is written whole."""
+        for known, suffix in ((self.tables, TABLE_SUFFIX), (self.array_files, ARRAYS_SUFFIX)):
+            if name in known:
+                return tuple(self.info.parts.get(f"{name}{suffix}", ()))
+        raise self._unknown(name, (*self.tables, *self.array_files), "table or file of arrays")
+
+    def table(self, name: str, part: int | None = None) -> pd.DataFrame:
+        """The table ``name``, its parts joined in order, or one part of it.
+
+        Raises ValueError for an unknown name or part, and for a damaged file.
+        """
         import pandas as pd
 
-        path = self._file(name, self.tables, "table", TABLE_SUFFIX)
-        try:
-            return pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise _damaged(path, error) from error
+        paths = self._files(name, self.tables, "table", TABLE_SUFFIX, part)
+        frames = []
+        for path in paths:
+            try:
+                frames.append(pd.read_parquet(path))
+            except (OSError, ValueError) as error:
+                raise damaged(path, error) from error
+        return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
-    def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays of file ``name``, as stored (floats are usually float16: widen before summing)."""
+    def arrays(self, name: str, part: int | None = None) -> dict[str, np.ndarray]:
+        """The arrays of file ``name`` (of one part of it), as stored: floats are usually float16, widen before summing.
+
+        Raises ValueError for an unknown name or part, a file in parts without ``part``, and a damaged file.
+        """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self._file(name, self.array_files, "file of arrays", ARRAYS_SUFFIX)
+        path = self._array_file(name, part)
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
 
-    def dims(self, name: str) -> dict[str, tuple[str, ...]]:
-        """Names of the axes of each array of file ``name``."""
-        return _read_dims(self._file(name, self.array_files, "file of arrays", ARRAYS_SUFFIX))
+    def array(self, name: str, key: str, part: int | None = None) -> np.ndarray:
+        """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an unknown key."""
+        from safetensors import SafetensorError, safe_open
 
-    def to_xarray(self, name: str) -> xr.Dataset:
-        """The arrays of file ``name`` as an ``xarray.Dataset``. Raises ImportError when xarray is not installed."""
+        path = self._array_file(name, part)
+        try:
+            with safe_open(path, framework="numpy") as handle:
+                keys = list(handle.keys())
+                if key in keys:
+                    return handle.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise damaged(path, error) from error
+        raise self._unknown(key, tuple(sorted(keys)), f"array in {path.name}")
+
+    def dims(self, name: str, part: int | None = None) -> dict[str, tuple[str, ...]]:
+        """Names of the axes of each array of file ``name`` (of one part of it)."""
+        return _read_dims(self._array_file(name, part))
+
+    def to_xarray(self, name: str, part: int | None = None) -> xr.Dataset:
+        """The arrays of file ``name`` (of one part of it) as an ``xarray.Dataset``.
+
+        Raises ImportError when xarray is not installed.
+        """
         try:
             import xarray as xr
         except ImportError as error:
@@ -99,18 +103,41 @@ class Run:
                 "to_xarray needs the optional package xarray: run `pip install xarray`, "
                 f"or use run.arrays({name!r}) and run.dims({name!r})."
             ) from error
-        dims = self.dims(name)
-        return xr.Dataset({key: (dims[key], array) for key, array in self.arrays(name).items()})
+        dims = self.dims(name, part)
+        return xr.Dataset({key: (dims[key], array) for key, array in self.arrays(name, part).items()})
 
-    def _file(self, name: str, known: tuple[str, ...], what: str, suffix: str) -> Path:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+    def _array_file(self, name: str, part: int | None) -> Path:
+        parts = self.info.parts.get(f"{name}{ARRAYS_SUFFIX}")
+        if part is None and parts is not None:
             raise ValueError(
-                f"{self.path} has no {what} {name!r}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-                + f" It has: {', '.join(known) or 'none'}."
+                f"{name!r} of {self.path} is written in parts, which may differ in shape: read one of {_shown(parts)}, "
+                f"e.g. part={parts[0]}."
             )
-        return self.path / f"{name}{suffix}"
+        return self._files(name, self.array_files, "file of arrays", ARRAYS_SUFFIX, part)[0]
+
+    def _files(self, name: str, known: tuple[str, ...], what: str, suffix: str, part: int | None) -> list[Path]:
+        if name not in known:
+            raise self._unknown(name, known, what)
+        parts = self.info.parts.get(f"{name}{suffix}")
+        if part is not None and part not in (parts or ()):
+            there = f"has the parts {_shown(parts)}" if parts else "is written whole"
+            raise ValueError(f"{self.path} has no part {part} of {name!r}, which {there}.")
+        wanted: list[int] | list[None] = [None] if parts is None else parts if part is None else [part]
+        return [self.path / file_name(name, suffix, number) for number in wanted]
+
+    def _unknown(self, name: str, known: tuple[str, ...], what: str) -> ValueError:
+        near = difflib.get_close_matches(name, known, n=1)
+        return ValueError(
+            f"{self.path} has no {what} {name!r}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+            + f" It has: {', '.join(known) or 'none'}."
+        )
+
+
+def _shown(parts: list[int]) -> str:
+    """Numbers as a short text: 0–29, or those there are."""
+    is_range = len(parts) > 2 and parts == list(range(parts[0], parts[-1] + 1))
+    return f"{parts[0]}–{parts[-1]}" if is_range else ", ".join(map(str, parts))
 
 
 def open_run(path: str | Path) -> Run:
@@ -124,54 +151,14 @@ def open_run(path: str | Path) -> Run:
     if not info_path.is_file():
         what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
         raise ValueError(f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote.")
-    run = Run(folder, _read_info(info_path))
+    run = Run(folder, read_info(info_path))
     for name in run.tables:
-        _check_table(folder / f"{name}{TABLE_SUFFIX}")
+        for file in run._files(name, run.tables, "table", TABLE_SUFFIX, None):
+            _check_table(file)
     for name in run.array_files:
-        _read_dims(folder / f"{name}{ARRAYS_SUFFIX}")
+        for file in run._files(name, run.array_files, "file of arrays", ARRAYS_SUFFIX, None):
+            _read_dims(file)
     return run
-
-
-def _read_info(path: Path) -> RunInfo:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-    if not isinstance(raw, dict) or "schema" not in raw:
-        raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
-    if raw["schema"] != SCHEMA or isinstance(raw["schema"], bool):
-        raise ValueError(
-            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schema {SCHEMA}. "
-            'Read it with the version that wrote it (see "versions" in the file), or run again.'
-        )
-    fields = [field.name for field in dataclasses.fields(RunInfo)]
-    if missing := [name for name in fields if name not in raw]:
-        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
-    expected: dict[str, type | tuple[type, ...]] = {
-        "kind": str,
-        "model": dict,
-        "settings": dict,
-        "seed": (int, type(None)),
-        "versions": dict,
-        "created": str,
-        "error": (str, type(None)),
-        "tables": list,
-        "arrays": list,
-    }
-    wrong = [name for name, types in expected.items() if not isinstance(raw[name], types)]
-    wrong += ["status"] if raw["status"] not in STATUSES else []
-    # A name with a path in it would lead out of the folder.
-    wrong += [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
-    if wrong:
-        raise ValueError(
-            f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
-            "Restore the file or run again."
-        )
-    return RunInfo(**{name: raw[name] for name in fields})
-
-
-def _is_plain(name: Any) -> bool:
-    return isinstance(name, str) and name == Path(name).name and name not in ("", ".", "..")
 
 
 def _check_table(path: Path) -> None:
@@ -180,7 +167,7 @@ def _check_table(path: Path) -> None:
     try:
         pq.read_metadata(path)
     except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:
@@ -191,14 +178,7 @@ def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:
             keys = set(handle.keys())
             dims = {key: tuple(axes) for key, axes in json.loads((handle.metadata() or {})[DIMS_KEY]).items()}
     except (OSError, SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if set(dims) != keys:
-        raise _damaged(path, ValueError(f"axes are named for {sorted(dims)}, arrays are {sorted(keys)}"))
+        raise damaged(path, ValueError(f"axes are named for {sorted(dims)}, arrays are {sorted(keys)}"))
     return dims
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    if isinstance(error, FileNotFoundError):
-        return ValueError(f"{path} is missing, although the run wrote it. Restore the file or run again.")
-    cause = str(error) or type(error).__name__
-    return ValueError(f"{path} is damaged and cannot be read ({cause}). Restore the file or run again.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, SCHEMA)
 RUN_FILE = "run.json"
 TABLE_SUFFIX = ".parquet"
 ARRAYS_SUFFIX = ".safetensors"
@@ -32,6 +35,11 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
+def file_name(name: str, suffix: str, part: int | None = None) -> str:
+    """File of a table or of arrays: ``tokens.parquet``, or ``tokens-0007.parquet`` for part 7."""
+    return f"{name}{suffix}" if part is None else f"{name}-{part:04d}{suffix}"
+
+
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
 
@@ -47,6 +55,17 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def moved(source: Path, target: Path) -> None:
+    """Move a file, also to another disk; ``target`` is whole or absent."""
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        write_beside(target, lambda part: shutil.copyfile(source, part))
+        source.unlink()
 
 
 def to_numpy(value: Any, key: str) -> np.ndarray:

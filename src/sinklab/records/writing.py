@@ -13,15 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .folders import begun_before, emptied
 from .storage import (
     ARRAYS_SUFFIX,
     DIMS_KEY,
-    PART_SUFFIX,
     RUN_FILE,
     SCHEMA,
     TABLE_SUFFIX,
     checked_dims,
     checked_name,
+    file_name,
     stored,
     to_numpy,
     write_beside,
@@ -40,8 +41,12 @@ class RunWriter:
     ``run.json`` on entering, with the library versions and status "running". On leaving, the status becomes "complete",
     or "interrupted" with the error when the block raised (Ctrl-C included); what was written so far stays readable.
 
-    Raises ValueError when the folder holds anything and ``overwrite`` is false, when it holds something that is not a
-    run even with ``overwrite``, or when ``model``/``settings`` cannot be written as JSON.
+    A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with ``resume`` a later writer
+    goes on where an interrupted one stopped (`has` tells what is there).
+
+    Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is set, when it holds
+    something that is not a run, when the run to resume had another kind, model, settings or seed (the first difference
+    is named), or when ``model``/``settings`` cannot be written as JSON.
     """
 
     def __init__(
@@ -53,9 +58,12 @@ class RunWriter:
         settings: Mapping[str, Any],
         seed: int | None,
         overwrite: bool = False,
+        resume: bool = False,
     ) -> None:
+        if overwrite and resume:
+            raise ValueError("overwrite=True begins anew and resume=True goes on: choose one.")
         self.path = Path(path)
-        self._overwrite = overwrite
+        self._overwrite, self._resume = overwrite, resume
         self._open = False
         self._info: dict[str, Any] = {
             "schema": SCHEMA,
@@ -69,10 +77,14 @@ class RunWriter:
             "error": None,
             "tables": [],
             "arrays": [],
+            "parts": {},
         }
 
     def __enter__(self) -> Self:
-        _make_room(self.path, overwrite=self._overwrite)
+        if self._resume and (self.path / RUN_FILE).exists():
+            self._info |= begun_before(self.path, self._info)
+        else:
+            emptied(self.path, overwrite=self._overwrite)
         self._save_info()
         self._open = True
         return self
@@ -92,16 +104,25 @@ class RunWriter:
                 raise
             error.add_note(f"The end of the run could not be noted in {self.path / RUN_FILE}: {failure}")
 
-    def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Path:
+    def has(self, name: str, part: int | None = None) -> bool:
+        """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
+        listed = [*self._info["tables"], *self._info["arrays"]]
+        if part is None:
+            return name in listed
+        return any(part in self._info["parts"].get(f"{name}{suffix}", ()) for suffix in (TABLE_SUFFIX, ARRAYS_SUFFIX))
+
+    def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
         """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.
 
-        Returns the path of the Parquet file. Raises ValueError for unequal columns and values Parquet cannot hold.
+        With ``part`` (0, 1, …) this is one part of the table, in a file of its own; readers see them joined.
+        Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
+        table that is written whole and in parts.
         """
         self._must_be_open("table", name)
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        checked_name(name, "table")
+        self._check_place(name, "tables", part)
         try:
             if isinstance(columns, Mapping):
                 table = pa.table({key: _listed(values) for key, values in columns.items()})
@@ -109,9 +130,9 @@ class RunWriter:
                 table = pa.Table.from_pandas(columns, preserve_index=False)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise ValueError(f"The columns of table {name!r} do not form a table: {error}") from error
-        target = self.path / f"{name}{TABLE_SUFFIX}"
-        write_beside(target, lambda part: pq.write_table(table, part))
-        self._note("tables", name)
+        target = self.path / file_name(name, TABLE_SUFFIX, part)
+        write_beside(target, lambda beside: pq.write_table(table, beside))
+        self._note("tables", name, part)
         return target
 
     def arrays(
@@ -120,26 +141,31 @@ class RunWriter:
         arrays: Mapping[str, Any],
         dims: Mapping[str, tuple[str, ...]] | None = None,
         *,
-        dtype: str | None = None,
+        dtype: str | Mapping[str, str] | None = None,
+        part: int | None = None,
     ) -> Path:
         """Write (or replace) the file ``name`` of dense arrays or tensors, with ``dims`` naming the axes of each.
 
-        Floats are stored as ``dtype``; None means float16, or float32 with a warning where float16 would overflow.
+        Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not named, means float16, or
+        float32 with a warning where float16 would overflow. With ``part`` the file is one part of several.
         Returns the path of the safetensors file. Raises ValueError for missing or contradictory dims, for arrays of
         text, and when an explicit ``dtype`` would turn a finite number into infinity.
         """
         self._must_be_open("arrays", name)
         from safetensors.numpy import save_file
 
-        checked_name(name, "file of arrays")
-        if dtype not in (None, *DTYPES):
-            raise ValueError(f"Floats are stored as one of {', '.join(DTYPES)}: got dtype={dtype!r}.")
+        self._check_place(name, "arrays", part)
+        dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
+        if wrong := [given for given in dtypes.values() if given not in (None, *DTYPES)]:
+            raise ValueError(f"Floats are stored as one of {', '.join(DTYPES)}: got dtype={wrong[0]!r}.")
+        if surplus := dtypes.keys() - arrays.keys():
+            raise ValueError(f"A dtype belongs to an array of the file: {sorted(surplus)[0]!r} is not in {[*arrays]}.")
         dense = {key: to_numpy(value, key) for key, value in arrays.items()}
         names = checked_dims(dense, dims)
-        dense = {key: stored(array, key, dtype) for key, array in dense.items()}
-        target = self.path / f"{name}{ARRAYS_SUFFIX}"
-        write_beside(target, lambda part: save_file(dense, part, metadata={DIMS_KEY: json.dumps(names)}))
-        self._note("arrays", name)
+        dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
+        target = self.path / file_name(name, ARRAYS_SUFFIX, part)
+        write_beside(target, lambda beside: save_file(dense, beside, metadata={DIMS_KEY: json.dumps(names)}))
+        self._note("arrays", name, part)
         return target
 
     def _must_be_open(self, method: str, name: str) -> None:
@@ -149,37 +175,30 @@ class RunWriter:
                 "Use `with RunWriter(…) as run:`."
             )
 
-    def _note(self, kind: str, name: str) -> None:
+    def _check_place(self, name: str, kind: str, part: int | None) -> None:
+        checked_name(name, "table" if kind == "tables" else "file of arrays")
+        if part is not None and part < 0:
+            raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
+        suffix = TABLE_SUFFIX if kind == "tables" else ARRAYS_SUFFIX
+        in_parts = f"{name}{suffix}" in self._info["parts"]
+        if name in self._info[kind] and in_parts == (part is None):
+            now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
+            raise ValueError(f"{name!r} is already written {before} in {self.path} and cannot be written {now} too.")
+
+    def _note(self, kind: str, name: str, part: int | None) -> None:
+        before = json.dumps(self._info)
         if name not in self._info[kind]:
             self._info[kind].append(name)
+        if part is not None:
+            suffix = TABLE_SUFFIX if kind == "tables" else ARRAYS_SUFFIX
+            parts = self._info["parts"].setdefault(f"{name}{suffix}", [])
+            parts[:] = sorted({*parts, part})
+        if json.dumps(self._info) != before:
             self._save_info()
 
     def _save_info(self) -> None:
         text = json.dumps(self._info, indent=2, ensure_ascii=False) + "\n"
         write_beside(self.path / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def _make_room(path: Path, *, overwrite: bool) -> None:
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
-    path.mkdir(parents=True, exist_ok=True)
-    present = sorted(entry.name for entry in path.iterdir())
-    if not present:
-        return
-    if not overwrite:
-        raise ValueError(
-            f"A run folder is written once: {path} already holds {', '.join(present[:4])}"
-            f"{', …' if len(present) > 4 else ''}. Choose an empty folder or pass overwrite=True."
-        )
-    if RUN_FILE not in present:
-        raise ValueError(
-            f"overwrite=True replaces a run and nothing else: {path} holds {', '.join(present[:4])} but no {RUN_FILE}. "
-            "Choose another folder or empty this one yourself."
-        )
-    # The data goes first: should this be cut short, run.json still says what the folder was.
-    for name in present:
-        if name.endswith((TABLE_SUFFIX, ARRAYS_SUFFIX, PART_SUFFIX)):
-            (path / name).unlink()
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,110 @@
+"""What run.json says, and what is wrong with one that no run wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from .storage import ARRAYS_SUFFIX, READABLE, SCHEMA, TABLE_SUFFIX
+
+STATUSES = ("running", "complete", "interrupted")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """What ``run.json`` says."""
+
+    schema: int
+    """version of the layout of the folder"""
+    kind: str
+    """sort of run, for example "study" """
+    model: dict[str, Any]
+    """what was run: name, revision or hash of the weights, size, sink"""
+    settings: dict[str, Any]
+    """everything that was chosen"""
+    seed: int | None
+    """seed of the run's random numbers; None when it drew none"""
+    versions: dict[str, str]
+    """python, torch, transformers, sinklab"""
+    created: str
+    """ISO 8601 time of the start, UTC"""
+    status: str
+    """"running" (or killed), "complete" or "interrupted" """
+    error: str | None
+    """what interrupted the run"""
+    tables: list[str]
+    """names of the tables"""
+    arrays: list[str]
+    """names of the files of dense arrays"""
+    parts: dict[str, list[int]]
+    """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
+
+
+def read_info(path: Path) -> RunInfo:
+    """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+    if not isinstance(raw, dict) or "schema" not in raw:
+        raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
+    if raw["schema"] not in READABLE or isinstance(raw["schema"], bool):
+        raise ValueError(
+            f"{path} has schema {raw['schema']!r}, and this version of sinklab reads schemas {READABLE[0]} to "
+            f"{SCHEMA}. "
+            'Read it with the version that wrote it (see "versions" in the file), or run again.'
+        )
+    if raw["schema"] == 1:
+        # Before there were parts everything was whole.
+        raw.setdefault("parts", {})
+    fields = [field.name for field in dataclasses.fields(RunInfo)]
+    if missing := [name for name in fields if name not in raw]:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
+    expected: dict[str, type | tuple[type, ...]] = {
+        "kind": str,
+        "model": dict,
+        "settings": dict,
+        "seed": (int, type(None)),
+        "versions": dict,
+        "created": str,
+        "error": (str, type(None)),
+        "tables": list,
+        "arrays": list,
+        "parts": dict,
+    }
+    wrong = [name for name, types in expected.items() if not isinstance(raw[name], types)]
+    wrong += ["status"] if raw["status"] not in STATUSES else []
+    # A name with a path in it would lead out of the folder.
+    wrong += [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
+    wrong += [] if wrong or _are_parts(raw["parts"], {*raw["tables"], *raw["arrays"]}) else ["parts"]
+    if wrong:
+        raise ValueError(
+            f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
+            "Restore the file or run again."
+        )
+    return RunInfo(**{name: raw[name] for name in fields})
+
+
+def _is_plain(name: Any) -> bool:
+    return isinstance(name, str) and name == Path(name).name and name not in ("", ".", "..")
+
+
+def _are_parts(parts: dict[Any, Any], names: set[str]) -> bool:
+    return all(
+        isinstance(name, str)
+        and name.removesuffix(TABLE_SUFFIX).removesuffix(ARRAYS_SUFFIX) in names
+        and isinstance(numbers, list)
+        and numbers
+        and all(isinstance(number, int) and number >= 0 for number in numbers)
+        for name, numbers in parts.items()
+    )
+
+
+def damaged(path: Path, error: Exception) -> ValueError:
+    """The error for a file that is missing or cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return ValueError(f"{path} is missing, although the run wrote it. Restore the file or run again.")
+    cause = str(error) or type(error).__name__
+    return ValueError(f"{path} is damaged and cannot be read ({cause}). Restore the file or run again.")

@@ -1,0 +1,76 @@
+"""Several folders of one run become one: what the processes of a distributed run wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from .folders import begun_before, remove_leftovers
+from .info import RunInfo, read_info
+from .reading import Run, open_run
+from .storage import ARRAYS_SUFFIX, RUN_FILE, TABLE_SUFFIX, file_name, moved, write_beside
+
+
+def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
+    """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and remove their folders.
+
+    ``out`` may be absent, or hold some parts already. Cut short, the merge can be repeated: files are moved before they
+    are listed, and folders removed last. The status is "complete" when that of every folder is.
+    Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ (the first difference
+    is named), when two of them hold the same part or table, or when a folder is no run.
+    """
+    sources, target = [Path(folder) for folder in folders], Path(out)
+    infos = {folder: read_info(folder / RUN_FILE) for folder in sources}
+    if not infos:
+        raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
+    first = next(iter(infos.values()))
+    for folder in infos:
+        begun_before(folder, asdict(first))
+    if (target / RUN_FILE).exists():
+        begun_before(target, asdict(first))
+        infos = {target: read_info(target / RUN_FILE)} | infos
+    owners: dict[str, Path] = {}
+    for folder, info in infos.items():
+        for file in _files(info):
+            if file in owners:
+                raise ValueError(f"{owners[file]} and {folder} both hold {file}: a part has one place. Remove one.")
+            owners[file] = folder
+    target.mkdir(parents=True, exist_ok=True)
+    for file, folder in owners.items():
+        # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
+        if folder != target and ((folder / file).exists() or not (target / file).exists()):
+            moved(folder / file, target / file)
+    merged = _joined(list(infos.values()))
+    text = json.dumps(asdict(merged), indent=2, ensure_ascii=False) + "\n"
+    write_beside(target / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    for folder in sources:
+        (folder / RUN_FILE).unlink()
+        remove_leftovers(folder)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return open_run(target)
+
+
+def _files(info: RunInfo) -> list[str]:
+    files = []
+    for names, suffix in ((info.tables, TABLE_SUFFIX), (info.arrays, ARRAYS_SUFFIX)):
+        for name in names:
+            parts = info.parts.get(f"{name}{suffix}")
+            files += [file_name(name, suffix, part) for part in ([None] if parts is None else parts)]
+    return files
+
+
+def _joined(infos: list[RunInfo]) -> RunInfo:
+    facts = asdict(infos[0])
+    for info in infos:
+        for kind in ("tables", "arrays"):
+            facts[kind] = [*facts[kind], *(name for name in getattr(info, kind) if name not in facts[kind])]
+        for name, parts in info.parts.items():
+            facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
+    unfinished = [info for info in infos if info.status != "complete"]
+    facts["status"] = unfinished[0].status if unfinished else "complete"
+    facts["error"] = unfinished[0].error if unfinished else None
+    facts["created"] = min(info.created for info in infos)
+    return RunInfo(**facts)

@@ -1,0 +1,227 @@
+"""Runs that are written in parts, go on after an interruption, and are merged from several folders."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sinklab.records import RunWriter, merge_runs, open_run
+
+DIMS = {"received": ("step", "key"), "visible": ("step",)}
+RUN = {"kind": "study", "model": {"name": "m", "layers": 2}, "settings": {"steps": 4, "rule": "random"}, "seed": 3}
+
+
+def sample(run, part, keys=3):
+    run.arrays(
+        "attention",
+        {"received": np.full((2, keys), part + 1 / 3), "visible": np.array([2049.0, 1.0])},
+        DIMS,
+        dtype={"visible": "float32"},
+        part=part,
+    )
+    run.table("tokens", {"sample": [part] * 2, "text": ["a", f"{part}"]}, part=part)
+
+
+def write(path, parts=(0, 1), **changes):
+    with RunWriter(path, **(RUN | changes)) as run:
+        for part in parts:
+            sample(run, part, keys=3 + part)
+    return open_run(path)
+
+
+def test_parts_are_read_joined_or_one_by_one(tmp_path):
+    run = write(tmp_path / "run", parts=(2, 0, 11))
+    assert run.tables == ("tokens",)
+    assert run.array_files == ("attention",)
+    assert run.parts("tokens") == run.parts("attention") == (0, 2, 11)
+    assert run.table("tokens")["text"].tolist() == ["a", "0", "a", "2", "a", "11"]
+    assert run.table("tokens").index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert run.table("tokens", part=2)["sample"].tolist() == [2, 2]
+    assert run.arrays("attention", part=11)["received"].shape == (2, 14)
+    received = run.array("attention", "received", part=2)
+    assert received.dtype == np.float16
+    assert received.tolist() == [[np.float16(2 + 1 / 3)] * 5] * 2
+    visible = run.array("attention", "visible", part=2)
+    assert (visible.dtype, visible.tolist()) == (np.float32, [2049.0, 1.0])
+    assert run.dims("attention", part=0) == DIMS
+    # readable with pandas alone
+    assert pd.read_parquet(tmp_path / "run" / "tokens-0011.parquet")["text"].tolist() == ["a", "11"]
+
+
+def test_what_is_whole_has_no_parts(tmp_path):
+    with RunWriter(tmp_path / "run", **RUN) as run:
+        run.table("heldout", {"k": [0, 1]})
+        assert run.has("heldout")
+        assert not run.has("heldout", 0)
+    run = open_run(tmp_path / "run")
+    assert run.parts("heldout") == ()
+    with pytest.raises(ValueError, match="has no part 3 of 'heldout', which is written whole"):
+        run.table("heldout", part=3)
+
+
+def test_wrong_parts_are_named(tmp_path):
+    run = write(tmp_path / "run", parts=(0, 1, 2))
+    with pytest.raises(ValueError, match=r"'attention' of .*run is written in parts.*read one of 0–2, e\.g\. part=0"):
+        run.arrays("attention")
+    with pytest.raises(ValueError, match="has no part 7 of 'tokens', which has the parts 0–2"):
+        run.table("tokens", part=7)
+    with pytest.raises(ValueError, match="no table or file of arrays 'token'; did you mean 'tokens'"):
+        run.parts("token")
+    with pytest.raises(ValueError, match=r"no array in attention-0000.safetensors 'recieved'; did you mean 'received'"):
+        run.array("attention", "recieved", part=0)
+    with RunWriter(tmp_path / "other", **RUN) as run:
+        run.table("tokens", {"a": [1]}, part=0)
+        with pytest.raises(ValueError, match=r"'tokens' is already written in parts .* cannot be written whole too"):
+            run.table("tokens", {"a": [1]})
+        with pytest.raises(ValueError, match="Parts are numbered from 0: got part=-1"):
+            run.table("tokens", {"a": [1]}, part=-1)
+        with pytest.raises(ValueError, match="'recieved' is not in"):
+            run.arrays("x", {"received": np.zeros(2)}, {"received": ("key",)}, dtype={"recieved": "float32"})
+
+
+def test_a_missing_part_is_refused_by_name(tmp_path):
+    write(tmp_path / "run")
+    (tmp_path / "run" / "tokens-0001.parquet").unlink()
+    with pytest.raises(ValueError, match=r"tokens-0001.parquet is missing, although the run wrote it"):
+        open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "parts", [{"tokens.parquet": []}, {"../x.parquet": [0]}, {"tokens.parquet": ["0"]}, {"other.parquet": [0]}]
+)
+def test_parts_that_no_run_writes_are_refused(tmp_path, parts):
+    write(tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"parts": parts}))
+    with pytest.raises(ValueError, match=r"run.json is damaged: parts is"):
+        open_run(tmp_path / "run")
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt), RunWriter(tmp_path / "run", **RUN) as run:
+        sample(run, 0)
+        raise KeyboardInterrupt
+    before = open_run(tmp_path / "run").info
+    assert before.status == "interrupted"
+    # a file that was written but not yet listed when the power went
+    (tmp_path / "run" / "tokens-0001.parquet").write_bytes(b"half")
+    (tmp_path / "run" / ".tokens-0002.parquet.part").write_bytes(b"half")
+    with RunWriter(tmp_path / "run", **RUN, resume=True) as run:
+        assert run.has("tokens", 0)
+        assert run.has("attention", 0)
+        assert not run.has("tokens", 1)
+        assert open_run_status(tmp_path / "run") == "running"
+        sample(run, 1)
+    run = open_run(tmp_path / "run")
+    assert (run.info.status, run.info.error, run.info.created) == ("complete", None, before.created)
+    assert run.table("tokens")["text"].tolist() == ["a", "0", "a", "1"]
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def open_run_status(path):
+    return json.loads((path / "run.json").read_text())["status"]
+
+
+def test_resume_begins_where_there_is_nothing(tmp_path):
+    with RunWriter(tmp_path / "run", **RUN, resume=True) as run:
+        assert not run.has("tokens", 0)
+    assert open_run(tmp_path / "run").info.status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 4}, r"its seed is 3, and now it is 4"),
+        ({"settings": {"steps": 4, "rule": "entropy"}}, r"its settings\['rule'\] is 'random', and now it is 'entropy'"),
+        ({"settings": {"steps": 4}}, r"its settings\['rule'\] is 'random', and now it is 'absent'"),
+        ({"model": {"name": "n", "layers": 2}}, r"its model\['name'\] is 'm', and now it is 'n'"),
+        ({"kind": "training"}, r"its kind is 'study', and now it is 'training'"),
+    ],
+)
+def test_another_run_cannot_be_continued(tmp_path, changes, message):
+    write(tmp_path / "run")
+    with pytest.raises(ValueError, match=message), RunWriter(tmp_path / "run", **(RUN | changes), resume=True):
+        pass
+    # what was there is untouched
+    assert open_run(tmp_path / "run").info.status == "complete"
+
+
+def test_overwrite_and_resume_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="overwrite=True begins anew and resume=True goes on: choose one"):
+        RunWriter(tmp_path / "run", **RUN, overwrite=True, resume=True)
+
+
+def test_overwriting_removes_parts_too(tmp_path):
+    write(tmp_path / "run")
+    with RunWriter(tmp_path / "run", **RUN, overwrite=True):
+        pass
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+def test_folders_are_merged(tmp_path):
+    write(tmp_path / "rank0", parts=(0, 2))
+    write(tmp_path / "rank1", parts=(1,))
+    run = merge_runs([tmp_path / "rank0", tmp_path / "rank1"], tmp_path / "run")
+    assert run.table("tokens")["text"].tolist() == ["a", "0", "a", "1", "a", "2"]
+    assert run.arrays("attention", part=1)["received"].shape == (2, 4)
+    assert run.info.status == "complete"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    # and further parts into what is there
+    write(tmp_path / "rank0", parts=(3,))
+    assert merge_runs([tmp_path / "rank0"], tmp_path / "run").parts("tokens") == (0, 1, 2, 3)
+
+
+def test_an_unfinished_folder_leaves_the_merged_run_unfinished(tmp_path):
+    write(tmp_path / "rank0", parts=(0,))
+    with pytest.raises(KeyboardInterrupt), RunWriter(tmp_path / "rank1", **RUN) as run:
+        sample(run, 1)
+        raise KeyboardInterrupt
+    info = merge_runs([tmp_path / "rank0", tmp_path / "rank1"], tmp_path / "run").info
+    assert (info.status, info.error) == ("interrupted", "KeyboardInterrupt")
+
+
+def test_runs_that_differ_or_overlap_are_not_merged(tmp_path):
+    write(tmp_path / "a", parts=(0,))
+    write(tmp_path / "b", parts=(1,), seed=9)
+    with pytest.raises(ValueError, match="its seed is 9, and now it is 3"):
+        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
+    write(tmp_path / "c", parts=(0,))
+    with pytest.raises(ValueError, match=r"both hold tokens-0000.parquet"):
+        merge_runs([tmp_path / "a", tmp_path / "c"], tmp_path / "run")
+    assert open_run(tmp_path / "a").parts("tokens") == (0,)
+    with pytest.raises(ValueError, match="needs at least one folder"):
+        merge_runs([], tmp_path / "run")
+
+
+def test_a_merge_that_was_cut_short_can_be_repeated(tmp_path, monkeypatch):
+    write(tmp_path / "a", parts=(0, 1))
+    real, calls = os.replace, []
+
+    def failing(source, target):
+        calls.append(source)
+        if len(calls) == 3:
+            raise OSError(errno.EIO, "unplugged")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="unplugged"):
+        merge_runs([tmp_path / "a"], tmp_path / "run")
+    monkeypatch.undo()
+    assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == ["a", "0", "a", "1"]
+
+
+def test_a_merge_across_disks_copies(tmp_path, monkeypatch):
+    write(tmp_path / "a", parts=(0,))
+    real = os.replace
+
+    def across(source, target):
+        if os.path.dirname(source) != os.path.dirname(target):
+            raise OSError(errno.EXDEV, "another disk")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", across)
+    assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == ["a", "0"]
+    assert not (tmp_path / "a").exists()
