@@ -1,11 +1,21 @@
-"""Whether attention calls made now are meant to be seen by taps (`sinklab.probing`), and whether a tap is there."""
+"""What those who run attention and those who watch it (`sinklab.probing`) tell each other, without knowing each other.
+
+Whether calls made now are meant to be seen, whether somebody watches, and which canvas is being evaluated.
+"""
+
+# B batch rows, S canvas positions, Q queries
+from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
 
 _OBSERVED: ContextVar[bool] = ContextVar("sinklab_attention_observed", default=True)
+_RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
 # A count and not a context variable: a tap's hooks hang on the model, whatever thread runs it.
 _LOCK = threading.Lock()
 _watchers = 0
@@ -50,3 +60,34 @@ def watching() -> Iterator[None]:
 def is_watched() -> bool:
     """Whether some `watching()` block is open."""
     return _watchers > 0
+
+
+@dataclass(frozen=True, eq=False)
+class RunningCanvas:
+    """The canvas that a denoiser is evaluating now."""
+
+    ids_BS: Tensor
+    """Token ids of the whole canvas, as the model reads them."""
+    columns: slice | Tensor | None
+    """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None for all."""
+
+
+@contextmanager
+def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> Iterator[None]:
+    """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
+
+    Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
+    """
+    token = _RUNNING.set(RunningCanvas(ids_BS, columns))
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def running_canvas() -> RunningCanvas | None:
+    """The canvas of the innermost `running(…)` block; None where no denoiser has announced one.
+
+    Ask inside an attention call that is watched: a denoiser need not announce what nobody can hear of.
+    """
+    return _RUNNING.get()

@@ -1,12 +1,111 @@
-"""Statistics of softmax attention that never hold the S x S map: received attention, log-sum-exp, entropy, Eq. 20."""
+"""Statistics of softmax attention that never hold the S x S map: received attention, log-sum-exp, entropy, Eq. 20.
 
-# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, G query groups, C queries of a chunk
+`attention_statistics` computes any of them in one pass over the scores; the other functions are one of them each.
+"""
+
+# B batch, H query heads (those asked for), K key/value heads, Q queries, S keys, D head dim, G query groups,
+# C queries of a chunk, R = B·H of a chunk
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.chunks import LN2, Scores
+from sinklab.attention.chunks import LN2, Chunk, chunks
+from sinklab.attention.scores import Scores
 from sinklab.attention.values import value_norms
+
+STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+
+
+def attention_statistics(
+    scores: Scores,
+    names: Collection[str],
+    *,
+    v_BKSD: Tensor | None = None,
+    groups_BGQ: Tensor | None = None,
+    chunk: int | None = None,
+) -> dict[str, Tensor]:
+    """Any of "received", "row_entropy", "row_logsumexp" and "noop_bound" in one pass: a second costs little.
+
+    Shapes and meanings are those of the functions of these names (`received_attention`); H counts the heads that
+    `Scores.of(…, heads=…)` was asked for. `v_BKSD` is needed for the bound.
+
+    Raises ValueError for an unknown name, and when shapes do not fit.
+    """
+    for name in names:
+        if name not in STATISTICS:
+            near = difflib.get_close_matches(name, STATISTICS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "choose among them"
+            raise ValueError(f"statistics of a pass are {STATISTICS}, got {name!r}: {hint}")
+    batch, heads, _ = scores.rows_shape
+    device = scores.q_BHQD.device
+    groups = _checked_groups(groups_BGQ, scores)
+    n_groups = 1 if groups is None else groups.shape[1]
+    results = {}
+    for name in names:
+        shape = (batch, heads, n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.rows_shape
+        results[name] = torch.zeros(shape, dtype=scores.dtype, device=device)
+    norms_BHS = None
+    if "noop_bound" in names:
+        if v_BKSD is None:
+            raise ValueError("noop_bound weighs the norms of the values, but none were given: pass v_BKSD")
+        kv_of = torch.tensor([head // scores.groups for head in scores.chosen], device=device)
+        norms_BHS = value_norms(v_BKSD, per_head=True).to(scores.dtype).index_select(1, kv_of)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        for part in chunks(scores, chunk, exponents="row_entropy" in names):
+            _measure(part, results, groups, norms_BHS)
+            del part
+    if "received" in results:
+        received = results["received"]
+        results["received"] = received[:, :, 0] if groups is None else received.transpose(1, 2)
+    return results
+
+
+def _measure(part: Chunk, results: dict[str, Tensor], groups: Tensor | None, norms_BHS: Tensor | None) -> None:
+    """Write what this chunk of rows says into the results."""
+    rows = (part.batches, part.heads, part.queries)
+    inverse_BHC = part.inverse_total()
+    if "received" in results:
+        weight_BHGC = inverse_BHC.unsqueeze(2)
+        if groups is not None:
+            weight_BHGC = weight_BHGC * groups[part.batches, None, :, part.queries]
+        # The weighted sum over queries is the normalisation and the column sum in one small matmul.
+        sums_RGS = torch.bmm(weight_BHGC.flatten(0, 1), part.weights_BHCS.flatten(0, 1))
+        received = results["received"][part.batches, part.heads, :, : part.keys]
+        received += sums_RGS.view(*weight_BHGC.shape[:3], part.keys)
+    if "row_logsumexp" in results:
+        results["row_logsumexp"][rows] = (part.total_BHC.log2() + part.shift_BHC) * LN2
+    if norms_BHS is not None:
+        norms = norms_BHS[part.batches, part.heads, : part.keys]
+        results["noop_bound"][rows] = _rows_times(part.weights_BHCS, norms) * inverse_BHC
+    if part.exponents_BHCS is not None:
+        # -sum p ln p = ln Z - sum p x for p = exp(x) / Z; a row without keys has neither.
+        mean_BHC = part.exponents_BHCS.mul_(part.weights_BHCS).sum(-1) * inverse_BHC
+        entropy_BHC = (part.total_BHC.log2() - mean_BHC) * LN2
+        results["row_entropy"][rows] = torch.where(part.total_BHC > 0, entropy_BHC, 0.0).clamp_min_(0.0)
+
+
+def _rows_times(weights_BHCS: Tensor, x_BHS: Tensor) -> Tensor:
+    if weights_BHCS.device.type != "cpu":
+        return (weights_BHCS @ x_BHS.unsqueeze(-1)).squeeze(-1)
+    # One product per head: the batched one of these shapes is fifteen times slower on a CPU.
+    pairs = zip(weights_BHCS.flatten(0, 1), x_BHS.flatten(0, 1), strict=True)
+    return torch.stack([torch.mv(weights_CS, x_S) for weights_CS, x_S in pairs]).view(weights_BHCS.shape[:3])
+
+
+def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
+    if groups_BGQ is None:
+        return None
+    batch, _, queries = scores.rows_shape
+    if groups_BGQ.dim() != 3 or groups_BGQ.shape[0] != batch or groups_BGQ.shape[2] != queries:
+        raise ValueError(
+            f"groups_BGQ must have shape (batch, group, query) = ({batch}, any, {queries}), "
+            f"got {tuple(groups_BGQ.shape)}"
+        )
+    return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 
 def received_attention(
@@ -25,35 +124,12 @@ def received_attention(
     boolean mask (True = may attend) or additive mask, both broadcastable to (B, H, Q, S).
     Without `groups_BGQ` returns (B, H, S), which sums to the number of queries over keys. With it (boolean, or weights
     per query) returns (B, G, H, S): the part received from each group of queries. float32, float64 for float64 inputs.
-    Memory O(S): one buffer of `chunk` query rows (None: 256 on a CPU, more on an accelerator).
+    Memory O(S): a few buffers of `chunk` query rows (None: chosen to stay near the caches of the processor).
 
     Raises ValueError when shapes do not fit.
     """
     scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    batch, heads, queries, _ = q_BHQD.shape
-    groups = _checked_groups(groups_BGQ, batch, queries, scores.dtype)
-    n_groups = 1 if groups is None else groups.shape[1]
-    received = torch.zeros(batch, heads, n_groups, k_BKSD.shape[2], dtype=scores.dtype, device=q_BHQD.device)
-    with torch.no_grad(), torch.autocast(q_BHQD.device.type, enabled=False):
-        for part in scores.chunks(chunk):
-            weight_BHGC = part.inverse_total().unsqueeze(2)
-            if groups is not None:
-                weight_BHGC = weight_BHGC * groups[part.batches, None, :, part.queries]
-            # The weighted sum over queries is the normalisation and the column sum in one small matmul.
-            sums_RGS = torch.bmm(weight_BHGC.flatten(0, 1), part.weights_BHCS.flatten(0, 1))
-            received[part.batches, part.heads, :, : part.keys] += sums_RGS.view(*weight_BHGC.shape[:3], part.keys)
-    return received[:, :, 0] if groups is None else received.transpose(1, 2)
-
-
-def _checked_groups(groups_BGQ: Tensor | None, batch: int, queries: int, dtype: torch.dtype) -> Tensor | None:
-    if groups_BGQ is None:
-        return None
-    if groups_BGQ.dim() != 3 or groups_BGQ.shape[0] != batch or groups_BGQ.shape[2] != queries:
-        raise ValueError(
-            f"groups_BGQ must have shape (batch, group, query) = ({batch}, any, {queries}), "
-            f"got {tuple(groups_BGQ.shape)}"
-        )
-    return groups_BGQ.to(dtype)
+    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)["received"]
 
 
 def row_logsumexp(
@@ -67,11 +143,7 @@ def row_logsumexp(
 ) -> Tensor:
     """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key."""
     scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    lse_BHQ = torch.empty(q_BHQD.shape[:3], dtype=scores.dtype, device=q_BHQD.device)
-    with torch.no_grad(), torch.autocast(q_BHQD.device.type, enabled=False):
-        for part in scores.chunks(chunk):
-            lse_BHQ[part.batches, part.heads, part.queries] = (part.total_BHC.log2() + part.shift_BHC) * LN2
-    return lse_BHQ
+    return attention_statistics(scores, ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
 
 
 def row_entropy(
@@ -85,12 +157,7 @@ def row_entropy(
 ) -> Tensor:
     """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key."""
     scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    entropy_BHQ = torch.empty(q_BHQD.shape[:3], dtype=scores.dtype, device=q_BHQD.device)
-    with torch.no_grad(), torch.autocast(q_BHQD.device.type, enabled=False):
-        for part in scores.chunks(chunk):
-            p_BHCS = part.weights_BHCS.mul_(part.inverse_total().unsqueeze(-1))
-            entropy_BHQ[part.batches, part.heads, part.queries] = torch.special.entr(p_BHCS).sum(-1)
-    return entropy_BHQ
+    return attention_statistics(scores, ("row_entropy",), chunk=chunk)["row_entropy"]
 
 
 def noop_bound(
@@ -108,12 +175,27 @@ def noop_bound(
     Small where attention rests on keys of small values: attending there approximates doing nothing.
     """
     scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    groups = q_BHQD.shape[1] // k_BKSD.shape[1]
-    norms_BHS = value_norms(v_BKSD, per_head=True).to(scores.dtype).repeat_interleave(groups, 1)
-    bound_BHQ = torch.empty(q_BHQD.shape[:3], dtype=scores.dtype, device=q_BHQD.device)
+    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, chunk=chunk)["noop_bound"]
+
+
+def attention_map(
+    q_BHQD: Tensor,
+    k_BKSD: Tensor,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    heads: Collection[int] | None = None,
+) -> Tensor:
+    """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs); no gradient.
+
+    The one function here that is not O(S): ask for the heads you mean to look at. A query that may see no key has a
+    row of zeros. Raises ValueError when shapes do not fit, or for a head that is not there.
+    """
+    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale, None if heads is None else list(heads))
+    map_BHQS = torch.zeros(*scores.rows_shape, k_BKSD.shape[2], dtype=scores.dtype, device=q_BHQD.device)
     with torch.no_grad(), torch.autocast(q_BHQD.device.type, enabled=False):
-        for part in scores.chunks(chunk):
-            norms = norms_BHS[part.batches, part.heads, : part.keys].unsqueeze(-1)
-            sums_BHC = (part.weights_BHCS @ norms).squeeze(-1)
-            bound_BHQ[part.batches, part.heads, part.queries] = sums_BHC * part.inverse_total()
-    return bound_BHQ
+        for part in chunks(scores):
+            weights_BHCS = part.weights_BHCS * part.inverse_total().unsqueeze(-1)
+            map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
+    return map_BHQS

@@ -12,9 +12,20 @@ def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
     `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the mean over query
     heads, since every value head serves the same number of query heads.
     """
-    norms_BKS = torch.linalg.vector_norm(
-        v_BKSD.detach(), dim=-1, dtype=torch.promote_types(v_BKSD.dtype, torch.float32)
-    )
+    return _norms(v_BKSD, per_head)
+
+
+def key_norms(k_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
+    """L2 norm of every token's key vector as it enters the scores (rotated, normed), averaged over heads: (B, S).
+
+    `per_head=True` leaves out the average: (B, K, S).
+    """
+    return _norms(k_BKSD, per_head)
+
+
+def _norms(x_BKSD: Tensor, per_head: bool) -> Tensor:
+    dtype = torch.promote_types(x_BKSD.dtype, torch.float32)
+    norms_BKS = torch.linalg.vector_norm(x_BKSD.detach(), dim=-1, dtype=dtype)
     return norms_BKS if per_head else norms_BKS.mean(1)
 
 

@@ -11,21 +11,27 @@ def allowed(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
-def visible_queries(mask: Tensor | None, batch: int, queries: int, keys: int, *, is_causal: bool = False) -> Tensor:
+def visible_queries(
+    mask: Tensor | None,
+    batch: int,
+    queries: int,
+    keys: int,
+    *,
+    is_causal: bool = False,
+    own_Q: Tensor | None = None,
+) -> Tensor:
     """Number of queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play.
 
-    Padding never counts: a query whose own key (the last Q keys belong to the Q queries) no query may see is padding,
-    and does not count as a viewer. A row in which that would leave no query at all has its keys elsewhere (a static
-    cache with room at the end): there every query counts. A causal call sees as torch does, from the upper left corner.
+    Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. `own_Q`
+    says which key belongs to which query, int64; left out, the last Q keys belong to the Q queries, and a row in which
+    that would leave no query at all has its keys elsewhere (a static cache with room at the end): there every query
+    counts. A causal call sees as torch does, from the upper left corner.
     """
     if mask is None:
         count_S = (queries - torch.arange(keys)).clamp_min(0) if is_causal else torch.full((keys,), queries)
         return count_S.expand(batch, 1, keys)
-    may_BHQS = _rows(mask)
-    if is_causal:
-        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-    may_BHQS = may_BHQS.expand(batch, -1, -1, keys)
-    real_BQ = _real(may_BHQS, queries)
+    may_BHQS = _may(mask, batch, queries, keys, is_causal)
+    real_BQ = _real(may_BHQS, queries, own_Q)
     if may_BHQS.shape[2] == 1:
         count_B = real_BQ.sum(-1) if real_BQ is not None else torch.full((batch,), queries, device=mask.device)
         return may_BHQS[:, :, 0] * count_B[:, None, None]
@@ -34,26 +40,38 @@ def visible_queries(mask: Tensor | None, batch: int, queries: int, keys: int, *,
     return may_BHQS.sum(-2)
 
 
-def real_queries(mask: Tensor | None, batch: int, queries: int, keys: int, *, is_causal: bool = False) -> Tensor | None:
+def real_queries(
+    mask: Tensor | None,
+    batch: int,
+    queries: int,
+    keys: int,
+    *,
+    is_causal: bool = False,
+    own_Q: Tensor | None = None,
+) -> Tensor | None:
     """Boolean (B, Q), False for padding queries as `visible_queries` knows them; None when every query is real."""
     if mask is None:
         return None
-    may_BHQS = _rows(mask)
-    if is_causal:
-        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-    return _real(may_BHQS.expand(batch, -1, -1, keys), queries)
+    return _real(_may(mask, batch, queries, keys, is_causal), queries, own_Q)
 
 
-def _rows(mask: Tensor) -> Tensor:
+def _may(mask: Tensor, batch: int, queries: int, keys: int, is_causal: bool) -> Tensor:
     mask = mask.detach()[(None,) * (4 - mask.dim())]
     # A mask expanded over queries (stride 0) says the same to every query: one row is enough.
-    return allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
+    may_BHQS = allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
+    if is_causal:
+        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+    return may_BHQS.expand(batch, -1, -1, keys)
 
 
-def _real(may_BHQS: Tensor, queries: int) -> Tensor | None:
+def _real(may_BHQS: Tensor, queries: int, own_Q: Tensor | None) -> Tensor | None:
     keys = may_BHQS.shape[-1]
-    if queries > keys:
+    if own_Q is None and queries > keys:
         return None
-    real_BQ = may_BHQS.any(2).any(1)[:, keys - queries :]
-    real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
+    seen_BS = may_BHQS.any(2).any(1)
+    if own_Q is None:
+        real_BQ = seen_BS[:, keys - queries :]
+        real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
+    else:
+        real_BQ = seen_BS.index_select(1, own_Q.to(seen_BS.device))
     return None if bool(real_BQ.all()) else real_BQ

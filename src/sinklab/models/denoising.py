@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.attention import is_watched
+from sinklab.attention import is_watched, running
 from sinklab.models import lean, masks
 from sinklab.models.keyvalues import KeyValueStore
 from sinklab.models.sink import SinkPrefix
@@ -72,7 +72,8 @@ class ModelDenoiser:
         """
         with torch.inference_mode():
             sinks = self.place(ids_BS, wanted_BS).sinks
-            return self.model(ids_BS, self.attention_BS, logits_to_keep=wanted_BS, sink_prefix=sinks).logits
+            with running(ids_BS):
+                return self.model(ids_BS, self.attention_BS, logits_to_keep=wanted_BS, sink_prefix=sinks).logits
 
     def session(self) -> Session:
         """The same denoiser with a memory, for one run over one canvas."""
@@ -148,7 +149,10 @@ class Session:
             if is_plain:
                 # The whole model, so that a trace sees where a forward begins; the store stands where the sinks stand.
                 store, attention_BS = self._store, self._denoiser.attention_BS
-                return model(ids_BS, attention_BS, logits_to_keep=wanted_BS, sink_prefix=store.expecting(None)).logits
+                with running(ids_BS):
+                    return model(
+                        ids_BS, attention_BS, logits_to_keep=wanted_BS, sink_prefix=store.expecting(None)
+                    ).logits
         is_full = columns is None
         wanted_Q = _columns_of(wanted_BS)
         columns = slice(0, ids_BS.shape[1]) if columns is None else columns
@@ -157,14 +161,15 @@ class Session:
         store = self._store.expecting(None if is_full else columns)
         embeds_BWE = model.model.embed_tokens(_take(ids_BS, columns))
         if is_plain:
-            states_BQE = model.model(
-                inputs_embeds=embeds_BWE,
-                attention_mask=place.mask,
-                position_ids=_take(place.position_ids_BS, columns),
-                use_cache=False,
-                is_causal=False,
-                sink_prefix=store,
-            ).last_hidden_state
+            with running(ids_BS, columns):
+                states_BQE = model.model(
+                    inputs_embeds=embeds_BWE,
+                    attention_mask=place.mask,
+                    position_ids=_take(place.position_ids_BS, columns),
+                    use_cache=False,
+                    is_causal=False,
+                    sink_prefix=store,
+                ).last_hidden_state
             states_BQE = states_BQE.index_select(1, where_Q.to(states_BQE.device))
         else:
             whole = place.view

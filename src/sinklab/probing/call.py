@@ -3,7 +3,8 @@
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,42 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention import received_attention, visible_queries
-from sinklab.attention.visibility import real_queries
+from sinklab.attention import Scores, attention_map, attention_statistics
+from sinklab.probing.place import Sight, SightCache
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-
-
-@dataclass(frozen=True)
-class Sight:
-    """Who may see whom before any intervention: queries per key (B, 1 or H, S), real queries (None: all)."""
-
-    visible_BHS: Tensor
-    real_BQ: Tensor | None
-
-    @property
-    def visible_BS(self) -> Tensor:
-        return self.visible_BHS.amax(1)
-
-
-class SightCache:
-    """The sight of a mask, computed once a forward: all layers are given the same mask."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple, tuple[Tensor | None, Sight]] = {}
-
-    def clear(self) -> None:
-        self._known.clear()
-
-    def of(self, mask: Tensor | None, batch: int, queries: int, keys: int, is_causal: bool) -> Sight:
-        key = (id(mask), batch, queries, keys, is_causal)
-        if key not in self._known:
-            with torch.no_grad():
-                visible = visible_queries(mask, batch, queries, keys, is_causal=is_causal)
-                real = real_queries(mask, batch, queries, keys, is_causal=is_causal)
-            # The mask is kept beside its sight so that its id cannot be taken by another tensor.
-            self._known[key] = (mask, Sight(visible, real))
-        return self._known[key][1]
 
 
 @dataclass(frozen=True)
@@ -117,39 +86,45 @@ class AttentionCall:
             return out_BHQD.squeeze(2).unflatten(1, (-1, self.fold))
         return out_BHQD
 
+    def unrolled(self, out: Tensor) -> Tensor:
+        """An output in the layout of the original call as (B, H, Q, D)."""
+        if self.layout == "headless":
+            return out.unsqueeze(1)
+        return out.flatten(1, 2).unsqueeze(2) if self.layout == "packed" else out
+
+    def scores(self, heads: Sequence[int] | None = None) -> Scores:
+        """What statistics of this call, edits included, are computed from; some query heads or all."""
+        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads)
+
     @cached_property
     def received_BHS(self) -> Tensor:
         """Column sums over the real queries of this call, edits included; shared by all who ask."""
-        groups = None if self.sight.real_BQ is None else self.sight.real_BQ.unsqueeze(1)
-        received = received_attention(
-            self.query_BHQD,
-            self.key_BKSD,
-            mask=self.mask,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            groups_BGQ=groups,
-        )
-        return received if groups is None else received[:, 0]
+        real_BQ = self.sight.real_BQ
+        groups_BGQ = None if real_BQ is None else real_BQ.unsqueeze(1)
+        received = attention_statistics(self.scores(), ("received",), groups_BGQ=groups_BGQ)["received"]
+        return received if real_BQ is None else received[:, 0]
 
     @cached_property
     def last_row_BHS(self) -> Tensor:
         """The attention row of the last real query of every batch row (how an autoregressive model is read)."""
-        batch, _, queries, _ = self.query_BHQD.shape
-        last_BQ = torch.zeros(batch, queries, dtype=torch.bool, device=self.query_BHQD.device)
+        batch, _, queries, dim = self.query_BHQD.shape
         real_BQ = self.sight.real_BQ
-        if real_BQ is None:
-            last_BQ[:, -1] = True
-        else:
-            last = queries - 1 - real_BQ.flip(-1).long().argmax(-1)
-            last_BQ.scatter_(1, last.unsqueeze(-1), True)
-        return received_attention(
-            self.query_BHQD,
-            self.key_BKSD,
-            mask=self.mask,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            groups_BGQ=last_BQ.unsqueeze(1),
-        )[:, 0]
+        last_B = torch.full((batch,), queries - 1, device=self.query_BHQD.device)
+        if real_BQ is not None:
+            last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)
+        at_B111 = last_B.view(batch, 1, 1, 1)
+        query_BH1D = self.query_BHQD.gather(2, at_B111.expand(-1, self.query_BHQD.shape[1], 1, dim))
+        mask, keys = self.mask, self.key_BKSD.shape[2]
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.expand(batch, -1, -1, -1)
+            mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
+        if self.is_causal:
+            # torch counts from the upper left corner: query i sees the keys up to i.
+            seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
+            mask = (
+                seen_B11S if mask is None else mask.where(seen_B11S, False if mask.dtype == torch.bool else -math.inf)
+            )
+        return attention_map(query_BH1D, self.key_BKSD, mask=mask, scale=self.scale)[:, :, 0]
 
 
 def _layout(layer: str, query: Tensor, key: Tensor, module: nn.Module) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.log import InterventionLog
+from sinklab.probing.scope import count_layers
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
@@ -20,41 +21,52 @@ class Edit(Protocol):
 
 
 class _Counter(Listener):
-    """Counts forwards and reads the sink prefix off the first call, before any edit looks at it."""
+    """Counts forwards, and reads layers and the sink prefix off the calls before any edit looks at them."""
 
     def __init__(self, log: InterventionLog) -> None:
         self.log = log
         self.seen = False
 
-    def observe(self, call: AttentionCall) -> None:
+    def edit(self, call: AttentionCall) -> AttentionCall:
         self.seen = True
+        self.log.note_layer(call.layer)
         self.log.note_prefix(call)
+        return call
 
     def finish(self) -> None:
-        self.log.forwards += not self.log.is_probing
+        log = self.log
+        log.forwards += not log.is_probing
+        log.layer_count = len(log.layers)
+        while log.on_first:
+            log.on_first.pop()()
 
 
 @contextmanager
-def intervene(model: nn.Module, *edits: Edit, forwards_per_step: int = 1) -> Iterator[InterventionLog]:
+def intervene(
+    model: nn.Module, *edits: Edit, forwards_per_step: int = 1, measure: bool = True
+) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never touched.
 
         with intervene(model, MaskSinks(k=5)) as log, trace(model) as recording:
             …
         log.summary()
 
-    Edits apply in the order given, and those of an outer block first. A sampler that runs several forwards a step
-    (guidance: two) says so in `forwards_per_step`, so that each is compared with its own predecessor.
-    Without edits the block changes nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
+    Edits apply in the order given, each to the call the one before it left, and those of an outer block first. A
+    sampler that runs several forwards a step (guidance: two) says so in `forwards_per_step`, so that each is compared
+    with its own predecessor. `measure=False` leaves out what the edits really took away (`Removal.realised_BLH`,
+    `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
+    nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
 
-    Raises ValueError for what is not an edit, a compiled model, and at the end of the block when the model ran and
-    never called `scaled_dot_product_attention` (the edits would have changed nothing).
+    Raises ValueError for what is not an edit, a compiled model, layers, heads and positions that are not there, edits
+    that together leave a query no key, and at the end of the block when the model ran and never called
+    `scaled_dot_product_attention` (the edits would have changed nothing).
     """
     for edit in edits:
         if isinstance(edit, type) or not hasattr(edit, "editor"):
             raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
     if forwards_per_step < 1:
         raise ValueError(f"forwards_per_step counts the forwards of a step, at least 1, got {forwards_per_step}")
-    log = InterventionLog()
+    log = InterventionLog(measure=measure, layer_count=count_layers(model) if isinstance(model, nn.Module) else None)
     counter = _Counter(log)
     with ExitStack() as stack:
         tap = stack.enter_context(tapped(model, counter))
@@ -66,3 +78,5 @@ def intervene(model: nn.Module, *edits: Edit, forwards_per_step: int = 1) -> Ite
         tap.flush()
     if tap.forwards > seen_before and not counter.seen:
         raise ValueError(no_call_message(model, tap.forwards - seen_before))
+    for check in log.on_end:
+        check()

@@ -1,6 +1,6 @@
 """What an intervention did: the log that `intervene` hands out."""
 
-# B batch, L layers, H query heads, M columns taken away
+# B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from sinklab.probing.call import AttentionCall
@@ -19,16 +21,32 @@ class Removal:
     """What one edit took away in one forward."""
 
     forward: int
-    """Index of the forward since the last reset; the first one, which nothing precedes, has no entry."""
+    """Index of the forward since the last reset; a forward in which the edit changed nothing has no entry."""
     edit: Any
     layers: tuple[str, ...]
     """Module paths of the layers, the L axis below."""
     columns_BLHM: Tensor
-    """The keys that were taken away, by falling score, int64."""
+    """The keys that were taken away, sink columns included, by falling score, int64; -1 where a head lost fewer than
+    M. M = 0 for a window, whose keys differ from query to query."""
     mass_BLH: Tensor
-    """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they would have held."""
+    """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they would have held.
+    Where keys stay gone (carried, evicted) that of the newly chosen. NaN where nobody chose: for fixed positions and
+    windows, and once a limit is reached."""
     overlap_BLH: Tensor
-    """Jaccard overlap with the keys taken away one step before; NaN where there was no step before."""
+    """Jaccard overlap with the keys this edit took away one step before; NaN where there was no step before."""
+    realised_BLH: Tensor
+    """The share of attention (0 to 1) that this edit really took away in this forward, from the call it was given;
+    for zeroed values the share whose values were zeroed. NaN with `intervene(…, measure=False)`."""
+    left_BLH: Tensor
+    """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for `realised_BLH`."""
+    removed_BLH: Tensor
+    """Number of keys taken away; for a window the mean over queries."""
+    layer_numbers: tuple[int, ...]
+    """The same layers as numbers in the order of execution, from 0."""
+    heads: tuple[int, ...]
+    """The query heads, the H axis."""
+    label: str
+    """Name of the edit in `EDITS`; "mask_sinks#2" for the second of its name in the block."""
 
 
 @dataclass
@@ -39,8 +57,19 @@ class InterventionLog:
     forwards: int = 0
     """Forwards that ran with the edits in place, the unedited first ones included."""
     prefix: int | None = None
-    """Sink columns in front of the keys: keys minus queries of the first forward since the last reset."""
+    """Sink columns in front of the keys, read off the first forward since the last reset."""
+    measure: bool = True
+    """Whether editors measure what they take away (`Removal.realised_BLH`, `left_BLH`)."""
+    layers: dict[str, int] = field(default_factory=dict, repr=False)
+    """Module paths of the attention calls seen so far, each with its number in the order of execution."""
+    layer_count: int | None = field(default=None, repr=False)
+    """Number of attention calls of a forward; None before anybody knows."""
+    labels: list[str] = field(default_factory=list, repr=False)
     on_reset: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    on_first: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    """Called once, after the first whole forward."""
+    on_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    """Called when the block ends without an error."""
     is_probing: bool = False
     _tap: Tap | None = field(default=None, repr=False)
 
@@ -71,25 +100,85 @@ class InterventionLog:
             self.is_probing = False
 
     def summary(self) -> dict[str, float | int]:
-        """Means over everything that was removed: share of attention, overlap of successive steps; and the counts."""
-        masses = [removal.mass_BLH.mean().item() for removal in self.removals]
-        overlaps = [removal.overlap_BLH.mean().item() for removal in self.removals]
-        overlaps = [value for value in overlaps if value == value]
-        nan = float("nan")
+        """Means over everything that was removed, and the counts.
+
+        "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
+        away; "overlap" of successive steps; "left": keys that stay for a query. NaN where nothing was measured.
+        """
         return {
             "forwards": self.forwards,
             "removals": len(self.removals),
-            "removed_mass": sum(masses) / len(masses) if masses else nan,
-            "overlap": sum(overlaps) / len(overlaps) if overlaps else nan,
+            "removed_mass": self._mean("mass_BLH"),
+            "realised_mass": self._mean("realised_BLH"),
+            "overlap": self._mean("overlap_BLH"),
+            "left": self._mean("left_BLH"),
         }
 
-    def add(self, removal: Removal | None) -> None:
+    def _mean(self, name: str) -> float:
+        parts = [getattr(removal, name).flatten() for removal in self.removals]
+        return torch.cat(parts).nanmean().item() if parts else float("nan")
+
+    def table(self, *, keys: bool = False) -> dict[str, Any]:
+        """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
+
+        forward: index since the last reset; edit: name in `EDITS`, "#2" for the second of that name; layer: number in
+        the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
+        left as in `Removal`. With `keys=True` a list column "keys" holds the keys themselves, sink columns included.
+        Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
+        """
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in _NUMBERS}
+        table: dict[str, Any] = {}
+        labels: list[str] = []
+        for removal in self.removals:
+            index_BLH = np.indices(removal.removed_BLH.shape).reshape(3, -1)
+            labels += [removal.label] * index_BLH.shape[1]
+            parts["forward"].append(np.full(index_BLH.shape[1], removal.forward))
+            parts["row"].append(index_BLH[0])
+            parts["layer"].append(np.asarray(removal.layer_numbers)[index_BLH[1]])
+            parts["head"].append(np.asarray(removal.heads)[index_BLH[2]])
+            for name in ("removed", "mass", "realised", "overlap", "left"):
+                parts[name].append(getattr(removal, f"{name}_BLH").reshape(-1).numpy())
+        for name, kind in _NUMBERS.items():
+            table[name] = np.concatenate(parts[name]).astype(kind) if parts[name] else np.empty(0, kind)
+        table["edit"] = labels
+        if keys:
+            rows = (row for removal in self.removals for row in removal.columns_BLHM.flatten(0, 2).tolist())
+            table["keys"] = [[key for key in row if key >= 0] for row in rows]
+        return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
+
+    def add(self, removal: Removal) -> None:
         """Used by editors: what they took away in the forward that just ended."""
-        if removal is not None:
-            self.removals.append(removal)
+        self.removals.append(removal)
+
+    def named(self, name: str) -> str:
+        """Used by editors: the label of one more edit of this name."""
+        count = sum(label.split("#")[0] == name for label in self.labels) + 1
+        self.labels.append(name if count == 1 else f"{name}#{count}")
+        return self.labels[-1]
+
+    def note_layer(self, layer: str) -> int:
+        """Used by editors: the number of a layer in the order of execution."""
+        return self.layers.setdefault(layer, len(self.layers))
 
     def note_prefix(self, call: AttentionCall) -> int:
-        """Used by editors: the number of sink columns, read off the first call since the last reset."""
+        """Used by editors: the number of sink columns, the keys that are no columns of the canvas.
+
+        Read off the canvas that runs where the model says so, else off the first call since the last reset, which
+        should be a full one: keys that somebody sees less the queries that are not padding.
+        """
         if self.prefix is None:
-            self.prefix = call.key_BKSD.shape[2] - call.query_BHQD.shape[2]
+            self.prefix = call.sight.prefix
+            if self.prefix is None:
+                real_BQ, queries = call.sight.real_BQ, call.query_BHQD.shape[2]
+                seen_B = (call.sight.visible_BS > 0).sum(-1).cpu()
+                self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
         return self.prefix
+
+
+TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", "removed", "mass", "realised", "overlap", "left")
+"""Columns of `InterventionLog.table`, in order."""
+
+_NUMBERS = {
+    name: np.dtype("int32" if name in ("forward", "layer", "head", "row") else "float32") for name in TABLE_COLUMNS
+}
+del _NUMBERS["edit"]

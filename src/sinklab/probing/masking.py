@@ -1,234 +1,187 @@
 """`MaskSinks`: take away the keys that received most attention, one step later (arXiv 2510.15731, section 4.3)."""
 
-# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M columns taken away
+# B batch, H query heads, S keys, M keys taken away
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.log import InterventionLog, Removal
+from sinklab.probing.choosing import Chooser, Standing, as_columns, flags, widened
+from sinklab.probing.editing import KeyEditor, Taken, is_full
+from sinklab.probing.log import InterventionLog
+from sinklab.probing.removing import REMOVALS
+from sinklab.probing.scope import head_numbers, layer_names, whole_numbers
 from sinklab.probing.tap import Listener
+from sinklab.sinks import Excess
 
 _CHOICES = {
-    "source": ("closed_loop", "clean_pass"),
-    "control": ("sinks", "random", "recent"),
-    "removal": ("mask", "zero_value"),
+    "source": ("closed_loop", "clean_pass", "carried"),
+    "control": ("sinks", "random", "recent", "lowest"),
+    "removal": REMOVALS,
     "selector": ("received", "last_row"),
+    "shared": ("head", "layer"),
 }
 
 
 @dataclass(frozen=True)
 class MaskSinks:
-    """Remove k keys per (batch row, layer, query head), chosen from the forward before."""
+    """Remove sinks per (batch row, layer, query head), chosen from the forward before: the top k, or all above epsilon.
 
-    k: int
+    Raises ValueError unless exactly one of k and epsilon is given, and for values outside those listed.
+    """
+
+    k: int | None = None
     """Number of keys to remove; fewer than there are keys that are not padding."""
+    epsilon: float | None = None
+    """Remove every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in sums). Where a cache lets only some queries run, a_j is
+    scaled by positions / queries that ran, so that an even share is 1 in every forward."""
     source: str = "closed_loop"
     """"closed_loop": forward t loses what received most at forward t-1 of the same edited run, the first is unedited.
-    "clean_pass": chosen in forwards run unedited under `log.probing()`."""
+    "clean_pass": chosen in forwards run unedited under `log.probing()`. "carried": as closed_loop, and what was taken
+    once stays away; every forward adds its own until `limit` keys are gone."""
     control: str = "sinks"
-    """"sinks": the top k. "random", "recent": as many keys that are not among the top k, drawn or the last ones."""
+    """"sinks": the top k. "random", "recent", "lowest": as many keys that are not among them, drawn, the last ones, or
+    those that received least."""
     seed: int = 0
     """Seed of the random control."""
     removal: str = "mask"
     """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
+    "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
+    recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
     A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
     selector: str = "received"
     """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
     spare_prefix: bool = False
     """Never choose the model's own sink columns, which stand in front of the keys."""
+    spare: tuple[int, ...] = ()
+    """Canvas positions that are never chosen."""
+    layers: tuple[int | str, ...] | None = None
+    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns; None for all."""
+    heads: tuple[int, ...] | None = None
+    """Query heads to edit; None for all."""
+    shared: str = "head"
+    """"head": every head loses its own keys. "layer": all (named) heads lose those that receive most on their mean."""
+    limit: int | None = None
+    """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
+    name: ClassVar[str] = "mask_sinks"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k counts the keys to remove, at least 1, got {self.k}: for none, leave out the edit")
+        if (self.k is None) == (self.epsilon is None):
+            raise ValueError(
+                f"MaskSinks takes k, how many keys, or epsilon, how far above an even share; got k={self.k} and "
+                f"epsilon={self.epsilon}: give one of them"
+            )
+        for what, number in (("k", self.k), ("limit", self.limit)):
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise ValueError(
+                    f"{what} counts the keys to remove, at least 1, got {number!r}: for none, leave out the edit"
+                )
+        if self.epsilon is not None:
+            Excess(self.epsilon)
         for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                near = difflib.get_close_matches(str(value), allowed, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-                raise ValueError(f"{name} is one of {allowed}, got {value!r}: {hint}")
+            _one_of(name, getattr(self, name), allowed)
+        grows = self.source == "carried" or self.removal == "evict"
+        if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
+            raise ValueError(
+                'limit says how many keys may be gone at a time where gone keys stay gone: source="carried" needs it, '
+                f'removal="evict" takes it, the others do not; got source={self.source!r}, removal={self.removal!r}, '
+                f"limit={self.limit}"
+            )
+        object.__setattr__(self, "spare", whole_numbers("spare", self.spare))
+        object.__setattr__(self, "layers", layer_names(self.layers))
+        object.__setattr__(self, "heads", head_numbers(self.heads))
 
     def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
-        return _SinkMasker(self, log, forwards_per_step)
+        return _SinkEditor(self, log, forwards_per_step)
 
 
-@dataclass(frozen=True)
-class _Selection:
-    """Columns chosen in one layer: indices (B, H, M), the share of attention they held (B, H), the key count then."""
-
-    columns_BHM: Tensor
-    mass_BH: Tensor
-    keys: int
+def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
+        raise ValueError(f"{name} is one of {tuple(allowed)}, got {value!r}: {hint}")
 
 
-class _SinkMasker(Listener):
-    def __init__(self, edit: MaskSinks, log: InterventionLog, forwards_per_step: int) -> None:
-        self.options, self.log, self.period = edit, log, forwards_per_step
-        self.generator = torch.Generator().manual_seed(edit.seed)
-        log.on_reset.append(self.reset)
-        self.reset()
+class _SinkEditor(KeyEditor):
+    options: MaskSinks
+
+    def __init__(self, options: MaskSinks, log: InterventionLog, forwards_per_step: int) -> None:
+        self.chooser = Chooser(options, log)
+        # Whether a key may be chosen again after it was evicted is known in the next forward: the choice waits for it.
+        self.waits = options.removal == "evict" and options.source == "closed_loop"
+        super().__init__(options, log, forwards_per_step)
 
     def reset(self) -> None:
-        # Slots keep the forwards of one step apart (guidance runs two), each with its own previous selection.
-        self.slots: dict[int, dict[str, _Selection]] = {}
-        self.previous: dict[int, dict[str, _Selection]] = {}
-        self.count = 0
-        self.discard()
+        # By slot and layer: what the next forward loses, or what it is to be chosen from.
+        self.slots: dict[int, dict[str, Taken | Standing]] = {}
+        super().reset()
+
+    def discard(self) -> None:
+        self.chosen: dict[str, Taken | Standing] = {}
+        super().discard()
 
     def begin(self) -> None:
-        self.chosen: dict[str, _Selection] = {}
-        self.applied: dict[str, _Selection] = {}
-        self.slot = 0 if self.options.source == "clean_pass" else self.count % self.period
-        self.active = self.slots.get(self.slot, {})
+        super().begin()
+        if self.options.source == "clean_pass":
+            self.slot = 0
 
-    def edit(self, call: AttentionCall) -> AttentionCall:
-        if self.log.is_probing:
-            return call
-        selection = self.active.get(call.layer)
-        if selection is None:
+    def taken(self, call: AttentionCall) -> Taken | None:
+        found = self.slots.get(self.slot, {}).get(call.layer)
+        if found is None:
             if self.options.source == "clean_pass":
                 raise ValueError(
                     'source="clean_pass" chooses in an unedited forward, but none was run: '
                     "with log.probing(): model(…) before the edited forward"
                 )
-            return call
-        self._check_shape(selection, call)
-        self.applied[call.layer] = selection
-        columns = selection.columns_BHM
-        gone_BHS = torch.zeros(*columns.shape[:2], call.key_BKSD.shape[2], dtype=torch.bool, device=columns.device)
-        gone_BHS.scatter_(2, columns, True)
-        return mask_columns(call, gone_BHS) if self.options.removal == "mask" else zero_values(call, gone_BHS)
+            return None
+        self._check_shape(found, call)
+        if isinstance(found, Standing):
+            evicted_BHS = None if is_full(call, self.log) else self.evicted.get(self.slot, {}).get(call.layer)
+            found = self._choice(call, found, evicted_BHS)
+        return dataclasses.replace(found, gone_BHS=widened(found.gone_BHS, call.key_BKSD.shape[2]))
 
     def observe(self, call: AttentionCall) -> None:
-        if self.log.is_probing == (self.options.source == "clean_pass"):
-            self.chosen[call.layer] = self._select(call)
+        chooses = self.log.is_probing == (self.options.source == "clean_pass")
+        if not (chooses and self.scope.covers(call.layer, self.log)):
+            return
+        standing = self.chooser.standing(call, self.heads_of(call))
+        now = self.now.get(call.layer) if self.options.source == "carried" else None
+        if self.waits:
+            self.chosen[call.layer] = standing
+        else:
+            self.chosen[call.layer] = self._choice(call, standing, None if now is None else now.gone_BHS)
 
     def finish(self) -> None:
-        if not self.log.is_probing:
-            self.log.add(self._removal())
-            self.previous[self.slot] = self.applied
-            self.count += 1
+        super().finish()
         if self.chosen:
             self.slots[self.slot] = self.chosen
 
-    def discard(self) -> None:
-        self.chosen, self.applied, self.active, self.slot = {}, {}, {}, 0
+    def _choice(self, call: AttentionCall, standing: Standing, held_BHS: Tensor | None) -> Taken:
+        heads, every, keys = self.heads_of(call), call.query_BHQD.shape[1], standing.received_BHS.shape[-1]
+        held_BHS = None if held_BHS is None else held_BHS[:, heads]
+        columns_BHM, mass_BH = self.chooser.choose(standing, held_BHS)
+        if held_BHS is not None and self.options.source == "carried":
+            columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
+        gone_BHS = flags(columns_BHM, keys)
+        if len(heads) < every:
+            some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, keys)
+            gone_BHS[:, heads] = some_BHS
+        return Taken(gone_BHS, columns_BHM, mass_BH)
 
-    def _select(self, call: AttentionCall) -> _Selection:
-        options, k = self.options, self.options.k
-        with torch.no_grad():
-            score_BHS = call.received_BHS if options.selector == "received" else call.last_row_BHS
-            barred_BS = ~self._free(call).to(score_BHS.device)
-            columns_BHM = score_BHS.masked_fill(barred_BS[:, None], -1.0).topk(k, dim=-1).indices
-            if options.control != "sinks":
-                other_BHS = self._control_order(score_BHS).masked_fill(barred_BS[:, None], -1.0)
-                columns_BHM = other_BHS.scatter(2, columns_BHM, -1.0).topk(k, dim=-1).indices
-            queries_B1: Tensor | float = 1.0
-            if options.selector == "received":
-                real_BQ = call.sight.real_BQ
-                queries_B1 = call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
-            mass_BH = score_BHS.gather(2, columns_BHM).sum(-1) / queries_B1
-        return _Selection(columns_BHM, mass_BH, score_BHS.shape[-1])
-
-    def _free(self, call: AttentionCall) -> Tensor:
-        """Keys that may be chosen, bool (B, S): no padding, no spared prefix. Raises ValueError when too few."""
-        visible_BS = call.sight.visible_BS > 0
-        free_BS = visible_BS.clone()
-        if self.options.spare_prefix:
-            free_BS[:, : self.log.note_prefix(call)] = False
-        k, visible, free = self.options.k, int(visible_BS.sum(-1).min()), int(free_BS.sum(-1).min())
-        needed = k if self.options.control == "sinks" else 2 * k
-        if k >= visible or needed > free:
+    def _check_shape(self, found: Taken | Standing, call: AttentionCall) -> None:
+        now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
+        batch, heads, keys = (found.received_BHS if isinstance(found, Standing) else found.gone_BHS).shape
+        heads = now[1] if isinstance(found, Standing) else heads
+        if (batch, heads) != now[:2] or now[2] < keys:
             raise ValueError(
-                f"MaskSinks(k={k}, control={self.options.control!r}) needs more than {k} keys that are not padding, "
-                f"and {needed} to choose from, but a row of this batch has {visible} and {free}: lower k"
-            )
-        return free_BS
-
-    def _control_order(self, score_BHS: Tensor) -> Tensor:
-        if self.options.control == "random":
-            # Drawn on the CPU, so that a seed means the same columns on every device.
-            return torch.rand(score_BHS.shape, generator=self.generator).to(score_BHS.device)
-        return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float64).expand(score_BHS.shape)
-
-    def _check_shape(self, selection: _Selection, call: AttentionCall) -> None:
-        batch, heads = selection.columns_BHM.shape[:2]
-        now = (call.query_BHQD.shape[0], call.query_BHQD.shape[1], call.key_BKSD.shape[2])
-        if (batch, heads) != now[:2] or now[2] < selection.keys:
-            raise ValueError(
-                f"the selection was made for {batch} rows, {heads} heads and {selection.keys} keys, but this forward "
+                f"the selection was made for {batch} rows, {heads} heads and {keys} keys, but this forward "
                 f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )
-
-    def _removal(self) -> Removal | None:
-        if not self.applied:
-            return None
-        before = self.previous.get(self.slot, {})
-        layers = tuple(self.applied)
-        overlaps = [
-            _jaccard(self.applied[layer].columns_BHM, before[layer].columns_BHM)
-            if layer in before
-            else torch.full_like(self.applied[layer].mass_BH, math.nan)
-            for layer in layers
-        ]
-        return Removal(
-            forward=self.count,
-            edit=self.options,
-            layers=layers,
-            columns_BLHM=torch.stack([self.applied[layer].columns_BHM for layer in layers], 1).cpu(),
-            mass_BLH=torch.stack([self.applied[layer].mass_BH for layer in layers], 1).float().cpu(),
-            overlap_BLH=torch.stack(overlaps, 1).float().cpu(),
-        )
-
-
-def _jaccard(a_BHM: Tensor, b_BHM: Tensor) -> Tensor:
-    common_BH = (a_BHM.unsqueeze(-1) == b_BHM.unsqueeze(-2)).any(-1).sum(-1)
-    return common_BH / (a_BHM.shape[-1] + b_BHM.shape[-1] - common_BH)
-
-
-def mask_columns(call: AttentionCall, gone_BHS: Tensor) -> AttentionCall:
-    """The call with these keys hidden from every query. A query that would lose all keys keeps what it had.
-
-    The mask stays (B, H, 1, S) unless the call's own differs by query.
-    """
-    keep_BH1S = ~gone_BHS.unsqueeze(2)
-    mask = call.mask
-    if mask is not None and not call.is_causal and _same_for_all_queries(mask):
-        mask = mask[:, :, :1]
-    if call.is_causal:
-        queries, keys = call.query_BHQD.shape[2], call.key_BKSD.shape[2]
-        square_11QS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=gone_BHS.device).tril()
-        if mask is None:
-            mask = square_11QS
-        else:
-            mask = mask & square_11QS if mask.dtype == torch.bool else mask.masked_fill(~square_11QS, -math.inf)
-    if mask is None:
-        return replace(call, mask=keep_BH1S)
-    if mask.dtype == torch.bool:
-        edited = mask & keep_BH1S
-        lost = ~edited.any(-1, keepdim=True)
-        return replace(call, mask=torch.where(lost, mask, edited), is_causal=False)
-    edited = mask.masked_fill(~keep_BH1S, -math.inf)
-    lost = edited.amax(-1, keepdim=True) <= torch.finfo(mask.dtype).min / 2
-    return replace(call, mask=torch.where(lost, mask, edited), is_causal=False)
-
-
-def _same_for_all_queries(mask: Tensor) -> bool:
-    return mask.shape[2] == 1 or mask.stride(2) == 0 or bool((mask == mask[:, :, :1]).all())
-
-
-def zero_values(call: AttentionCall, gone_BHS: Tensor) -> AttentionCall:
-    """The call with the values of these keys set to zero: attention stays as it is, and they add nothing."""
-    value, key = call.value_BKSD, call.key_BKSD
-    groups = call.query_BHQD.shape[1] // key.shape[1]
-    if groups > 1:
-        # Query heads of one value head lose different keys: each needs its own values from here on.
-        value, key = value.repeat_interleave(groups, 1), key.repeat_interleave(groups, 1)
-    return dataclasses.replace(call, key_BKSD=key, value_BKSD=value.masked_fill(gone_BHS.unsqueeze(-1), 0.0))

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import _C, Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention import is_observed, watching
-from sinklab.probing.call import NAMES, AttentionCall, SightCache
+from sinklab.probing.call import NAMES, AttentionCall
+from sinklab.probing.place import SightCache
 
 
 class Listener:
@@ -27,6 +29,9 @@ class Listener:
 
     def observe(self, call: AttentionCall) -> None:
         """The call as it will be made, after every edit."""
+
+    def observe_output(self, call: AttentionCall, out: Tensor) -> None:
+        """What the call that was observed just now gave, in the layout of the original call; not to be changed."""
 
     def finish(self) -> None:
         """The forward came to its end."""
@@ -48,6 +53,8 @@ class Tap(TorchFunctionMode):
         self.listeners: list[Listener] = []
         self.forwards = 0
         self.suspended = 0
+        self.ids_BS: Tensor | None = None
+        """Token ids that the running forward was given, if they are among its arguments."""
         self._modules = dict(model.named_modules())
         self._stack: list[str] = []
         self._hooks: list[RemovableHandle] = []
@@ -59,13 +66,18 @@ class Tap(TorchFunctionMode):
 
     def attach(self) -> None:
         for path, module in self._modules.items():
-            self._hooks.append(module.register_forward_pre_hook(self._before(path)))
+            self._hooks.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._after(path), always_call=True))
 
     def detach(self) -> None:
         self._listen(False)
         for hook in self._hooks:
             hook.remove()
+
+    def alike(self, layer: str) -> int:
+        """Modules of the class of the one that runs now as `layer`: as many attention layers may be expected."""
+        kind = type(self._modules[layer.split("#")[0]])
+        return sum(type(module) is kind for module in self._modules.values())
 
     def _listen(self, on: bool) -> None:
         """Be the active mode only while the model runs: so layers replayed by a backward pass are heard as well."""
@@ -76,11 +88,13 @@ class Tap(TorchFunctionMode):
         self._listening = on
 
     def _before(self, path: str) -> Any:
-        def hook(module: nn.Module, args: tuple) -> None:
+        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if path == "":
                 # A root forward starts afresh, also after one that was interrupted.
                 self.flush()
                 self._stack.clear()
+            if not self._stack:
+                self.ids_BS = _token_ids(args, kwargs)
             self._stack.append(path)
             self._listen(True)
 
@@ -134,7 +148,11 @@ class Tap(TorchFunctionMode):
         if not replay:
             for listener in self.listeners:
                 listener.observe(edited)
-        return func(*args, **kwargs) if edited is call else edited.run(func)
+        out = func(*args, **kwargs) if edited is call else edited.run(func)
+        if not replay:
+            for listener in self.listeners:
+                listener.observe_output(edited, out)
+        return out
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
@@ -146,6 +164,13 @@ class Tap(TorchFunctionMode):
         count = self._calls.get(path, 0)
         self._calls[path] = count + 1
         return path if count == 0 else f"{path}#{count + 1}"
+
+
+def _token_ids(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
+    """`input_ids` of a module's arguments, or the first of them if it looks like ids."""
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    is_ids = isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() and ids.dtype != torch.bool
+    return ids if is_ids else None
 
 
 _ATTACHED: dict[int, Tap] = {}
@@ -166,11 +191,13 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
         with watching():
             yield tap
     finally:
-        tap.flush()
-        tap.listeners.remove(listener)
-        if not tap.listeners:
-            del _ATTACHED[id(model)]
-            tap.detach()
+        try:
+            tap.flush()
+        finally:
+            tap.listeners.remove(listener)
+            if not tap.listeners:
+                del _ATTACHED[id(model)]
+                tap.detach()
 
 
 def _refuse_compiled(model: nn.Module) -> None:

@@ -1,0 +1,175 @@
+"""What a large run folder costs: write, open, read, and turn into a page, beside writing and reading the bare bytes.
+
+    python benchmarks/runs.py [--samples 30] [--steps 128] [--layers 32] [--heads 32] [--positions 256]
+
+The numbers inside are simulated (heavy-tailed shares with a moving sink); the shape is that of LLaDA-8B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import memory_mb, reset_peak, write_result
+
+from sinklab.records import RunWriter, open_run
+
+DIMS = {
+    "received": ("step", "layer", "head", "key"),
+    "visible": ("step", "key"),
+    "positions": ("step",),
+    "step_number": ("step",),
+    "value_norm": ("step", "layer", "key"),
+    "key_norm": ("step", "layer", "key"),
+    "main_by_state": ("step", "state", "layer", "head"),
+    "share_by_state": ("step", "state", "layer", "head"),
+    "row_entropy": ("step", "state", "layer", "head"),
+}
+WORDS = [" the", " of", ",", ".", "\n", " and", " a", " house", " old", "1"]
+
+
+def attention(shape: argparse.Namespace) -> dict[str, np.ndarray]:
+    """One sample: an exponential background and one sink per head that walks to the right."""
+    rng = np.random.default_rng(0)
+    steps, layers, heads, keys = shape.steps, shape.layers, shape.heads, shape.positions
+    received = np.empty((steps, layers, heads, keys), np.float16)
+    places = rng.integers(0, keys // 2, (layers, heads))
+    for step in range(steps):
+        row = rng.exponential(1.0, (layers, heads, keys)).astype(np.float32)
+        np.put_along_axis(row, ((places + step // 4) % keys)[..., None], 20.0, axis=-1)
+        received[step] = row * (keys / row.sum(-1, keepdims=True))
+    grouped = (steps, 3, layers, heads)
+    return {
+        "received": received,
+        "visible": np.full((steps, keys), keys, np.float32),
+        "positions": np.full(steps, keys, np.float32),
+        "step_number": np.arange(steps, dtype=np.int32),
+        "value_norm": rng.gamma(4.0, 1.0, (steps, layers, keys)).astype(np.float16),
+        "key_norm": rng.gamma(4.0, 1.0, (steps, layers, keys)).astype(np.float16),
+        "main_by_state": rng.integers(0, keys, grouped).astype(np.int32),
+        "share_by_state": rng.random(grouped).astype(np.float16),
+        "row_entropy": rng.random(grouped).astype(np.float16),
+    }
+
+
+def tokens(shape: argparse.Namespace, sample: int) -> dict[str, Any]:
+    """The canvas of every step: a prompt of a quarter, the rest committed one position a step from the left."""
+    steps, keys = shape.steps, shape.positions
+    step, position = np.repeat(np.arange(steps), keys), np.tile(np.arange(keys), steps)
+    prompt = keys // 4
+    written = position < prompt + step * (keys - prompt) // steps
+    state = np.where(position < prompt, "prompt", np.where(written, "committed", "masked"))
+    ids = np.where(state == "masked", 99, (position * 7 + sample) % len(WORDS))
+    return {
+        "sample": np.full(len(step), sample),
+        "step": step,
+        "position": position,
+        "token_id": ids,
+        "text": np.array([*WORDS, *[""] * 89, "[MASK]"], dtype=object)[ids],
+        "state": state.astype(object),
+        "special": np.where(state == "masked", "mask", "").astype(object),
+        "template": np.zeros(len(step), bool),
+    }
+
+
+def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]) -> None:
+    model = {
+        "name": "simulated",
+        "family": "diffusion",
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "recorded_layers": list(range(shape.layers)),
+        "recorded_heads": list(range(shape.heads)),
+        "sink_kind": "none",
+        "sink_count": 0,
+        "sink_side": "front",
+    }
+    steps = list(range(shape.steps))
+    with RunWriter(folder, kind="study", model=model, settings={"new_tokens": shape.steps}, seed=0) as run:
+        for sample in range(shape.samples):
+            run.arrays("attention", arrays, DIMS, dtype={"visible": "float32", "positions": "float32"}, part=sample)
+            run.table("tokens", tokens(shape, sample), part=sample)
+            columns = {"sample": [sample] * len(steps), "step": steps, "block": [step // 32 for step in steps]}
+            counts = {"masked": steps[::-1], "committed": [1] * len(steps), "queries": [shape.positions] * len(steps)}
+            run.table("steps", columns | counts, part=sample)
+            row = {"sample": sample, "prompt": "simulated", "completion": "", "rule": "", "masked_sinks": 0}
+            run.table("generations", {key: [value] for key, value in row.items()}, part=sample)
+
+
+def bare_write(folder: Path, arrays: dict[str, np.ndarray], samples: int) -> None:
+    """The same bytes through one file a sample, synchronised: what any writer must pay."""
+    folder.mkdir()
+    for sample in range(samples):
+        with open(folder / f"{sample}.bin", "wb") as handle:
+            for array in arrays.values():
+                array.tofile(handle)
+            os.fsync(handle.fileno())
+
+
+def bare_read(folder: Path, samples: int) -> None:
+    for sample in range(samples):
+        np.fromfile(folder / f"{sample}.bin", np.uint8)
+
+
+def timed(what: str, run: Any, taken: dict[str, float]) -> Any:
+    began = time.perf_counter()
+    result = run()
+    taken[what] = round(time.perf_counter() - began, 3)
+    print(f"{what}: {taken[what]:.2f} s", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("samples", 30), ("steps", 128), ("layers", 32), ("heads", 32), ("positions", 256)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder when left out")
+    shape = parser.parse_args()
+    arrays = attention(shape)
+    size = sum(array.nbytes for array in arrays.values()) * shape.samples
+    print(f"{size / 1e9:.2f} GB of arrays", flush=True)
+    root = Path(tempfile.mkdtemp(dir=shape.folder))
+    seconds: dict[str, float] = {}
+    try:
+        timed("write the bare bytes", lambda: bare_write(root / "bare", arrays, shape.samples), seconds)
+        timed("write the run", lambda: write(root / "run", shape, arrays), seconds)
+        timed("read the bare bytes", lambda: bare_read(root / "bare", shape.samples), seconds)
+        run = timed("open the run", lambda: open_run(root / "run"), seconds)
+        timed("read received of every sample", lambda: _read(run), seconds)
+        timed("read the tokens of every sample", lambda: run.table("tokens"), seconds)
+        reset_peak()
+        page = timed("write its page", lambda: _report(run, root / "report"), seconds)
+        peak = memory_mb()["peak"]
+        result = {
+            "what": "a simulated run: one sample a part, float16, synchronised files",
+            "shape": {key: value for key, value in vars(shape).items() if key != "folder"},
+            "arrays_gb": round(size / 1e9, 3),
+            "seconds": seconds,
+            "write_over_bare": round(seconds["write the run"] / seconds["write the bare bytes"], 3),
+            "page_mb": round(page.stat().st_size / 1e6, 3),
+            "peak_mb_while_writing_the_page": round(peak, 1),
+        }
+    finally:
+        shutil.rmtree(root)
+    print(f"written to {write_result('runs', result)}")
+
+
+def _read(run: Any) -> None:
+    for part in run.parts("attention"):
+        run.array("attention", "received", part)
+
+
+def _report(run: Any, out: Path) -> Path:
+    from sinklab.reports import report
+
+    return report(run, out)
+
+
+if __name__ == "__main__":
+    main()

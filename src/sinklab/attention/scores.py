@@ -1,0 +1,129 @@
+"""The arguments of one attention call, checked: what every statistic of it is computed from."""
+
+# B batch, H query heads (those asked for), K key/value heads, Q queries, S keys, D head dim
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Queries, keys, mask and scale of a call. Make one with `Scores.of`."""
+
+    q_BHQD: Tensor
+    k_BKSD: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float
+    chosen: tuple[int, ...]
+    """The query heads to compute, in this order: the H axis of every result."""
+
+    @classmethod
+    def of(
+        cls,
+        q_BHQD: Tensor,
+        k_BKSD: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Scores:
+        """The arguments of `scaled_dot_product_attention` as the model gives them, for some query heads or all.
+
+        Keys stay unexpanded under grouped heads; a boolean mask (True = may attend) or an additive one broadcasts to
+        (B, query head, Q, S). Raises ValueError when shapes do not fit, or for a head that is not there.
+        """
+        if q_BHQD.dim() != 4 or k_BKSD.dim() != 4:
+            raise ValueError(
+                f"q and k must have four axes (batch, head, position, head dim), got {tuple(q_BHQD.shape)} and "
+                f"{tuple(k_BKSD.shape)}: add the missing axes with unsqueeze"
+            )
+        total, kv_heads = q_BHQD.shape[1], k_BKSD.shape[1]
+        same = q_BHQD.shape[0] == k_BKSD.shape[0] and q_BHQD.shape[3] == k_BKSD.shape[3]
+        if not same or total % kv_heads:
+            raise ValueError(
+                f"q and k must share batch and head dim, and query heads be a multiple of key heads, got "
+                f"{tuple(q_BHQD.shape)} and {tuple(k_BKSD.shape)}: check the order (batch, head, position, dim)"
+            )
+        chosen = tuple(range(total)) if heads is None else tuple(heads)
+        if wrong := [head for head in chosen if not 0 <= head < total]:
+            raise ValueError(f"query heads are 0 … {total - 1}, got {wrong[0]}: name heads of this call")
+        scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
+        whole = (*q_BHQD.shape[:3], k_BKSD.shape[2])
+        return cls(q_BHQD.detach(), k_BKSD.detach(), _checked(mask, whole), is_causal, scale, chosen)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or float64 for float64 inputs: probabilities summed in half precision drift by percents."""
+        return torch.promote_types(self.q_BHQD.dtype, torch.float32)
+
+    @property
+    def rows_shape(self) -> tuple[int, int, int]:
+        """(B, H, Q) of the heads asked for."""
+        return (self.q_BHQD.shape[0], len(self.chosen), self.q_BHQD.shape[2])
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share one key head."""
+        return self.q_BHQD.shape[1] // self.k_BKSD.shape[1]
+
+    def queries(self, batches: slice, heads: slice) -> Tensor:
+        """Queries of some rows and chosen heads, scaled, (B, H, Q, D), in units of log 2."""
+        part = _heads(self.q_BHQD[batches], self.chosen[heads])
+        # The factor log2(e) turns exp into exp2, which is four times cheaper on CPU.
+        return part.to(self.dtype) * (self.scale * LOG2E)
+
+    def keys(self, batches: slice, heads: slice) -> Tensor:
+        """The keys that these heads read, (B, H, S, D)."""
+        return _heads(self.k_BKSD[batches], [head // self.groups for head in self.chosen[heads]]).to(self.dtype)
+
+    def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
+        """What the mask adds to these scores, in units of log 2; None without a mask."""
+        mask = self.mask
+        if mask is None:
+            return None
+        if mask.shape[1] > 1:
+            mask = _heads(mask, self.chosen[heads])
+        for axis, where in ((0, batches), (2, part), (3, slice(0, keys))):
+            if mask.shape[axis] > 1:
+                mask = mask.narrow(axis, where.start, where.stop - where.start)
+        return _bias(mask, self.dtype)
+
+
+def _checked(mask: Tensor | None, whole: tuple[int, ...]) -> Tensor | None:
+    if mask is None:
+        return None
+    mask = mask.detach()[(None,) * (4 - mask.dim())]
+    # Expanded over queries (stride 0): one row says it all, and costs no S x S pass.
+    mask = mask[:, :, :1] if mask.stride(2) == 0 else mask
+    try:
+        torch.broadcast_shapes(mask.shape, whole)
+    except RuntimeError as error:
+        raise ValueError(
+            f"mask must broadcast to (batch, head, query, key) = {whole}, got {tuple(mask.shape)}"
+        ) from error
+    return mask
+
+
+def _heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
+    """Some heads of a tensor: a view where they follow one another."""
+    first, last = heads[0], heads[-1]
+    if list(heads) == list(range(first, last + 1)):
+        return x_BHSD[:, first : last + 1]
+    return x_BHSD.index_select(1, torch.tensor(heads, device=x_BHSD.device))
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what is added to scores in units of log 2."""
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+    # finfo.min times log2(e) would overflow to -inf, and a row masked by finfo.min alone is uniform, not empty.
+    scaled = (mask.to(dtype) * LOG2E).clamp_min_(torch.finfo(dtype).min / 2)
+    return scaled.masked_fill_(mask == -math.inf, -math.inf)

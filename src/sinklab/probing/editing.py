@@ -1,0 +1,215 @@
+"""What all edits share: where they apply, which forward it is, and what they write into the log."""
+
+# B batch, L layers, H query heads, S keys, M keys taken away
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinklab.probing.call import AttentionCall
+from sinklab.probing.choosing import as_columns, widened
+from sinklab.probing.log import InterventionLog, Removal
+from sinklab.probing.removing import held_share, keys_seen, restricted, zero_values
+from sinklab.probing.scope import Scope
+from sinklab.probing.tap import Listener
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was taken away in one layer, over the heads that the edit names; NaN where it was not measured."""
+
+    heads: list[int]
+    columns_BHM: Tensor
+    gone_BHS: Tensor
+    mass_BH: Tensor
+    realised_BH: Tensor
+    left_BH: Tensor
+    removed_BH: Tensor
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Keys to take away in one layer: flags for all heads, and what is logged of the heads that the edit names."""
+
+    gone_BHS: Tensor
+    columns_BHM: Tensor
+    """By falling score, -1 where a head loses fewer than M."""
+    mass_BH: Tensor
+    """The share they held where they were chosen."""
+
+
+class Editor(Listener):
+    """Carries one edit out. A subclass says what becomes of a call, in `apply`."""
+
+    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
+        self.options, self.log, self.period = options, log, forwards_per_step
+        self.label = log.named(options.name)
+        self.scope = Scope(self.label, getattr(options, "layers", None), getattr(options, "heads", None))
+        log.on_first.append(lambda: self.scope.check(log))
+        log.on_reset.append(self.reset)
+        self.reset()
+
+    def reset(self) -> None:
+        # Slots keep the forwards of one step apart (guidance runs two), each with its own past.
+        self.previous: dict[int, dict[str, Applied]] = {}
+        self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self.count = 0
+        self.discard()
+
+    def discard(self) -> None:
+        self.applied: dict[str, Applied] = {}
+        self.slot = self.step = 0
+        self.is_open = False
+
+    def begin(self) -> None:
+        self.discard()
+        self.slot, self.step = self.count % self.period, self.count // self.period
+        self.is_open = True
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        if self.log.is_probing or not self.scope.covers(call.layer, self.log):
+            return call
+        edited, applied = self.apply(call)
+        # Layers replayed by a backward pass come after the end of their forward, and are in the log already.
+        if applied is not None and self.is_open:
+            self.applied[call.layer] = applied
+        return edited
+
+    def heads_of(self, call: AttentionCall) -> list[int]:
+        """The query heads to edit."""
+        return self.scope.of_heads(call.layer, call.query_BHQD.shape[1])
+
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Applied | None]:
+        """The edited call and what it lost; None where nothing was to be done."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        self.is_open = False
+        if self.log.is_probing:
+            return
+        for heads in dict.fromkeys(tuple(part.heads) for part in self.applied.values()):
+            self.log.add(self._removal(heads))
+        self.previous[self.slot] = self.applied
+        self.count += 1
+
+    def _removal(self, heads: tuple[int, ...]) -> Removal:
+        """The entry of the layers that lost keys in these heads (layers may have different numbers of heads)."""
+        before = self.previous.get(self.slot, {})
+        parts = {layer: part for layer, part in self.applied.items() if tuple(part.heads) == heads}
+        overlaps = [
+            _jaccard(part.gone_BHS, before[layer].gone_BHS)
+            if layer in before
+            else torch.full_like(part.mass_BH, math.nan)
+            for layer, part in parts.items()
+        ]
+        widest = max(part.columns_BHM.shape[-1] for part in parts.values())
+        columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
+        shares = {name: [getattr(part, f"{name}_BH") for part in parts.values()] for name in _SHARES}
+        return Removal(
+            forward=self.count,
+            edit=self.options,
+            label=self.label,
+            layers=tuple(parts),
+            layer_numbers=tuple(self.log.layers[layer] for layer in parts),
+            heads=heads,
+            columns_BLHM=self._shared(torch.stack(columns, 1).cpu(), heads),
+            overlap_BLH=_stacked(overlaps),
+            **{f"{name}_BLH": _stacked(of_layers) for name, of_layers in shares.items()},
+        )
+
+    def _shared(self, columns_BLHM: Tensor, heads: tuple[int, ...]) -> Tensor:
+        """The columns, in the memory of the last entry where nothing has changed: fixed positions cost nothing more."""
+        last_BLHM = self.logged.get((self.slot, heads))
+        if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
+            last_BLHM = self.logged[self.slot, heads] = columns_BLHM
+        return last_BLHM
+
+
+_SHARES = ("mass", "realised", "left", "removed")
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts, 1).float().cpu()
+
+
+def _jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
+    """Of the keys that were gone in either step, the share gone in both; NaN where none was."""
+    b_BHS = widened(b_BHS, a_BHS.shape[-1])
+    a_BHS = widened(a_BHS, b_BHS.shape[-1])
+    return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)
+
+
+class KeyEditor(Editor):
+    """Takes the same keys from all queries of a head. A subclass says which, in `taken`."""
+
+    def reset(self) -> None:
+        # What is evicted stays gone, by slot and layer, until keys and values are computed anew.
+        self.evicted: dict[int, dict[str, Tensor]] = {}
+        super().reset()
+
+    def discard(self) -> None:
+        self.now: dict[str, Taken | None] = {}
+        super().discard()
+
+    def taken(self, call: AttentionCall) -> Taken | None:
+        """What to take away in this layer and forward; None for nothing."""
+        raise NotImplementedError
+
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Applied | None]:
+        if self.is_open:
+            taken = self.taken(call)
+            self.now[call.layer] = self._with_evicted(taken, call) if self.options.removal == "evict" else taken
+        taken = self.now.get(call.layer)
+        if taken is None:
+            return call, None
+        edited, spared_BH = call, torch.zeros((), device=call.query_BHQD.device)
+        if taken.columns_BHM.shape[-1]:
+            if self.options.removal == "zero_value":
+                edited = zero_values(call, taken.gone_BHS)
+            else:
+                # Flags expanded over heads stay one row of them: so does the mask.
+                gone_BHS = taken.gone_BHS[:, :1] if taken.gone_BHS.stride(1) == 0 else taken.gone_BHS
+                edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2))
+        return edited, self._applied(taken, call, edited, spared_BH) if self.is_open else None
+
+    def finish(self) -> None:
+        if not self.log.is_probing:
+            self.evicted[self.slot] = {layer: taken.gone_BHS for layer, taken in self.now.items() if taken is not None}
+        super().finish()
+
+    def _with_evicted(self, taken: Taken | None, call: AttentionCall) -> Taken | None:
+        known_BHS = self.evicted.get(self.slot, {}).get(call.layer)
+        if known_BHS is None or is_full(call, self.log):
+            return taken
+        heads = self.heads_of(call)
+        known_BHS = widened(known_BHS, call.key_BKSD.shape[2])
+        if taken is None:
+            known_BHM = as_columns(known_BHS[:, heads])
+            return Taken(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
+        older_BHS = (known_BHS & ~taken.gone_BHS)[:, heads]
+        columns_BHM = torch.cat([taken.columns_BHM, as_columns(older_BHS)], -1)
+        return dataclasses.replace(taken, gone_BHS=known_BHS | taken.gone_BHS, columns_BHM=columns_BHM)
+
+    def _applied(self, taken: Taken, call: AttentionCall, edited: AttentionCall, spared_BH: Tensor) -> Applied:
+        heads = self.heads_of(call)
+        gone_BHS = taken.gone_BHS[:, heads]
+        realised_BH = left_BH = torch.full_like(taken.mass_BH, math.nan)
+        if self.log.measure:
+            with torch.no_grad():
+                zeroed = self.options.removal == "zero_value"
+                realised_BH = held_share(call, taken.gone_BHS, spared_BH)[:, heads]
+                left_BH = (keys_seen(call, taken.gone_BHS) if zeroed else keys_seen(edited))[:, heads]
+        return Applied(heads, taken.columns_BHM, gone_BHS, taken.mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
+
+
+def is_full(call: AttentionCall, log: InterventionLog) -> bool:
+    """Whether keys and values of the whole canvas are computed anew in this forward."""
+    if call.sight.running is not None:
+        return call.sight.running.columns is None
+    return call.query_BHQD.shape[2] == call.key_BKSD.shape[2] - log.note_prefix(call)

@@ -1,0 +1,117 @@
+"""The three ways to take keys away from an attention call, and what that really took."""
+
+# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim; an axis may be 1 (broadcast)
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sinklab.attention import allowed, row_logsumexp
+from sinklab.probing.call import AttentionCall
+
+REMOVALS = ("mask", "zero_value", "evict")
+
+
+def restricted(call: AttentionCall, keep_BHQS: Tensor) -> tuple[AttentionCall, Tensor]:
+    """The call with keys hidden where `keep_BHQS` is False, and the number of queries (B, H) that were left alone.
+
+    A query that would lose every key it may see keeps what it had before this edit (the first rows of a causal map).
+    The mask stays (B, H, 1, S) unless the call's own, or what is to be kept, differs by query.
+
+    Raises ValueError when in some row and head no query would see a key any more.
+    """
+    mask = _own_mask(call)
+    if mask is None:
+        mask = torch.ones(1, 1, 1, keep_BHQS.shape[-1], dtype=torch.bool, device=keep_BHQS.device)
+    before_BHQS = allowed(mask)
+    after_BHQS = before_BHQS & keep_BHQS
+    lost_BHQ = before_BHQS.any(-1) & ~after_BHQS.any(-1)
+    hidden = mask & keep_BHQS if mask.dtype == torch.bool else mask.masked_fill(~keep_BHQS, -math.inf)
+    edited = replace(call, mask=hidden, is_causal=False)
+    queries = call.query_BHQD.shape[2]
+    if not bool(lost_BHQ.any()):
+        return edited, torch.zeros(call.query_BHQD.shape[:2], device=keep_BHQS.device)
+    sees_BH = after_BHQS.any(-1).any(-1).expand(call.query_BHQD.shape[:2])
+    if not bool(sees_BH.all()):
+        row, head = (~sees_BH).nonzero()[0].tolist()
+        raise ValueError(
+            f"every query must keep a key, but the edits together take all {keep_BHQS.shape[-1]} keys of {call.layer}, "
+            f"row {row}, head {head}: take fewer, or set a limit"
+        )
+    real_BQ = call.sight.real_BQ
+    spared_BHQ = lost_BHQ.expand(*call.query_BHQD.shape[:2], queries)
+    spared_BHQ = spared_BHQ if real_BQ is None else spared_BHQ & real_BQ.unsqueeze(1)
+    return replace(edited, mask=torch.where(lost_BHQ.unsqueeze(-1), mask, hidden)), spared_BHQ.sum(-1)
+
+
+def _own_mask(call: AttentionCall) -> Tensor | None:
+    """The mask of the call with its causality written out; one row where it says the same to every query."""
+    mask = call.mask
+    if not call.is_causal:
+        return mask[:, :, :1] if mask is not None and _same_for_all_queries(mask) else mask
+    queries, keys = call.query_BHQD.shape[2], call.key_BKSD.shape[2]
+    square_11QS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query_BHQD.device).tril()
+    if mask is None:
+        return square_11QS
+    return mask & square_11QS if mask.dtype == torch.bool else mask.masked_fill(~square_11QS, -math.inf)
+
+
+def _same_for_all_queries(mask: Tensor) -> bool:
+    return mask.shape[2] == 1 or mask.stride(2) == 0 or bool((mask == mask[:, :, :1]).all())
+
+
+def zero_values(call: AttentionCall, gone_BHS: Tensor) -> AttentionCall:
+    """The call with the values of these keys set to zero: attention stays as it is, and they add nothing."""
+    value, key = call.value_BKSD, call.key_BKSD
+    groups = call.query_BHQD.shape[1] // key.shape[1]
+    if groups > 1:
+        # Query heads of one value head lose different keys: each needs its own values from here on.
+        value, key = value.repeat_interleave(groups, 1), key.repeat_interleave(groups, 1)
+    return replace(call, key_BKSD=key, value_BKSD=value.masked_fill(gone_BHS.unsqueeze(-1), 0.0))
+
+
+def real_queries_B1(call: AttentionCall) -> Tensor | int:
+    """Number of queries that are not padding: an int, or (B, 1) where rows differ."""
+    real_BQ = call.sight.real_BQ
+    return call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
+
+
+def held_share(call: AttentionCall, gone_BHS: Tensor, spared_BH: Tensor) -> Tensor:
+    """The share of attention (B, H) that these keys held in the call, less that of queries which kept them."""
+    # What a spared query saw was nothing but these keys: it gives them a mass of 1.
+    held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
+    return held_BH / real_queries_B1(call)
+
+
+def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
+    """The share of attention (B, H) that keys hidden by `after` held in `before`, whatever was hidden from whom.
+
+    What remains of a softmax row is exp(lse' - lse), the ratio of the denominators.
+    """
+    lse_BHQ, less_BHQ = (
+        row_logsumexp(call.query_BHQD, call.key_BKSD, mask=call.mask, is_causal=call.is_causal, scale=call.scale)
+        for call in (before, after)
+    )
+    lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
+    real_BQ = before.sight.real_BQ
+    lost_BHQ = lost_BHQ if real_BQ is None else lost_BHQ * real_BQ.unsqueeze(1)
+    return lost_BHQ.sum(-1) / real_queries_B1(before)
+
+
+def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
+    """Number of keys a query sees in this call, less those gone: mean over the queries that are not padding, (B, H)."""
+    batch, heads = call.query_BHQD.shape[:2]
+    mask = _own_mask(call)
+    keys = call.key_BKSD.shape[2]
+    may_BHQS = (
+        torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.key_BKSD.device) if mask is None else allowed(mask)
+    )
+    may_BHQS = may_BHQS if gone_BHS is None else may_BHQS & ~gone_BHS.unsqueeze(2)
+    seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, -1).float()
+    real_BQ = call.sight.real_BQ
+    if seen_BHQ.shape[2] == 1 or real_BQ is None:
+        return seen_BHQ.mean(-1)
+    return (seen_BHQ * real_BQ.unsqueeze(1)).sum(-1) / real_queries_B1(call)

@@ -1,0 +1,178 @@
+"""Several statistics in one pass against their dense twins, for some heads, and at sizes that take the fast product."""
+
+# B batch, H query heads, K key heads, Q queries, S keys, D head dim
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sinklab.attention import (
+    Scores,
+    attention_map,
+    attention_statistics,
+    key_norms,
+    noop_bound,
+    received_attention,
+    row_entropy,
+    row_logsumexp,
+)
+from sinklab.attention.products import WORTHWHILE, product_for
+
+B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
+ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+
+
+def dense_scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    x = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    if is_causal:
+        x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    return x if mask is None else x.masked_fill(~mask, -math.inf)
+
+
+def twins(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor) -> dict[str, Tensor]:
+    x = dense_scores(q, k, mask, is_causal)
+    a = torch.softmax(x, -1).nan_to_num(0.0)
+    norms = v.double().norm(dim=-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return {
+        "received": torch.einsum("bgq,bhqs->bghs", groups.double(), a),
+        "row_entropy": torch.special.entr(a).sum(-1),
+        "row_logsumexp": torch.logsumexp(x, -1),
+        "noop_bound": torch.einsum("bhqs,bhs->bhq", a, norms),
+    }
+
+
+def mask_of(kind: str, batch: int, queries: int, keys: int) -> Tensor | None:
+    if kind in ("none", "causal"):
+        return None
+    if kind == "padding":
+        mask = torch.ones(batch, 1, 1, keys, dtype=torch.bool)
+        mask[0, ..., :5] = False
+        return mask
+    by_head = torch.rand(batch, H, queries, keys) > 0.4
+    by_head[0, :, 3] = False
+    return by_head
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "padding", "by_head_with_an_empty_row"])
+@pytest.mark.parametrize("heads", [None, (2,), (3, 0), (1, 2, 3)])
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_all_at_once_are_each_of_them(kind: str, heads: tuple[int, ...] | None, chunk: int | None) -> None:
+    q, k, v = torch.randn(B, H, Q, D) * 3, torch.randn(B, K, S, D), torch.randn(B, K, S, D)
+    mask, is_causal = mask_of(kind, B, Q, S), kind == "causal"
+    state = torch.randint(-1, 3, (B, Q))
+    groups = torch.stack([state == number for number in range(3)], 1)
+    found = attention_statistics(
+        Scores.of(q, k, mask, is_causal, heads=heads), ALL, v_BKSD=v, groups_BGQ=groups, chunk=chunk
+    )
+    chosen = list(range(H)) if heads is None else list(heads)
+    for name, twin in twins(q, k, v, mask, is_causal, groups).items():
+        twin = twin[:, :, chosen] if name == "received" else twin[:, chosen]
+        torch.testing.assert_close(found[name].double(), twin, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "padding"])
+@pytest.mark.parametrize("size", [1.0, 40.0])
+def test_sizes_that_take_the_fast_product(kind: str, size: float) -> None:
+    length = 520
+    assert length * length >= WORTHWHILE
+    # laid out as transformers does: (batch, position, head, dim), turned
+    q, k, v = (torch.randn(2, length, heads, 16).transpose(1, 2) for heads in (2, 1, 1))
+    q = q * size
+    mask, is_causal = mask_of(kind, 2, length, length), kind == "causal"
+    everyone = torch.ones(2, 1, length, dtype=torch.bool)
+    found = attention_statistics(Scores.of(q, k, mask, is_causal), ALL, v_BKSD=v)
+    for name, twin in twins(q, k, v, mask, is_causal, everyone).items():
+        twin = twin[:, 0] if name == "received" else twin
+        torch.testing.assert_close(found[name].double(), twin, rtol=2e-5 * size, atol=2e-5 * size)
+
+
+def test_the_fast_product_is_exact_and_asks_for_float32() -> None:
+    large = WORTHWHILE
+    assert product_for(torch.empty(1, dtype=torch.float64), large) is None
+    assert product_for(torch.empty(1, dtype=torch.bfloat16), large) is None
+    assert product_for(torch.empty(1), large - 1) is None
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert product_for(torch.empty(1), large) is None
+    finally:
+        torch.set_float32_matmul_precision(before)
+    product = product_for(torch.empty(1), large)
+    if product is None:
+        pytest.skip("this processor or build of torch gains nothing by another product")
+    q, k = torch.randn(33, 24), torch.randn(70, 24)
+    torch.testing.assert_close(product(q, k).double(), q.double() @ k.double().T, rtol=1e-6, atol=3e-6)
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of queries and keys."""
+
+    def __init__(self, keys: int) -> None:
+        super().__init__()
+        self.keys, self.count = keys, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("bmm", "_linear_pointwise") and out.shape[-1] == self.keys and out.shape[-2] > 1:
+            self.count += 1
+        return out
+
+
+def test_everything_costs_one_pass_over_the_scores() -> None:
+    q, k, v = (torch.randn(1, 2, 300, 4) for _ in range(3))
+    groups = torch.ones(1, 1, 300)
+    with Products(300) as one:
+        received_attention(q, k)
+    with Products(300) as several:
+        attention_statistics(Scores.of(q, k), ALL, v_BKSD=v, groups_BGQ=groups)
+    assert 0 < one.count == several.count
+
+
+def test_functions_of_one_statistic_give_what_the_pass_gives() -> None:
+    q, k, v = torch.randn(B, H, Q, D), torch.randn(B, K, S, D), torch.randn(B, K, S, D)
+    found = attention_statistics(Scores.of(q, k), ALL, v_BKSD=v)
+    assert torch.equal(found["received"], received_attention(q, k))
+    assert torch.equal(found["row_logsumexp"], row_logsumexp(q, k))
+    assert torch.equal(found["noop_bound"], noop_bound(q, k, v))
+    assert torch.equal(found["row_entropy"], row_entropy(q, k))
+
+
+@pytest.mark.parametrize("sharp", [50.0, 500.0])
+def test_entropy_of_rows_that_rest_on_one_key_is_zero_and_never_less(sharp: float) -> None:
+    keys = torch.eye(16).view(1, 1, 16, 16) * sharp
+    entropy = row_entropy(keys, keys)
+    assert bool((entropy >= 0).all())
+    assert float(entropy.max()) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "padding", "by_head_with_an_empty_row"])
+@pytest.mark.parametrize("heads", [None, (3, 1)])
+def test_the_map_is_the_softmax(kind: str, heads: tuple[int, ...] | None) -> None:
+    q, k = torch.randn(B, H, Q, D), torch.randn(B, K, S, D)
+    mask, is_causal = mask_of(kind, B, Q, S), kind == "causal"
+    dense = torch.softmax(dense_scores(q, k, mask, is_causal), -1).nan_to_num(0.0)
+    found = attention_map(q, k, mask=mask, is_causal=is_causal, heads=heads)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), dense[:, list(heads or range(H))], rtol=1e-5, atol=1e-6)
+    assert attention_map(q.double(), k.double()).dtype == torch.float64
+
+
+def test_key_norms_against_the_formula() -> None:
+    k = torch.randn(B, K, S, D)
+    expected = torch.stack([(k[:, m] ** 2).sum(-1).sqrt() for m in range(K)], 1)
+    torch.testing.assert_close(key_norms(k, per_head=True), expected)
+    torch.testing.assert_close(key_norms(k), expected.mean(1))
+    assert key_norms(k.bfloat16()).dtype == torch.float32
+
+
+def test_wrong_use_is_refused_by_name() -> None:
+    q, k = torch.randn(1, 4, 5, 4), torch.randn(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"query heads are 0 … 3, got 4: name heads of this call"):
+        Scores.of(q, k, heads=(0, 4))
+    with pytest.raises(ValueError, match="got 'row_entropie': did you mean 'row_entropy'"):
+        attention_statistics(Scores.of(q, k), ("row_entropie",))
+    with pytest.raises(ValueError, match="none were given: pass v_BKSD"):
+        attention_statistics(Scores.of(q, k), ("noop_bound",))

@@ -1,0 +1,35 @@
+"""What a denoiser announces, and what it says about padding among the queries."""
+
+import pytest
+import torch
+
+from sinklab.attention import real_queries, running, running_canvas, visible_queries
+
+IDS = torch.arange(8).view(2, 4)
+
+
+def test_the_innermost_announcement_holds_and_is_undone() -> None:
+    assert running_canvas() is None
+    with running(IDS):
+        outer = running_canvas()
+        assert outer is not None and outer.ids_BS is IDS and outer.columns is None
+        with pytest.raises(RuntimeError), running(IDS + 1, slice(1, 3)):
+            inner = running_canvas()
+            assert inner is not None and inner.columns == slice(1, 3)
+            raise RuntimeError
+        assert running_canvas() is outer
+    assert running_canvas() is None
+
+
+@pytest.mark.parametrize("form", ["row", "square"])
+def test_padding_queries_are_known_by_their_own_keys(form: str) -> None:
+    # two sink columns, then four canvas positions of which the first row's first two are padding
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[0, ..., 2:4] = False
+    mask = mask if form == "row" else mask.expand(2, 1, 2, 6).clone()
+    # the queries stand at canvas positions 1 and 2
+    own = torch.tensor([3, 4])
+    assert real_queries(mask, 2, 2, 6, own_Q=own).tolist() == [[False, True], [True, True]]
+    assert visible_queries(mask, 2, 2, 6, own_Q=own)[:, 0].tolist() == [[1, 1, 0, 0, 1, 1], [2] * 6]
+    # taken for the last two, they would all be real
+    assert real_queries(mask, 2, 2, 6) is None

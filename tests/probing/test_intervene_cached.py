@@ -1,0 +1,158 @@
+"""Interventions in real decodings: caches, guidance, padded batches, an autoregressive model that packs its heads."""
+
+# B batch, L layers, H heads, S keys
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import llama
+
+from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
+from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
+from sinklab.sinks import Excess, find_sinks
+from tiny_diffusion import tiny_model
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+NEW, BLOCK, SINKS = 6, 3, 1
+CACHES = [None, PrefixCache(), DualCache(), DualCache(refresh_every=2)]
+FULL = {None: [True] * 6, PrefixCache(): [True, False, False] * 2, DualCache(): [True, False, False] * 2}
+FULL[DualCache(refresh_every=2)] = [True, False, True] * 2
+
+
+def evicted_counts(cache):
+    """How many keys are out of the memory in the steps after the first, one more in each that is not full."""
+    counts = [0]
+    for is_full in FULL[cache][1:]:
+        counts.append(1 if is_full else counts[-1] + 1)
+    return counts[1:]
+
+
+def decode(model, cache, *edits, prompts=PROMPTS, scale=0.0, **options):
+    """The log, the recording and the last canvas of a run under these edits."""
+    canvas = Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0)
+    real = None if bool(canvas.attention_BS.all()) else canvas.attention_BS
+    denoiser = guided(model.denoiser(real), scale, canvas.prompt_BS, model.config.mask_token_id)
+    with intervene(model, *edits, **options) as log, trace(model) as recording:
+        for step in denoise(denoiser, canvas, cache=cache, block_length=BLOCK):
+            recording.mark(step)
+    return log, recording, step.ids_BS
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_evicted_keys_stay_gone_within_a_block_and_come_back_with_the_next_full_evaluation(cache) -> None:
+    log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(1, removal="evict"))
+    assert [removal.removed_BLH.unique().tolist() for removal in log.removals] == [
+        [count] for count in evicted_counts(cache)
+    ]
+    for removal, row, before in zip(log.removals, recording.received[1:], recording.received, strict=False):
+        columns = removal.columns_BLHM
+        assert bool((row.gather(-1, columns) == 0).all())
+        assert torch.equal(columns[..., 0], before.argmax(-1)), "the newest is what received most one step before"
+        assert bool((columns.sort(-1).values.diff() > 0).all())
+
+
+def test_evicted_positions_outlast_the_steps_that_evicted_them():
+    edit = MaskPositions((2, 3), removal="evict", steps=(1, 2))
+    log, recording, _ = decode(tiny_model(SINKS), DualCache(), edit)
+    assert [removal.forward for removal in log.removals] == [1, 2]
+    gone = [bool((row[0, ..., SINKS + 2 : SINKS + 4] == 0).all()) for row in recording.received]
+    assert gone == [False, True, True, False, False, False]
+    assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
+    assert log.removals[1].removed_BLH[:, 0, 0].tolist() == [2, 1], "the short row has padding there"
+
+
+def test_a_memory_that_nobody_leaves():
+    log, _, written = decode(tiny_model(SINKS), DualCache(), MaskSinks(epsilon=99, removal="evict"))
+    assert [removal.removed_BLH.sum().item() for removal in log.removals] == [0] * 5
+    assert torch.equal(written, decode(tiny_model(SINKS), DualCache())[2])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_without_partial_evaluations_evicting_and_masking_write_the_same(cache) -> None:
+    model = tiny_model(SINKS)
+    masked, evicted = (decode(model, cache, MaskSinks(2, removal=name)) for name in ("mask", "evict"))
+    same = all(torch.equal(one, other) for one, other in zip(masked[1].received, evicted[1].received, strict=True))
+    assert same == (cache is None)
+    assert torch.equal(masked[1].received[1], evicted[1].received[1]), "one forward of it is a mask"
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_epsilon_finds_what_the_sink_rule_finds_on_the_recording(cache) -> None:
+    log, recording, _ = decode(tiny_model(SINKS), cache, MaskSinks(epsilon=1.0))
+    counts = []
+    for step, removal in enumerate(log.removals):
+        positions_B = recording.positions[step]
+        visible_BS = recording.visible[step].float()
+        scale_B = positions_B / visible_BS.amax(-1)
+        a = recording.received[step] * scale_B[:, None, None, None]
+        sinks = find_sinks(a, Excess(1.0), (visible_BS * scale_B[:, None])[:, None, None])
+        assert torch.equal(sinks.sum(-1), removal.removed_BLH.long())
+        columns = removal.columns_BLHM
+        assert bool((sinks.gather(-1, columns.clamp(min=0)) | (columns < 0)).all())
+        counts.append(int(sinks.sum()))
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "edit",
+    [MaskSinks(2), MaskSinks(1, removal="evict"), WindowAttention(2), MaskPositions((4, 5)), MaskSinks(epsilon=1.0)],
+)
+def test_a_row_of_a_padded_batch_is_edited_as_it_is_alone(cache, edit) -> None:
+    model = tiny_model(SINKS)
+    batch = decode(model, cache, edit, prompts=PROMPTS)
+    alone = decode(model, cache, edit, prompts=PROMPTS[:1])
+    assert torch.equal(batch[2][:1], alone[2])
+    for one, other in zip(batch[0].removals, alone[0].removals, strict=True):
+        torch.testing.assert_close(one.realised_BLH[:1], other.realised_BLH, rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.left_BLH[:1], other.left_BLH)
+    # The short row stands behind three columns of padding, which are nobody's keys.
+    assert bool((batch[1].received[0][1, ..., 1:4] == 0).all())
+    for removal in batch[0].removals:
+        taken = removal.columns_BLHM[1]
+        assert not bool(((taken >= SINKS) & (taken < SINKS + 3)).any())
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_guidance_has_two_memories(cache) -> None:
+    model = tiny_model(SINKS)
+    edit = MaskSinks(1, removal="evict")
+    log, recording, _ = decode(model, cache, edit, prompts=PROMPTS[:1], scale=1.0, forwards_per_step=2)
+    assert recording.forwards_per_step == [2] * NEW and log.forwards == 2 * NEW
+    first, *_ = log.removals
+    assert first.forward == 2 and torch.equal(first.columns_BLHM[..., 0], recording.received[0].argmax(-1))
+    counts = [removal.removed_BLH.unique().tolist() for removal in log.removals]
+    assert counts[::2] == counts[1::2] == [[count] for count in evicted_counts(cache)]
+    # The second forward of a step reads the canvas with its prompt hidden: its sinks are its own.
+    assert not torch.equal(log.removals[0].mass_BLH, log.removals[1].mass_BLH)
+
+
+@pytest.mark.parametrize("removal", ["mask", "zero_value", "evict"])
+@pytest.mark.parametrize("edit", ["sinks", "positions", "window"])
+def test_an_autoregressive_memory_of_a_padded_batch(edit: str, removal: str) -> None:
+    model = llama(causal=True)
+    ids = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones(2, 12, dtype=torch.long)
+    seen[0, :4] = 0
+    chosen = {
+        "sinks": MaskSinks(1, selector="last_row", removal=removal),
+        "positions": MaskPositions((6, 13), removal=removal),
+        "window": WindowAttention(3),
+    }[edit]
+    with intervene(model, chosen) as log, trace(model) as recording:
+        both = model.generate(ids, max_new_tokens=4, do_sample=False, attention_mask=seen)
+    # Alone, the row has its four columns of padding less.
+    chosen = MaskPositions((2, 9), removal=removal) if edit == "positions" else chosen
+    with intervene(model, chosen) as alone_log:
+        alone = model.generate(ids[:1, 4:], max_new_tokens=4, do_sample=False, attention_mask=seen[:1, 4:])
+    assert torch.equal(both[:1, 4:], alone)
+    for one, other in zip(log.removals, alone_log.removals, strict=True):
+        torch.testing.assert_close(one.realised_BLH[:1], other.realised_BLH, rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.left_BLH[:1], other.left_BLH)
+    for row in recording.received[1:]:
+        keys = row.shape[-1]
+        if edit == "window":
+            assert [bool((row[..., key] > 0).all()) for key in range(keys)] == [key >= keys - 4 for key in range(keys)]
+        if edit == "positions" and removal != "zero_value":
+            gone = [6, 13] if keys > 13 else [6]
+            assert bool((row[..., gone] == 0).all())

@@ -1,0 +1,277 @@
+"""What the log says: what was really taken, in numbers and as a table; and edits as names, text and JSON."""
+
+# B batch, L layers, H heads, S keys
+from __future__ import annotations
+
+import json
+import math
+from contextlib import nullcontext
+
+import pandas as pd
+import pytest
+import torch
+from dense_twin import dense, received, top
+from tiny_models import HandWritten, Prefixed, checkpointed, llama
+
+from sinklab.probing import (
+    EDITS,
+    MaskPositions,
+    MaskSinks,
+    TruncateContext,
+    WindowAttention,
+    as_spec,
+    as_text,
+    edit_by_name,
+    intervene,
+    parse_edit,
+    trace,
+)
+from sinklab.probing.log import TABLE_COLUMNS
+from sinklab.sampling import Canvas, denoise
+from tiny_diffusion import tiny_model
+
+IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+OTHER = (IDS + 5) % 30
+PADDED = torch.ones(2, 12, dtype=torch.long)
+PADDED[0, :4] = 0
+
+
+@pytest.mark.parametrize("removal", ["mask", "zero_value", "evict"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_realised_is_what_the_keys_would_have_held_in_the_forward_that_lost_them(removal: str, padded: bool) -> None:
+    model, given = llama().double(), {"attention_mask": PADDED} if padded else {}
+    real = PADDED if padded else torch.ones_like(PADDED)
+    with torch.no_grad(), intervene(model, MaskSinks(3, removal=removal)) as log:
+        model(IDS, **given)
+        model(OTHER, **given)
+    _, first = dense(model, lambda: model(IDS, **given))
+    gone = [top(received(a, real), 3) for a in first.maps]
+    zeroed = (lambda layer, _: gone[layer].squeeze(2)) if removal == "zero_value" else None
+    hide = () if zeroed else (lambda layer, _: gone[layer],)
+    _, second = dense(model, lambda: model(OTHER, **given), *hide, zeroed=zeroed)
+    before = second.maps if zeroed else [layer[0] for layer in second.before]
+    queries_B1 = real.sum(-1, keepdim=True)
+    expected = [(received(a, real) * g.squeeze(2)).sum(-1) / queries_B1 for a, g in zip(before, gone, strict=True)]
+    chosen = [(received(a, real) * g.squeeze(2)).sum(-1) / queries_B1 for a, g in zip(first.maps, gone, strict=True)]
+    torch.testing.assert_close(log.removals[0].realised_BLH, torch.stack(expected, 1).float())
+    torch.testing.assert_close(log.removals[0].mass_BLH, torch.stack(chosen, 1).float())
+    assert log.removals[0].left_BLH[:, 0, 0].tolist() == [5 if padded else 9, 9]
+
+
+def test_realised_and_chosen_mass_differ_where_the_text_has_changed() -> None:
+    model = llama()
+    with torch.no_grad(), intervene(model, MaskSinks(2)) as log:
+        model(IDS)
+        model(OTHER)
+        model(OTHER)
+    assert not torch.allclose(log.removals[0].realised_BLH, log.removals[0].mass_BLH, atol=0.01)
+    summary = log.summary()
+    assert summary["realised_mass"] == pytest.approx(
+        torch.stack([removal.realised_BLH for removal in log.removals]).mean().item()
+    )
+    assert summary["left"] == 10
+
+
+def test_measuring_can_be_left_out_and_changes_nothing(monkeypatch) -> None:
+    model, outs = HandWritten(), []
+    for measure in (True, False):
+        with intervene(model, MaskSinks(2), WindowAttention(4), measure=measure) as log:
+            outs.append([model(IDS), model(OTHER)])
+    assert all(torch.equal(one, other) for one, other in zip(*outs, strict=True))
+    assert all(bool(removal.realised_BLH.isnan().all() & removal.left_BLH.isnan().all()) for removal in log.removals)
+    assert math.isnan(log.summary()["realised_mass"]) and log.summary()["removed_mass"] > 0
+
+
+def test_the_table_has_a_row_per_forward_edit_row_layer_and_head() -> None:
+    model = llama()
+    edits = MaskSinks(2), MaskSinks(1, control="random", layers=1, heads=(0, 3)), MaskPositions(5, steps=(2, 3))
+    with torch.no_grad(), intervene(model, *edits) as log:
+        for ids in (IDS, OTHER, IDS):
+            model(ids)
+    table = pd.DataFrame(log.table(keys=True))
+    assert tuple(table) == (*TABLE_COLUMNS, "keys")
+    assert table.groupby("edit").size().to_dict() == {"mask_sinks": 32, "mask_sinks#2": 8, "mask_positions": 16}
+    assert sorted(table[table.edit == "mask_sinks#2"]["head"].unique()) == [0, 3]
+    assert table[table.edit == "mask_sinks#2"].layer.unique().tolist() == [1]
+    assert table[table.edit == "mask_positions"].forward.unique().tolist() == [2]
+    row = table[(table.edit == "mask_sinks") & (table.forward == 2) & (table.layer == 1) & (table["head"] == 3)].iloc[1]
+    removal = next(removal for removal in log.removals if removal.label == "mask_sinks" and removal.forward == 2)
+    assert row["row"] == 1 and row["keys"] == removal.columns_BLHM[1, 1, 3].tolist()
+    for name in ("removed", "mass", "realised", "overlap", "left"):
+        assert row[name] == getattr(removal, f"{name}_BLH")[1, 1, 3].item(), name
+    assert table[table.edit == "mask_positions"].mass.isna().all()
+    assert table.realised.between(0, 1).all()
+
+
+def test_a_table_can_be_written_and_read_as_parquet(tmp_path) -> None:
+    model = HandWritten()
+    with intervene(model, MaskSinks(epsilon=0.5)) as log:
+        model(IDS)
+        model(IDS)
+    table = pd.DataFrame(log.table())
+    table.to_parquet(tmp_path / "removals.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "removals.parquet"), table)
+    with intervene(model, MaskSinks(1)) as log:
+        model(IDS)
+    empty = pd.DataFrame(log.table())
+    assert tuple(empty) == TABLE_COLUMNS and len(empty) == 0 and empty.mass.dtype == "float32"
+    assert math.isnan(log.summary()["removed_mass"]) and log.summary()["removals"] == 0
+
+
+def test_the_prefix_is_counted_apart_also_in_the_middle_of_a_memory() -> None:
+    model = Prefixed()
+    with intervene(model, MaskPositions(0)) as log:
+        model(IDS)
+    assert log.prefix == 2
+    # Room at the end of a memory is no prefix.
+    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4)
+    seen = (torch.arange(8) < 3).expand(1, 1, 3, 8)
+
+    class Roomy(torch.nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=seen)
+
+    roomy = Roomy()
+    with intervene(roomy, WindowAttention(1)) as log, trace(roomy) as recording:
+        roomy()
+    assert log.prefix == 0
+    assert recording.received[0][0, 0, 0].gt(0).tolist() == [True] * 3 + [False] * 5
+
+
+class Uneven(torch.nn.Module):
+    """Two layers with different numbers of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = torch.nn.ModuleList(Heads(number) for number in (2, 3))
+
+    def forward(self) -> list[torch.Tensor]:
+        return [layer() for layer in self.layers]
+
+
+class Heads(torch.nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.qkv = torch.randn(3, 1, number, 6, 4)
+
+    def forward(self) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(*self.qkv)
+
+
+def test_layers_with_different_numbers_of_heads_have_entries_of_their_own() -> None:
+    model = Uneven()
+    with intervene(model, MaskSinks(1), MaskSinks(1, heads=-1)) as log:
+        model()
+        model()
+    found = [(removal.label, removal.layer_numbers, removal.heads) for removal in log.removals]
+    one, other = "mask_sinks", "mask_sinks#2"
+    assert found == [(one, (0,), (0, 1)), (one, (1,), (0, 1, 2)), (other, (0,), (1,)), (other, (1,), (2,))]
+    table = pd.DataFrame(log.table())
+    assert table.groupby(["edit", "layer"]).size().tolist() == [2, 3, 1, 1]
+
+
+def test_columns_that_do_not_change_are_kept_once() -> None:
+    model = HandWritten()
+    with intervene(model, MaskPositions((1, 2))) as log:
+        for _ in range(3):
+            model(IDS)
+    first, *others = (removal.columns_BLHM for removal in log.removals)
+    assert all(other is first for other in others)
+
+
+@pytest.mark.parametrize("rule", ["positional", "left_to_right"])
+@pytest.mark.parametrize("edit", [None, MaskSinks(1), WindowAttention(2), TruncateContext(0, 2, 1)])
+def test_forced_orders_of_unmasking_go_with_edits(rule: str, edit: object) -> None:
+    model = tiny_model(1)
+    canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
+    generator = torch.Generator().manual_seed(0)
+    with nullcontext() if edit is None else intervene(model, edit):
+        order = [
+            int(step.committed_BS.nonzero()[0, 1])
+            for step in denoise(model.denoiser(), canvas, rule=rule, generator=generator)
+        ]
+    expected = list(range(4, 10))
+    if rule == "positional":
+        noise = torch.rand(1, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        rank = noise.argsort(1)[0].tolist()
+        expected.sort(key=lambda column: rank[column])
+    assert order == expected
+
+
+@pytest.mark.parametrize(
+    "edit", [MaskPositions((2, 3), steps=(1, 2)), WindowAttention(2), MaskSinks(1, source="carried", limit=4)]
+)
+def test_checkpointed_gradients_are_those_of_the_edited_model(edit: object) -> None:
+    grads, logs = [], []
+    for checkpointing in (False, True):
+        model = checkpointed(llama()) if checkpointing else llama().train()
+        with intervene(model, edit) as log:
+            model(IDS)
+            model(IDS).logits.square().sum().backward()
+        grads.append(model.model.layers[0].self_attn.v_proj.weight.grad)
+        logs.append(log)
+    torch.testing.assert_close(grads[0], grads[1])
+    assert len(logs[0].removals) == len(logs[1].removals) and logs[1].forwards == 2
+
+
+EXAMPLES = {
+    "mask_sinks:k=5": MaskSinks(5),
+    "mask_sinks:epsilon=3,removal=zero_value": MaskSinks(epsilon=3.0, removal="zero_value"),
+    "mask_sinks: k=2, source=carried, limit=8, layers=0+-1+layers.3, heads=1+2": MaskSinks(
+        2, source="carried", limit=8, layers=(0, -1, "layers.3"), heads=(1, 2)
+    ),
+    "mask_sinks:k=1,spare_prefix=true,spare=0..3,control=random,seed=7": MaskSinks(
+        1, spare_prefix=True, spare=(0, 1, 2), control="random", seed=7
+    ),
+    "mask_positions:positions=3+8..11,steps=4+none": MaskPositions((3, 8, 9, 10), steps=(4, None)),
+    "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(16, (0, 1, 2, 3), False),
+    "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
+}
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_edits_are_written_as_text_and_as_json(text: str) -> None:
+    edit = parse_edit(text)
+    assert edit == EXAMPLES[text]
+    spec = json.loads(json.dumps(as_spec(edit)))
+    assert parse_edit(spec) == edit and edit_by_name(**spec) == edit
+    assert parse_edit(as_text(edit)) == edit
+    assert set(EDITS) == {"mask_sinks", "mask_positions", "window_attention", "truncate_context"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mask_sink:k=1", "unknown edit 'mask_sink'; known are .*did you mean 'mask_sinks'"),
+        ("mask_sinks:kk=1", "mask_sinks has no field 'kk'; its fields are k, .*did you mean 'k'"),
+        ("mask_sinks:k=some", "k takes int, got 'some'"),
+        ("mask_sinks:k", "'k' is no single field=value"),
+        ("mask_sinks:k=1,name=other", "'name=other' is no single field=value"),
+        ("mask_sinks:k=1,k=2", "'k=2' is no single field=value"),
+        ("mask_sinks:k=1,spare_prefix=yes", "spare_prefix takes bool, got 'yes'"),
+        ("mask_sinks:k=1,removal=evicted", "did you mean 'evict'"),
+        ("mask_sinks", "give one of them"),
+        ("mask_positions", "mask_positions needs positions"),
+        ("truncate_context:start=1,stop=3", "truncate_context needs step"),
+        ("mask_positions:positions=a", "whole numbers are expected, got"),
+    ],
+)
+def test_text_that_is_no_edit_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_edit(text)
+
+
+def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
+    assert as_text(MaskSinks(5)) == "mask_sinks:k=5"
+    assert as_text(MaskPositions((3, 4), layers=-1, steps=(2, None))) == (
+        "mask_positions:positions=3+4,layers=-1,steps=2+none"
+    )
+    assert as_text(WindowAttention(4, keep_prefix=False)) == "window_attention:radius=4,keep_prefix=false"
+
+
+def test_specs_refuse_what_has_none() -> None:
+    with pytest.raises(ValueError, match="add name, one of"):
+        parse_edit({"k": 1})
+    with pytest.raises(ValueError, match="pass an instance"):
+        as_spec(MaskSinks)  # type: ignore[arg-type]

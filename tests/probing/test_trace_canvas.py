@@ -1,0 +1,110 @@
+"""What a trace learns from the denoiser about the canvas, and layers that are unlike one another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import HandWritten
+
+from sinklab.attention import running_canvas
+from sinklab.probing import AttentionCall, Listener, trace
+from sinklab.probing.tap import tapped
+from tiny_diffusion import tiny_model
+
+IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+class Announced(Listener):
+    """Keeps the canvas that was announced for the first call of every forward."""
+
+    def __init__(self) -> None:
+        self.canvases: list = []
+
+    def begin(self) -> None:
+        self.canvases.append(running_canvas())
+
+
+@pytest.mark.parametrize(
+    ("columns", "shift", "expected"),
+    [
+        (slice(4, 7), False, [4, 5, 6]),
+        (slice(4, 7), True, [3, 4, 5, 6]),
+        (torch.tensor([2, 3, 8]), False, [2, 3, 8]),
+        (torch.tensor([2, 3, 8]), True, [1, 2, 3, 7, 8]),
+        (torch.tensor([0, 5]), True, [0, 4, 5]),
+    ],
+)
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_a_session_announces_the_columns_that_run_predecessors_included(columns, shift, expected, sinks) -> None:
+    model = tiny_model(sinks, logit_shift=shift)
+    session, announced = model.denoiser().session(), Announced()
+    wanted = torch.zeros(2, 12, dtype=torch.bool)
+    wanted[:, torch.arange(12)[columns]] = True
+    with trace(model, ("received", "row_entropy")) as recording, tapped(model, announced):
+        session(IDS, wanted)
+        session(IDS + 1, wanted, columns)
+        model.denoiser()(IDS + 2, wanted)
+    assert [columns_Q.tolist() for columns_Q in recording.columns] == [list(range(12)), expected, list(range(12))]
+    assert [int(canvas.ids_BS[0, 0] - IDS[0, 0]) for canvas in announced.canvases] == [0, 1, 2]
+    assert running_canvas() is None
+    assert recording.prefix == sinks
+    assert recording.values("row_entropy")[1].shape[-1] == len(expected)
+
+
+def test_a_trace_that_begins_in_the_middle_of_a_cached_run_knows_prefix_and_places() -> None:
+    model = tiny_model(2)
+    session, wanted = model.denoiser().session(), torch.zeros(2, 12, dtype=torch.bool)
+    wanted[:, 4:7] = True
+    session(IDS, wanted)
+    with trace(model) as recording:
+        session(IDS, wanted, slice(4, 7))
+    assert recording.prefix == 2
+    assert recording.columns[0].tolist() == [4, 5, 6]
+    assert recording.array("positions").tolist() == [[12.0, 12.0]]
+    assert recording.visible[0].tolist() == [[3] * 14] * 2
+
+
+def test_what_was_recorded_is_ordinary_tensors() -> None:
+    model = tiny_model(1)
+    wanted = torch.ones(2, 12, dtype=torch.bool)
+    with trace(model, ("received", "output_norm"), maps=[(0, 0, 0)]) as recording:
+        assert model.denoiser()(IDS, wanted).is_inference()
+    kept = (recording.received, recording.values("output_norm"), recording.visible, recording.columns)
+    for tensor in (*(tensors[0] for tensors in kept), recording.map(0, 0, 0)):
+        assert not tensor.is_inference()
+        tensor.mul_(2)
+
+
+def test_layers_with_unlike_numbers_of_heads_and_more_of_them_than_expected() -> None:
+    model = HandWritten(layers=2)
+    model.blocks[1].style = "headless"
+    # a module that runs three times counts once among the modules of its class
+    model.blocks.append(model.blocks[0])
+    model.blocks.append(model.blocks[0])
+    ids = IDS % 30
+    with trace(model, ("received", "output_norm")) as recording:
+        model(ids)
+        model(ids)
+    assert recording.layers == ["blocks.0", "blocks.1", "blocks.0#2", "blocks.0#3"]
+    assert recording.head_indices == [0, 1]
+    for name in ("received", "output_norm"):
+        first, second = recording.values(name)
+        assert first.shape == (2, 4, 2, 12)
+        torch.testing.assert_close(first, second, equal_nan=True)
+        assert bool(first[:, 1, 1].isnan().all())
+        assert not bool(first[:, [0, 2, 3]].isnan().any()) and not bool(first[:, 1, 0].isnan().any())
+    torch.testing.assert_close(recording.received[0][:, 2].sum(-1), torch.full((2, 2), 12.0))
+
+
+def test_listeners_without_an_interest_in_outputs_need_not_say_so() -> None:
+    calls = []
+
+    class Old(Listener):
+        def observe(self, call: AttentionCall) -> None:
+            calls.append(call.layer)
+
+    model = HandWritten()
+    plain = model(IDS % 30)
+    with tapped(model, Old()):
+        assert torch.equal(plain, model(IDS % 30))
+    assert calls == ["blocks.0", "blocks.1"]

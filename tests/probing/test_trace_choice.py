@@ -1,0 +1,222 @@
+"""Layers, heads, steps and maps: what is chosen equals what a full trace says of it, and nothing else is computed."""
+
+# B batch, L layers, H heads, Q queries, S keys
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import HandWritten, llama
+
+from sinklab.probing import STATISTICS, MaskSinks, frames, intervene, statistics, trace
+
+IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+PADDED = torch.ones(2, 12, dtype=torch.long)
+PADDED[0, :4] = 0
+NAMES = tuple(name for name in STATISTICS if name != "received_by_state")
+BY_HEAD = tuple(name for name in NAMES if "head" in STATISTICS[name])
+
+
+def four_layers() -> HandWritten:
+    return HandWritten(layers=4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (2, [2]),
+        ((0, 3), [0, 3]),
+        ((3, 0), [0, 3]),
+        (-1, [3]),
+        ((-4, -1), [0, 3]),
+        ("blocks.1", [1]),
+        (("blocks.0", 2), [0, 2]),
+        ("*", [0, 1, 2, 3]),
+    ],
+)
+def test_layers_by_number_and_by_name(layers, expected: list[int]) -> None:
+    model = four_layers()
+    with trace(model, NAMES) as full:
+        model(IDS)
+    with trace(model, NAMES, layers=layers) as recording:
+        model(IDS)
+        model(IDS)
+    assert recording.layer_indices == expected
+    assert recording.layers == [f"blocks.{index}" for index in expected]
+    for name in NAMES:
+        axis = recording.dims(name).index("layer")
+        chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(expected))
+        for step in range(2):
+            assert torch.equal(torch.from_numpy(recording.array(name))[step], chosen[0])
+
+
+def test_layers_by_the_end_of_a_path_or_the_module_that_holds_them() -> None:
+    model = llama()
+    for pattern in ("layers.1.self_attn", "model.layers.1.self_attn", "layers.1", "model.layers.1", "*.1.*"):
+        with torch.no_grad(), trace(model, layers=pattern) as recording:
+            model(IDS)
+        assert recording.layers == ["model.layers.1.self_attn"], pattern
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("heads", [(2,), (3, 0), (-1, 1)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_heads_under_grouped_keys(kv_heads: int, heads: tuple[int, ...], padded: bool) -> None:
+    model, given = llama(kv_heads=kv_heads), {"attention_mask": PADDED} if padded else {}
+    with torch.no_grad(), trace(model, NAMES) as full, trace(model, NAMES, heads=heads) as recording:
+        model(IDS, **given)
+    numbers = [head % 4 for head in heads]
+    assert recording.head_indices == numbers and full.head_indices == [0, 1, 2, 3]
+    for name in BY_HEAD:
+        axis = recording.dims(name).index("head")
+        chosen = torch.from_numpy(full.array(name)).index_select(axis, torch.tensor(numbers))
+        torch.testing.assert_close(torch.from_numpy(recording.array(name)), chosen, rtol=1e-5, atol=1e-6)
+    # norms of values and keys are means over all heads, whichever are recorded
+    assert torch.equal(recording.value_norm[0], full.value_norm[0])
+
+
+def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
+    seen, own = [], statistics.attention_statistics
+
+    def spy(scores, names, **options):
+        seen.append(scores.chosen)
+        return own(scores, names, **options)
+
+    monkeypatch.setattr(statistics, "attention_statistics", spy)
+    model = four_layers()
+    with trace(model, ("received", "row_entropy"), layers=(1, 2), heads=1, steps={1}):
+        for _ in range(3):
+            model(IDS)
+    assert seen == [(1,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"layers": (0, 4)}, r"layers are numbered 0 … 3 in the order they run .*, got 4"),
+        ({"layers": -5}, r"\(or from the end, −1 … −4\), got -5"),
+        ({"layers": "block.1"}, r"called 'block\.1' among the 4 that ran: did you mean 'blocks\.1'"),
+        ({"heads": (0, 2)}, r"blocks\.0 has the query heads 0 … 1 \(or −1 … −2\), got 2"),
+        ({"maps": [(0, 0, 7)]}, r"query heads 0 … 1 .*, got 7"),
+        ({"maps": [(0, 9, 0)]}, r"layers are numbered 0 … 3 .*, got 9"),
+        ({"maps": [(1, 2)]}, r"triples of numbers \(step, layer, head\), got \(1, 2\)"),
+        ({"layers": ()}, r"layers names at least one, got none: leave it out to record all"),
+        ({"steps": 3}, r"steps is a container of step numbers .*, got 3"),
+    ],
+)
+def test_a_wrong_choice_is_refused_by_name(choice: dict, message: str) -> None:
+    model = four_layers()
+    plain = model(IDS)
+    with pytest.raises(ValueError, match=message), trace(model, **choice):
+        model(IDS)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch.equal(plain, model(IDS))
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("steps", [range(0, 6, 2), {1, 4}, [5]])
+def test_steps_by_marks_or_by_forwards(marked: bool, steps) -> None:
+    model = HandWritten()
+    texts = [(IDS + 3 * step) % 30 for step in range(6)]
+    with trace(model, NAMES) as full, trace(model, NAMES, steps=steps) as recording:
+        for step, ids in enumerate(texts):
+            model(ids)
+            if marked:
+                # guidance: a second forward, which is not part of the recording
+                model(29 - ids)
+                recording.mark(f"step {step}")
+                full.mark(step)
+    expected = sorted(steps)
+    assert recording.step_numbers == expected
+    assert recording.steps == ([f"step {number}" for number in expected] if marked else expected)
+    assert recording.forwards_per_step == ([2] * len(expected) if marked else [])
+    for name in NAMES:
+        assert torch.equal(torch.from_numpy(recording.array(name)), torch.from_numpy(full.array(name))[expected])
+    assert recording.array("visible").shape[0] == len(expected) == len(recording.columns)
+
+
+def test_other_steps_are_not_measured(monkeypatch) -> None:
+    numbers, own = [], frames.measured
+
+    def spy(call, *rest):
+        numbers.append(call.layer)
+        return own(call, *rest)
+
+    monkeypatch.setattr(frames, "measured", spy)
+    model = HandWritten()
+    with trace(model, steps=(2,)) as recording:
+        for _ in range(5):
+            model(IDS)
+            recording.mark()
+    assert numbers == ["blocks.0", "blocks.1"]
+    assert recording.step_numbers == [2]
+
+
+def test_no_step_that_was_chosen_ran() -> None:
+    model = HandWritten()
+    with trace(model, steps=(7,)) as recording:
+        model(IDS)
+    assert recording.step_numbers == [] and recording.received == []
+    assert recording.layers == ["blocks.0", "blocks.1"]
+    with pytest.raises(ValueError, match="nothing was recorded yet"):
+        recording.array("received")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("marked", [False, True])
+def test_maps_are_those_of_eager_attention(causal: bool, marked: bool) -> None:
+    model = llama(causal=causal)
+    places = [(0, 0, 3), (1, 1, 0), (1, -1, 2), (0, -2, 3)]
+    # neither layers, heads nor steps keep a map from being taken
+    with torch.no_grad(), trace(model, layers=(0,), heads=(1,), steps=(5,), maps=places) as recording:
+        for ids in (IDS, IDS + 1):
+            model(ids, attention_mask=PADDED)
+            if marked:
+                model(ids + 2, attention_mask=PADDED)
+                recording.mark()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = [model(ids, attention_mask=PADDED, output_attentions=True).attentions for ids in (IDS, IDS + 1)]
+    assert set(recording.maps) == set(places)
+    seen_BQ = PADDED.bool()
+    for step, layer, head in places:
+        found = recording.map(step, layer, head)
+        assert found.dtype == torch.float32 and found.shape == (2, 12, 12)
+        torch.testing.assert_close(found[seen_BQ], eager[step][layer][:, head][seen_BQ], rtol=1e-4, atol=1e-6)
+
+
+def test_a_map_that_never_came_is_refused_with_those_there_are() -> None:
+    model = HandWritten()
+    with trace(model, maps=[(0, 0, 1), (9, 0, 1)]) as recording:
+        model(IDS)
+    assert recording.map(0, 0, 1).shape == (2, 12, 12)
+    with pytest.raises(ValueError, match=r"step 9, layer 0, head 1 was asked for, but its step never ran; there are"):
+        recording.map(9, 0, 1)
+    with pytest.raises(ValueError, match=r"was not asked for; there are \[\(0, 0, 1\)\]: trace\(model, maps="):
+        recording.map(0, 1, 0)
+
+
+def test_a_map_shows_the_edited_call() -> None:
+    model = HandWritten()
+    with intervene(model, MaskSinks(2)) as log, trace(model, maps=[(1, 1, 0)]) as recording:
+        model(IDS)
+        model(IDS)
+    taken = log.removals[0].columns_BLHM[:, 1, 0]
+    found = recording.map(1, 1, 0)
+    assert bool((found.gather(2, taken.unsqueeze(1).expand(-1, 12, -1)) == 0).all())
+    torch.testing.assert_close(found.sum(1), recording.received[1][:, 1, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_fused_trace_and_an_edit_share_the_received_attention(monkeypatch) -> None:
+    passes, own = [], statistics.attention_statistics
+
+    def spy(scores, names, **options):
+        passes.append(tuple(names))
+        return own(scores, names, **options)
+
+    monkeypatch.setattr(statistics, "attention_statistics", spy)
+    model = HandWritten(layers=1)
+    with trace(model, ("received", "row_entropy")) as recording, intervene(model, MaskSinks(1)) as log:
+        model(IDS)
+        model(IDS)
+    assert [sorted(names) for names in passes] == [["received", "row_entropy"]] * 2
+    assert torch.equal(log.removals[0].columns_BLHM, recording.received[0].topk(1, -1).indices)

@@ -1,0 +1,165 @@
+"""Attention that is known because it was made: every number a trace gives of it is pinned."""
+
+# B batch, H heads, S positions, D head dim
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinklab.probing import trace
+from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
+from sinklab.sinks import Excess, find_sinks
+from tiny_diffusion import tiny_model
+
+S = 40
+SHARP = 60.0
+
+
+class Given(nn.Module):
+    """One layer whose scores are the argument: keys are unit vectors, so a query is its row of scores."""
+
+    def forward(self, scores_BHSS: Tensor, values_BHSD: Tensor) -> Tensor:
+        keys = torch.eye(scores_BHSS.shape[-1]).expand(*scores_BHSS.shape[:2], -1, -1)
+        return F.scaled_dot_product_attention(scores_BHSS, keys, values_BHSD, scale=1.0)
+
+
+def one_hot(*columns: int) -> Tensor:
+    """Scores (1, 1, S, S) by which query i attends to columns[i % len(columns)] alone."""
+    scores = torch.zeros(1, 1, S, S)
+    for query in range(S):
+        scores[0, 0, query, columns[query % len(columns)]] = SHARP
+    return scores
+
+
+NAMES = ("received", "row_entropy", "row_logsumexp", "last_row", "output_norm", "noop_bound", "value_norm", "key_norm")
+
+
+def test_uniform_attention_gives_every_key_one_and_has_no_sink() -> None:
+    model = Given()
+    with trace(model, NAMES) as recording:
+        model(torch.zeros(1, 1, S, S), torch.ones(1, 1, S, 4))
+    at = {name: torch.from_numpy(recording.array(name))[0, 0, 0] for name in NAMES}
+    torch.testing.assert_close(at["received"][0], torch.ones(S))
+    torch.testing.assert_close(at["row_entropy"][0], torch.full((S,), math.log(S)))
+    torch.testing.assert_close(at["row_logsumexp"][0], torch.full((S,), math.log(S)))
+    torch.testing.assert_close(at["last_row"][0], torch.full((S,), 1 / S))
+    # equal values add up to themselves: the bound is met
+    torch.testing.assert_close(at["output_norm"][0], torch.full((S,), 2.0))
+    torch.testing.assert_close(at["noop_bound"][0], torch.full((S,), 2.0))
+    torch.testing.assert_close(at["value_norm"], torch.full((S,), 2.0))
+    torch.testing.assert_close(at["key_norm"], torch.ones(S))
+    assert not find_sinks(recording.array("received"), Excess(0.5)).any()
+
+
+@pytest.mark.parametrize("column", [0, 17, S - 1])
+def test_a_one_hot_column_receives_all(column: int) -> None:
+    values = torch.zeros(1, 1, S, 4)
+    values[0, 0, column] = 0.5
+    model = Given()
+    with trace(model, NAMES) as recording:
+        model(one_hot(column), values)
+    received = torch.from_numpy(recording.array("received"))[0, 0, 0, 0]
+    expected = torch.zeros(S)
+    expected[column] = S
+    torch.testing.assert_close(received, expected, rtol=1e-6, atol=1e-6)
+    assert float(recording.values("row_entropy")[0].max()) < 1e-4
+    torch.testing.assert_close(recording.values("row_logsumexp")[0], torch.full((1, 1, 1, S), SHARP))
+    torch.testing.assert_close(recording.values("output_norm")[0], torch.ones(1, 1, 1, S))
+    torch.testing.assert_close(recording.values("noop_bound")[0], torch.ones(1, 1, 1, S))
+    sinks = find_sinks(recording.array("received"), Excess(3.0))
+    assert sinks[0, 0, 0, 0].nonzero()[0].tolist() == [column]
+
+
+def test_two_sinks_that_move_are_found_where_they_are() -> None:
+    # one drifts to the right by two a step, the other jumps between two places
+    paths = [(2 * step, (30, 35)[step % 2]) for step in range(12)]
+    model = Given()
+    with trace(model, maps=[(3, 0, 0)]) as recording:
+        for first, second in paths:
+            model(one_hot(first, second), torch.randn(1, 1, S, 4))
+            recording.mark((first, second))
+    received = recording.array("received")
+    sinks = find_sinks(received, Excess(3.0))
+    for step, (first, second) in enumerate(paths):
+        assert sinks[step, 0, 0, 0].nonzero()[0].tolist() == sorted((first, second))
+        torch.testing.assert_close(torch.from_numpy(received[step, 0, 0, 0, [first, second]]), torch.full((2,), S / 2))
+    assert recording.steps == paths
+    whole = recording.map(3, 0, 0)[0]
+    assert whole.argmax(-1).tolist() == [paths[3][query % 2] for query in range(S)]
+
+
+class Turned(nn.Module):
+    """Attention of one token repeated, under rotary positions that come round after `turn` places."""
+
+    def __init__(self, turn: float) -> None:
+        super().__init__()
+        self.turn = turn
+
+    def forward(self, q_D: Tensor, k_D: Tensor) -> Tensor:
+        angles_SF = torch.arange(S)[:, None] * 2 * math.pi / self.turn * torch.arange(1, 5)
+        cos, sin = angles_SF.cos(), angles_SF.sin()
+
+        def turned(x_D: Tensor) -> Tensor:
+            first, second = x_D.chunk(2)
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)[None, None]
+
+        return F.scaled_dot_product_attention(turned(q_D), turned(k_D), torch.randn(1, 1, S, 8))
+
+
+def test_identical_tokens_under_rotary_positions_that_close_a_circle_give_every_key_one() -> None:
+    # Scores depend on the distance alone, and on a circle every key stands at every distance once.
+    model, generator = Turned(S), torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 8, generator=generator) * 2
+    with trace(model, ("received", "row_entropy")) as recording:
+        model(q, k)
+    torch.testing.assert_close(recording.received[0], torch.ones(1, 1, 1, S), rtol=1e-5, atol=1e-5)
+    # far from uniform, though
+    assert float(recording.row_entropy[0].max()) < math.log(S) - 0.5
+    assert not find_sinks(recording.array("received"), Excess(0.5)).any()
+
+
+def test_identical_tokens_in_a_bidirectional_model_make_no_sink() -> None:
+    model = tiny_model()
+    for layer in model.model.layers:
+        # the scale at which models start
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            part.weight.data.mul_(0.02 / 0.3)
+    ids = torch.full((1, S), 7)
+    with torch.no_grad(), trace(model, ("received", "value_norm")) as recording:
+        model(ids)
+    received = recording.received[0]
+    torch.testing.assert_close(received, torch.ones_like(received), rtol=0, atol=0.05)
+    assert not find_sinks(recording.array("received"), Excess(0.5)).any()
+    # no position differs from another in any layer, as no query sees less than another
+    norms = recording.value_norm[0]
+    torch.testing.assert_close(norms, norms[..., :1].expand_as(norms), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", [None, PrefixCache(), DualCache()])
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_a_column_that_receives_all_is_a_sink_in_every_step_of_a_cached_run(cache, sinks: int) -> None:
+    """Scaled by positions over queries, a rule means the same however few queries ran."""
+    model = tiny_model(sinks)
+    canvas = Canvas.from_prompts([[5, 6, 7, 8, 9, 10]], new_tokens=30, mask_id=model.config.mask_token_id)
+    with trace(model) as recording:
+        for step in denoise(model.denoiser(), canvas, cache=cache, block_length=3):
+            recording.mark(step)
+    received = recording.array("received")
+    visible = recording.array("visible")[:, :, None, None]
+    positions = recording.array("positions")[:, :, None, None]
+    assert positions.ravel().tolist() == [36.0] * 30
+    # everything rests on one key, whatever ran
+    single = np.zeros_like(received)
+    single[..., 4] = visible[..., 4]
+    found = find_sinks(single, Excess(3.0), visible, positions)
+    assert found[..., 4].all() and found.sum() == found[..., 4].size
+    even = np.broadcast_to(visible / received.shape[-1], received.shape)
+    assert not find_sinks(even, Excess(0.5), visible, positions).any()
+    # the run itself: a mean weight above that of all positions' rule is a sink, and nothing else is
+    expected = received / visible * 36 > 1 + 3.0 * 35 / 36
+    assert np.array_equal(find_sinks(received, Excess(3.0), visible, positions), expected)

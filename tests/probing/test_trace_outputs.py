@@ -1,0 +1,182 @@
+"""What heads give: output norms beside the bound of Eq. 20, all statistics at once, and no bit changed."""
+
+# B batch, L layers, H heads, Q queries, S keys
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import STYLES, HandWritten, Prefixed, llama
+
+from sinklab.attention import attention_map, received_attention, running, value_norms
+from sinklab.probing import STATISTICS, AttentionCall, Listener, MaskSinks, intervene, trace
+from sinklab.probing.tap import tapped
+from tiny_diffusion import tiny_model
+
+IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
+PADDED = torch.ones(2, 12, dtype=torch.long)
+PADDED[0, :4] = 0
+NAMES = tuple(name for name in STATISTICS if name != "received_by_state")
+
+
+class Outputs(Listener):
+    """Keeps what every call gave."""
+
+    def __init__(self) -> None:
+        self.norms: list[torch.Tensor] = []
+
+    def observe_output(self, call: AttentionCall, out: torch.Tensor) -> None:
+        self.norms.append(call.unrolled(out).norm(dim=-1))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_statistic_at_once_changes_no_bit(style: str) -> None:
+    model = HandWritten(style)
+    model(IDS).square().sum().backward()
+    plain, gradient = model(IDS), model.blocks[0].qkv.weight.grad.clone()
+    model.zero_grad()
+    with trace(model, NAMES) as recording:
+        out = model(IDS)
+    out.square().sum().backward()
+    assert torch.equal(plain, out)
+    assert torch.equal(gradient, model.blocks[0].qkv.weight.grad)
+    assert not any(recording.values(name)[0].requires_grad for name in NAMES)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_output_norms_are_those_of_the_outputs_and_keep_the_bound(style: str) -> None:
+    model = HandWritten(style)
+    outputs = Outputs()
+    with trace(model, ("output_norm", "noop_bound")) as recording, tapped(model, outputs):
+        model(IDS)
+    norms, bounds = recording.values("output_norm")[0], recording.values("noop_bound")[0]
+    assert norms.shape == bounds.shape == (2, 2, 1 if style == "headless" else 2, 12)
+    torch.testing.assert_close(norms, torch.stack(outputs.norms, 1))
+    assert bool((norms <= bounds * (1 + 1e-5)).all())
+    # far below in some rows: the bound is no equality
+    assert bool((norms < 0.9 * bounds).any())
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("removal", ["mask", "zero_value"])
+def test_the_bound_holds_for_edited_calls_too(kv_heads: int, removal: str) -> None:
+    model = llama(kv_heads=kv_heads)
+    names = ("output_norm", "noop_bound")
+    with torch.no_grad(), trace(model, names) as plain:
+        model(IDS, attention_mask=PADDED)
+        model(IDS, attention_mask=PADDED)
+    with torch.no_grad(), intervene(model, MaskSinks(4, removal=removal)), trace(model, names) as recording:
+        model(IDS, attention_mask=PADDED)
+        edited = model(IDS, attention_mask=PADDED).logits
+    norms, bounds = recording.values("output_norm"), recording.values("noop_bound")
+    assert all(bool((norm <= bound * (1 + 1e-5)).all()) for norm, bound in zip(norms, bounds, strict=True))
+    assert torch.equal(norms[0], plain.values("output_norm")[0])
+    assert not torch.allclose(norms[1], plain.values("output_norm")[1], rtol=1e-3)
+    with torch.no_grad(), intervene(model, MaskSinks(4, removal=removal)):
+        model(IDS, attention_mask=PADDED)
+        assert torch.equal(edited, model(IDS, attention_mask=PADDED).logits)
+
+
+def test_half_precision_outputs_are_measured_in_float32() -> None:
+    model = HandWritten().bfloat16()
+    plain = model(IDS)
+    with trace(model, NAMES) as recording:
+        traced = model(IDS)
+    assert torch.equal(plain, traced)
+    assert all(recording.values(name)[0].dtype == torch.float32 for name in NAMES)
+    norms, bounds = recording.values("output_norm")[0], recording.values("noop_bound")[0]
+    assert bool((norms <= bounds * (1 + 2**-7)).all())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_autoregressive_decoding_on_the_same_footing(padded: bool, kv_heads: int) -> None:
+    model = llama(causal=True, kv_heads=kv_heads)
+    mask = PADDED if padded else torch.ones_like(PADDED)
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    plain = model.generate(IDS, **options)
+    with trace(model, NAMES) as recording:
+        assert torch.equal(plain, model.generate(IDS, **options))
+    assert [columns.tolist() for columns in recording.columns] == [list(range(12)), [12], [13], [14]]
+    first = 8 if padded else 12
+    assert recording.array("positions").tolist() == [[first + step, 12 + step] for step in range(4)]
+    for step in range(1, 4):
+        # one query ran: its row is the column sum
+        torch.testing.assert_close(recording.values("last_row")[step], recording.received[step])
+        norms, bounds = recording.values("output_norm")[step], recording.values("noop_bound")[step]
+        assert norms.shape == (2, 2, 4, 1) and bool((norms <= bounds * (1 + 1e-5)).all())
+    rows = recording.array("row_entropy")
+    assert rows.shape == (4, 2, 2, 4, 15)
+    assert bool(torch.from_numpy(rows[1, ..., :12]).isnan().all())
+    assert not bool(torch.from_numpy(rows[1, ..., 12]).isnan().any())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_last_row_is_that_of_the_last_real_query(causal: bool, side: str) -> None:
+    model = llama(causal=causal)
+    mask = PADDED if side == "left" else PADDED.flip(-1)
+    with torch.no_grad(), trace(model, ("last_row",)) as recording:
+        model(IDS, attention_mask=mask)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = torch.stack(model(IDS, attention_mask=mask, output_attentions=True).attentions, 1)
+    expected = torch.stack([maps[0, :, :, 11 if side == "left" else 7], maps[1, :, :, 11]])
+    torch.testing.assert_close(recording.values("last_row")[0], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("style", ["causal", "additive", "bool_2d"])
+def test_the_last_row_of_hand_written_calls(style: str) -> None:
+    model = HandWritten(style)
+    with trace(model, ("last_row",), maps=[(0, 1, 0), (0, 1, 1)]) as recording:
+        model(IDS)
+    for head in range(2):
+        torch.testing.assert_close(recording.values("last_row")[0][:, 1, head], recording.map(0, 1, head)[:, -1])
+
+
+def test_key_norms_and_prefix_columns() -> None:
+    model = Prefixed()
+    with trace(model, ("key_norm", "value_norm")) as recording:
+        model(IDS)
+    keys = model.blocks[0].qkv(model.embed(IDS)).unflatten(-1, (3, 2, -1))[:, :, 1].transpose(1, 2)
+    norms = recording.values("key_norm")[0][:, 0]
+    torch.testing.assert_close(norms[:, 2:], value_norms(keys))
+    # the sink columns of this model are ones of width 8
+    torch.testing.assert_close(norms[:, :2], torch.full((2, 2), 8.0**0.5))
+    assert bool((recording.value_norm[0][..., :2] == 0).all())
+    assert recording.dims("key_norm") == ("step", "batch", "layer", "key")
+
+
+def test_a_real_sink_token_keeps_the_bound_and_is_no_position() -> None:
+    model = tiny_model(2)
+    ids = torch.randint(3, 200, (1, 20))
+    with torch.no_grad(), trace(model, ("output_norm", "noop_bound", "received")) as recording:
+        model(ids)
+    assert recording.prefix == 2
+    assert recording.array("positions").tolist() == [[20.0]]
+    assert recording.array("output_norm").shape == (1, 1, 2, 4, 20)
+    norms, bounds = recording.array("output_norm"), recording.array("noop_bound")
+    assert bool((norms <= bounds * (1 + 1e-5)).all())
+
+
+def test_an_announcement_of_another_canvas_is_not_taken_for_ones_own() -> None:
+    model = HandWritten()
+    with running(torch.zeros(2, 40, dtype=torch.long)), trace(model) as recording:
+        model(IDS)
+    assert recording.columns[0].tolist() == list(range(12)) and recording.prefix == 0
+
+
+def test_what_a_call_says_of_itself_is_what_the_public_functions_say() -> None:
+    seen = []
+
+    class Keep(Listener):
+        def observe(self, call: AttentionCall) -> None:
+            given = {"mask": call.mask, "is_causal": call.is_causal, "scale": call.scale}
+            seen.append((call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given)))
+            rows = attention_map(call.query_BHQD, call.key_BKSD, **given)
+            torch.testing.assert_close(call.last_row_BHS, rows[:, :, -1])
+
+    for style in STYLES:
+        model = HandWritten(style)
+        with tapped(model, Keep()):
+            model(IDS)
+    assert len(seen) == 2 * len(STYLES) and all(torch.equal(ours, theirs) for ours, theirs in seen)

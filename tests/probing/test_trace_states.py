@@ -1,0 +1,187 @@
+"""Where the queries of a step stand, in which state, and what each state gives to every key."""
+
+# B batch, L layers, H heads, Q queries, S canvas positions
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import HandWritten, llama
+
+from sinklab.probing import STATES, MaskSinks, intervene, position_states, trace
+from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
+from tiny_diffusion import tiny_model
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+NEW, BLOCK, CANVAS = 6, 3, 12
+CACHES = (None, PrefixCache(), DualCache())
+PLACES = [(step, layer, head) for step in range(NEW) for layer in range(2) for head in range(4)]
+
+
+def canvas_of(model, prompts=PROMPTS):
+    return Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id, pad_id=0)
+
+
+def decoded(model, canvas, cache, recording):
+    real_BS = None if bool(canvas.attention_BS.all()) else canvas.attention_BS
+    steps = []
+    for step in denoise(model.denoiser(real_BS), canvas, cache=cache, block_length=BLOCK):
+        recording.mark(step)
+        steps.append(step)
+    return steps
+
+
+def expected_columns(cache, nth, shift):
+    block, within = divmod(nth, BLOCK)
+    start = CANVAS - NEW + block * BLOCK
+    if cache is None or within == 0:
+        return list(range(CANVAS))
+    stop = CANVAS if isinstance(cache, PrefixCache) else start + BLOCK
+    return list(range(start - shift, stop))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("state_of", ["predicted", "own"])
+def test_by_state_against_the_maps(cache, sinks, shift, state_of) -> None:
+    model = tiny_model(sinks, logit_shift=shift)
+    canvas = canvas_of(model)
+    names = ("received", "received_by_state")
+    with trace(model, names, canvas=canvas, state_of=state_of, maps=PLACES) as recording:
+        steps = decoded(model, canvas, cache, recording)
+    assert recording.prefix == sinks
+    for nth, step in enumerate(steps):
+        columns = recording.columns[nth].tolist()
+        assert columns == expected_columns(cache, nth, int(shift))
+        # the slow twin: state by state, query by query
+        by_state = torch.zeros(2, 3, 2, 4, sinks + CANVAS)
+        for row in range(2):
+            for query, own in enumerate(columns):
+                if not canvas.attention_BS[row, own]:
+                    assert recording.query_state[nth][row, query] == -1
+                    continue
+                target = own + 1 if shift and state_of == "predicted" and own + 1 < CANVAS else own
+                is_open, is_masked = bool(canvas.open_BS[row, target]), bool(step.masked_BS[row, target])
+                state = "masked" if is_masked else "committed" if is_open else "prompt"
+                assert recording.query_state[nth][row, query] == STATES.index(state)
+                for layer in range(2):
+                    for head in range(4):
+                        by_state[row, STATES.index(state), layer, head] += recording.map(nth, layer, head)[row, query]
+        found = recording.values("received_by_state")[nth]
+        torch.testing.assert_close(found, by_state, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.sum(1), recording.received[nth], rtol=1e-5, atol=1e-5)
+    # the last full evaluation sees all three states
+    assert all(bool((recording.values("received_by_state")[3][:, state] > 0).any()) for state in range(3))
+    assert recording.dims("received_by_state") == ("step", "batch", "state", "layer", "head", "key")
+    assert recording.array("received_by_state").shape == (NEW, 2, 3, 2, 4, sinks + CANVAS)
+
+
+def test_a_shifted_predecessor_in_the_padding_is_no_query() -> None:
+    # An empty prompt: the block begins right after the padding, whose last column runs for the shift.
+    model = tiny_model(0, logit_shift=True)
+    canvas = canvas_of(model, [[5, 6, 7, 8, 9, 10], []])
+    names = ("received", "received_by_state", "row_entropy")
+    with trace(model, names, canvas=canvas) as recording:
+        steps = decoded(model, canvas, DualCache(), recording)
+    assert recording.columns[1].tolist() == [5, 6, 7, 8]
+    assert recording.query_state[1][:, 0].tolist() == [int(canvas.mask_id != steps[1].before_BS[0, 6]), -1]
+    torch.testing.assert_close(recording.received[1].sum(-1)[:, 0, 0], torch.tensor([4.0, 3.0]))
+    assert recording.visible[1].tolist() == [[4] * 12, [0] * 6 + [3] * 6]
+    assert recording.positions[1].tolist() == [12, 6]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_row_statistics_stand_at_their_canvas_positions(cache, sinks) -> None:
+    model = tiny_model(sinks)
+    canvas = canvas_of(model)
+    with trace(model, ("row_entropy", "output_norm", "received"), canvas=canvas) as recording:
+        decoded(model, canvas, cache, recording)
+    for name in ("row_entropy", "output_norm"):
+        array = torch.from_numpy(recording.array(name))
+        assert array.shape == (NEW, 2, 2, 4, CANVAS)
+        assert recording.dims(name) == ("step", "batch", "layer", "head", "position")
+        for nth, compact in enumerate(recording.values(name)):
+            columns = expected_columns(cache, nth, 0)
+            others = [position for position in range(CANVAS) if position not in columns]
+            assert torch.equal(array[nth][..., columns], compact)
+            assert bool(array[nth][..., others].isnan().all())
+    states = torch.from_numpy(recording.array("query_state"))
+    assert recording.dims("query_state") == ("step", "batch", "position")
+    for nth, compact in enumerate(recording.query_state):
+        assert torch.equal(states[nth][:, expected_columns(cache, nth, 0)], compact.float())
+    positions = recording.array("positions")
+    assert recording.dims("positions") == ("step", "batch")
+    assert positions.tolist() == [[12.0, 9.0]] * NEW
+
+
+def test_ids_come_from_the_model_itself_without_a_denoiser() -> None:
+    mask = 0
+    open_BS = torch.tensor([[False, False, True, True, True]])
+    canvas = SimpleNamespace(open_BS=open_BS, attention_BS=torch.ones_like(open_BS), mask_id=mask)
+    ids = torch.tensor([[3, 4, 0, 9, 0]])
+    for model, call in ((HandWritten(), {}), (llama(), {"use_cache": False})):
+        with torch.no_grad(), trace(model, ("received_by_state",), canvas=canvas) as recording:
+            model(ids, **call)
+            if call:
+                model(input_ids=ids, **call)
+        assert all(state.tolist() == [[2, 2, 0, 1, 0]] for state in recording.query_state)
+        queries = recording.values("received_by_state")[0].sum(-1)[0, :, 0, 0]
+        torch.testing.assert_close(queries, torch.tensor([2.0, 1.0, 2.0]))
+    states = trace(model, ("received_by_state",), canvas=canvas)
+    with pytest.raises(ValueError, match=r"the model was given none .*decode with model\.denoiser\(\)"), states:
+        model(inputs_embeds=torch.randn(1, 5, 32))
+
+
+def test_guidance_keeps_the_conditional_forward_and_its_states() -> None:
+    model = tiny_model()
+    canvas = canvas_of(model, PROMPTS[:1])
+    denoiser = guided(model.denoiser(), 1.0, canvas.prompt_BS, canvas.mask_id)
+    with trace(model, ("received_by_state",), canvas=canvas) as recording:
+        for step in denoise(denoiser, canvas, block_length=BLOCK):
+            recording.mark(step)
+    assert recording.forwards_per_step == [2] * NEW
+    assert recording.query_state[0][0].tolist() == [2] * 6 + [0] * 6
+
+
+def test_states_of_an_edited_run_are_those_of_its_own_canvas() -> None:
+    model = tiny_model(1)
+    canvas = canvas_of(model)
+    with intervene(model, MaskSinks(2)) as log, trace(model, ("received_by_state",), canvas=canvas) as recording:
+        steps = decoded(model, canvas, DualCache(), recording)
+    for removal, found in zip(log.removals, recording.values("received_by_state")[1:], strict=True):
+        assert bool((found.sum(1).gather(-1, removal.columns_BLHM) == 0).all())
+    masked = [int((state == 0).sum()) for state in recording.query_state]
+    inside = [int(step.masked_BS[:, columns].sum()) for step, columns in zip(steps, recording.columns, strict=True)]
+    assert masked == inside
+
+
+def test_position_states() -> None:
+    canvas = Canvas.from_prompts([[5, 6], [7]], new_tokens=2, mask_id=1, pad_id=0)
+    ids = torch.tensor([[5, 6, 1, 9], [0, 7, 8, 1]])
+    assert position_states(canvas, ids).tolist() == [[2, 2, 0, 1], [-1, 2, 1, 0]]
+
+
+def test_wrong_use_is_refused_by_name() -> None:
+    model, canvas = HandWritten(), SimpleNamespace(open_BS=torch.ones(1, 5).bool(), mask_id=0)
+    ids = torch.ones(1, 4, dtype=torch.long)
+    states = trace(model, ("received_by_state",))
+    with pytest.raises(ValueError, match=r"no canvas was given: trace\(model, …, canvas=canvas\)"), states:
+        pass
+    with pytest.raises(ValueError, match="but SimpleNamespace lacks attention_BS"), trace(model, canvas=canvas):
+        pass
+    canvas.attention_BS = canvas.open_BS
+    states = trace(model, canvas=canvas, state_of="next")
+    with pytest.raises(ValueError, match=r"state_of is one of .*, got 'next'"), states:
+        pass
+    states = trace(model, ("received_by_state",), canvas=canvas)
+    with pytest.raises(ValueError, match=r"whole canvas, \(1, 5\), but the model read ids of shape \(1, 4\)"), states:
+        model(ids)
+    with trace(model) as recording:
+        model(ids)
+    with pytest.raises(ValueError, match="states of queries need the canvas"):
+        recording.array("query_state")
+    with pytest.raises(ValueError, match="did you mean 'received_by_state'"):
+        recording.dims("received_by_states")
