@@ -9,12 +9,11 @@ from __future__ import annotations
 import difflib
 import warnings
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-Array = TypeVar("Array")
+from .scale import Array, even_share, namespace
 
 SCALES = ("sum", "mean", "percent", "zscore")
 
@@ -60,7 +59,11 @@ class Excess:
 
 @dataclass(frozen=True)
 class Gu:
-    """A key is a sink when the mean weight its queries give it exceeds ``threshold`` (Gu et al. 2410.10781)."""
+    """A key is a sink when the mean weight its queries give it exceeds ``threshold`` (Gu et al. 2410.10781, 3.2).
+
+    The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a causal mask, as the
+    paper has it, and all T in a bidirectional model, where the same threshold keeps its meaning.
+    """
 
     threshold: float = 0.3
     """mean attention weight, between 0 and 1"""
@@ -72,7 +75,7 @@ class Gu:
 
 @dataclass(frozen=True)
 class Top:
-    """The ``k`` keys that receive most, however little that is; ties go to the earlier key."""
+    """The ``k`` keys that receive most, however little that is; ties go to the earlier key. Costs k passes."""
 
     k: int = 1
     """number of keys, fewer than there are"""
@@ -85,76 +88,52 @@ class Top:
 Rule = Excess | Gu | Top
 
 
-def find_sinks(received: Array, rule: Rule, visible: Any = None) -> Array:
+def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any = None) -> Array:
     """Boolean array of the shape of ``received`` (..., key): which keys are sinks under ``rule``.
 
     received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half precision is widened.
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
     ``visible[:, :, None, None]``); keys that no query sees are never sinks. None means S queries see every key, where S
     is the number of keys that are not NaN: right for full attention without added sink columns.
+    positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
+    first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
+    Time O(size) (Top: O(k size)). Beyond the answer, "sum", "mean", "percent" and Gu need at most one copy of received.
     Raises ValueError when the shapes do not fit or Top asks for as many keys as there are.
     """
+    if not isinstance(rule, Excess | Gu | Top):
+        raise ValueError(f"A rule is one of Excess, Gu, Top: got {rule!r}.")
     xp = namespace(received)
-    a = widened(received, xp)
-    exists = ~xp.isnan(a)
-    if visible is None:
-        queries = exists.sum(-1)[..., None] + xp.zeros_like(a)
-    else:
-        queries = _fitted(widened(visible, xp), a, xp)
-        # Where the count itself is padding, the key does not exist.
-        exists = exists & ~xp.isnan(queries)
-    exists = exists & (queries > 0)
-    a = xp.where(exists, a, xp.zeros_like(a))
-    queries = xp.where(exists, queries, xp.ones_like(queries))
-    if isinstance(rule, Top):
-        return _top(a, exists, rule.k, xp)
-    if isinstance(rule, Gu):
-        return exists & (a / queries > rule.threshold)
-    if isinstance(rule, Excess) and rule.scale == "zscore":
-        return exists & _far(a / queries, exists, rule.epsilon)
-    if isinstance(rule, Excess):
-        return exists & (a > rule.threshold(queries))
-    raise ValueError(f"A rule is one of Excess, Gu, Top: got {rule!r}.")
+    a: Any
+    a, queries = even_share(received, visible, positions)
+    # A count that is NaN or 0 means that the key is not there for any query.
+    seen = queries > 0
+    if isinstance(rule, Top) or (isinstance(rule, Excess) and rule.scale == "zscore"):
+        exists = ~xp.isnan(a) & seen
+        if isinstance(rule, Top):
+            return _top(a, exists, rule.k, xp)
+        share = xp.where(exists, a, xp.zeros_like(a)) / xp.where(seen, queries, xp.ones_like(queries))
+        return exists & _far(share, exists, rule.epsilon)
+    queries = xp.where(seen, queries, xp.ones_like(queries))
+    limit = rule.threshold * queries if isinstance(rule, Gu) else rule.threshold(queries)
+    # Comparing with NaN is false: padding falls out of itself.
+    return a > xp.where(seen, limit, xp.zeros_like(limit) + float("inf"))
 
 
-def namespace(array: Any) -> ModuleType:
-    """numpy, or torch for a tensor: the functions used here have the same names in both."""
-    if type(array).__module__.startswith("torch"):
-        import torch
-
-        return torch
-    return np
-
-
-def widened(array: Any, xp: ModuleType) -> Any:
-    """``array`` in at least single precision: sums of float16 overflow."""
-    if xp is np:
-        array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
-        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    array = xp.as_tensor(array)
-    return array if array.dtype in (xp.float32, xp.float64) else array.float()
-
-
-def _fitted(visible: Any, a: Any, xp: ModuleType) -> Any:
-    visible = visible if xp is np else visible.to(a.device)
-    try:
-        return xp.broadcast_to(visible, tuple(a.shape))
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"visible must broadcast to received: shapes {tuple(visible.shape)} and {tuple(a.shape)}. "
-            "Insert the missing axes, for example visible[:, :, None, None]."
-        ) from error
-
-
-def _top(a: Any, exists: Any, k: int, xp: ModuleType) -> Any:
+def _top(a: Any, exists: Any, k: int, xp: Any) -> Any:
     keys = a.shape[-1]
     if k >= keys:
         raise ValueError(f"Top must leave at least one key: k={k} of {keys} keys. Choose k < {keys}.")
-    score = xp.where(exists, a, xp.zeros_like(a) - float("inf"))
-    # A stable sort gives ties to the earlier key in numpy and torch alike.
-    order = (-score).argsort(axis=-1, kind="stable") if xp is np else xp.argsort(-score, dim=-1, stable=True)
-    rank = order.argsort(axis=-1) if xp is np else xp.argsort(order, dim=-1)
-    return exists & (rank < k)
+    left = xp.where(exists, a, xp.zeros_like(a[..., :1]) - float("inf"))
+    chosen = xp.zeros_like(exists)
+    for _ in range(k):
+        # argmax gives ties to the first.
+        best = left.argmax(-1)[..., None]
+        for array, value in ((chosen, True), (left, -float("inf"))):
+            if hasattr(array, "scatter_"):
+                array.scatter_(-1, best, value)
+            else:
+                np.put_along_axis(array, best, value, -1)
+    return exists & chosen
 
 
 def _far(share: Any, exists: Any, epsilon: float) -> Any:

@@ -1,50 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.sinks import KINDS, enrichment, token_kind
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("\n", "newline"),
-        (" \n\n", "newline"),
-        ("Ċ", "newline"),
-        (" ", "space"),
-        ("\t", "space"),
-        ("Ġ", "space"),
-        ("▁▁", "space"),
-        (",", "punctuation"),
-        (".\n", "punctuation"),
-        ("Ġ(", "punctuation"),
-        ("—", "punctuation"),
-        ("$", "punctuation"),
-        ("7", "digit"),
-        (" 3.14", "digit"),
-        ("½", "digit"),
-        ("the", "word"),
-        ("Ġthe", "word"),
-        ("x1", "word"),
-        ("don't", "word"),
-        ("हिंदी", "word"),
-        ("语", "word"),
-        ("\ufffd", "word"),
-        ("", "special"),
-        ("[MASK]", "mask"),
-        ("<sink>", "sink"),
-        ("</s>", "special"),
-    ],
-)
-def test_kinds(text, kind):
-    assert token_kind(text, {"[MASK]": "mask", "<sink>": "sink", "</s>": "special"}) == kind
-    assert kind in KINDS
-
-
-def test_a_collection_of_specials_and_an_unknown_kind():
-    assert token_kind("[MASK]", ["[MASK]"]) == "special"
-    assert token_kind("[MASK]") == "word"
-    with pytest.raises(ValueError, match=r"got 'masked' for '\[MASK\]'"):
-        token_kind("[MASK]", {"[MASK]": "masked"})
+from sinklab.sinks import enrichment
 
 
 def test_enrichment_by_hand():
@@ -63,6 +20,12 @@ def test_enrichment_by_hand():
 def test_places_that_do_not_exist_do_not_count():
     found = enrichment(["a", None, "b"], [1, 9, 1])
     assert found.label == ["a", "b"] and found.occupancy.tolist() == [0.5, 0.5] and found.events.tolist() == [1, 1]
+
+
+def test_labels_that_read_alike_are_one():
+    found = enrichment(np.array([1, "1", "b", 2], dtype=object), [1, 2, 0, 5])
+    assert found.label == ["2", "1", "b"] and found.events.tolist() == [5, 3, 0]
+    assert found.occurrences.tolist() == [1, 2, 1]
 
 
 def test_no_event_is_not_a_division_by_zero():

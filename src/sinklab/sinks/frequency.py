@@ -1,42 +1,11 @@
-"""Which tokens are sinks: kinds of tokens, and frequency against occupancy."""
+"""Which tokens sinks fall on: frequency among sinks against frequency among tokens."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-KINDS = ("mask", "newline", "punctuation", "space", "word", "digit", "special", "sink")
-
-# How byte-level BPE and SentencePiece spell white space.
-_SPELLINGS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
-
-
-def token_kind(text: str, special: Mapping[str, str] | Iterable[str] = ()) -> str:
-    """Kind of a token by its text, one of ``KINDS``; decoded text and byte-level spellings ("Ġthe") both work.
-
-    special: texts that are not language, either a mapping to their kind ({"[MASK]": "mask", "<sink>": "sink"}) or a
-    collection, whose members are "special". A token of no text (part of a character) is "special" too.
-    Raises ValueError when the mapping names an unknown kind.
-    """
-    if text in special:
-        kind = special[text] if isinstance(special, Mapping) else "special"
-        if kind not in KINDS:
-            raise ValueError(f"The kinds of tokens are {', '.join(KINDS)}: got {kind!r} for {text!r}.")
-        return kind
-    plain = text.translate(_SPELLINGS)
-    core = plain.strip()
-    if not plain:
-        return "special"
-    if not core:
-        return "newline" if "\n" in plain or "\r" in plain else "space"
-    classes = {unicodedata.category(letter)[0] for letter in core}
-    if classes <= {"P", "S"}:
-        return "word" if "\ufffd" in core else "punctuation"
-    return "digit" if "N" in classes and not classes & {"L", "M"} else "word"
 
 
 @dataclass(frozen=True)
@@ -72,19 +41,28 @@ def enrichment(labels: Any, events: Any) -> Enrichment:
     if not here.any():
         raise ValueError("enrichment needs at least one place that holds a token: every label is None.")
     names, counts = names.reshape(-1)[here], counts.reshape(-1)[here]
-    unique, inverse = np.unique(names.astype(str), return_inverse=True)
-    per_label = np.bincount(inverse, weights=counts, minlength=len(unique))
-    places = np.bincount(inverse, minlength=len(unique))
+    unique, code = coded(names)
+    per_label = np.bincount(code, weights=counts, minlength=len(unique))
+    places = np.bincount(code, minlength=len(unique))
     # Falling events, then the alphabet, so that ties print in one order everywhere.
-    order = np.lexsort((unique, -per_label))
+    order = np.lexsort((np.arange(len(unique)), -per_label))
     total = per_label.sum()
     frequency = per_label[order] / (total or 1)
     occupancy = places[order] / places.sum()
     return Enrichment(
-        label=[str(name) for name in unique[order]],
+        label=[unique[index] for index in order],
         events=per_label[order],
         occurrences=places[order],
         frequency=frequency,
         occupancy=occupancy,
         enrichment=frequency / occupancy if total else np.full(len(unique), np.nan),
     )
+
+
+def coded(names: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Distinct labels in alphabetical order, and the number of its label for each name; O(names), no sort of them."""
+    seen: dict[Any, int] = {}
+    code = np.fromiter((seen.setdefault(name, len(seen)) for name in names.flat), dtype=np.int64, count=names.size)
+    labels = sorted({str(name) for name in seen})
+    place = {label: index for index, label in enumerate(labels)}
+    return labels, np.array([place[str(name)] for name in seen], dtype=np.int64)[code]

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+import torch
+
+from sinklab.sinks import Excess, Gu, Top, even_share, find_sinks, main_sink
+
+
+def test_one_query_of_a_cached_decoder_counts_as_if_all_had_run():
+    # Twelve positions, one query: it gives 0.4 to the first key and 0.06 to each of ten others; the last is not there.
+    received = np.array([0.4] + [0.06] * 10 + [np.nan], dtype=np.float32)
+    visible = np.array([1.0] * 11 + [0.0])
+    scaled, seen = even_share(received, visible, np.array(11))
+    np.testing.assert_allclose(scaled[:11], 11 * received[:11], rtol=1e-6)
+    assert np.isnan(scaled[11]) and seen.tolist() == [11.0] * 11 + [0.0]
+    # 4.4 exceeds 1 + 3 * 10/11 = 3.73; the raw 0.4 could never exceed 1 + 0.
+    assert np.flatnonzero(find_sinks(received, Excess(), visible, np.array(11))).tolist() == [0]
+    assert not find_sinks(received, Excess(), visible).any()
+    # The mean weight does not change, so neither do rules that only look at it or at the order.
+    for rule in (Gu(), Top(1)):
+        np.testing.assert_array_equal(
+            find_sinks(received, rule, visible, np.array(11)), find_sinks(received, rule, visible)
+        )
+
+
+def test_an_even_share_is_one_at_every_step():
+    # Steps with 8 of 8, 4 of 8 and 2 of 8 queries, even attention: raw sums 1, 1/2, 1/4.
+    ran_T = np.array([8.0, 4.0, 2.0])
+    received_TLHK = np.broadcast_to((ran_T / 8)[:, None, None, None], (3, 2, 2, 8))
+    visible_TK = np.broadcast_to(ran_T[:, None], (3, 8))
+    scaled, seen = even_share(received_TLHK, visible_TK[:, None, None], np.full((3, 1, 1), 8))
+    np.testing.assert_allclose(scaled, 1)
+    np.testing.assert_allclose(seen, 8)
+    assert seen.shape == (3, 1, 1, 8)
+
+
+def test_keys_seen_by_fewer_queries_keep_their_proportion():
+    # A causal step of four queries of eight positions: the most that see one key is what ran.
+    _, seen = even_share(np.ones(4), np.array([4.0, 3.0, 2.0, 1.0]), np.array(8))
+    assert seen.tolist() == [8, 6, 4, 2]
+
+
+def test_without_counts_all_keys_or_all_positions_are_queries():
+    received = np.array([[1.0, 1.0, np.nan], [3.0, 0.0, 0.0]], dtype=np.float32)
+    same, seen = even_share(received)
+    assert same is received and seen.tolist() == [[2.0], [3.0]]
+    # Two added sink columns: four keys, two positions.
+    _, seen = even_share(np.ones((1, 4)), None, np.array([2]))
+    assert seen.tolist() == [[2.0]]
+
+
+def test_nothing_is_copied_when_nothing_is_scaled():
+    received = np.ones((3, 4), dtype=np.float32)
+    assert even_share(received, np.full((3, 4), 4), np.full(3, 4))[0] is received
+    assert even_share(received, np.full((3, 4), 4))[0] is received
+
+
+def test_steps_that_do_not_exist_stay_away():
+    received = np.full((2, 3), np.nan, dtype=np.float16)
+    scaled, seen = even_share(received, np.full((2, 3), np.nan), np.array([np.nan, 0]))
+    assert np.isnan(scaled).all() and np.isnan(seen).all() and scaled.dtype == np.float32
+    assert not find_sinks(received, Excess(), np.full((2, 3), np.nan), np.array([np.nan, 0])).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", [Excess(), Excess(1.0, "percent"), Excess(2.0, "zscore"), Gu(), Top(2)])
+def test_tensors_stay_tensors_and_agree_with_arrays(dtype, rule):
+    draw = np.random.default_rng(0).dirichlet(np.full(10, 0.2), size=(3, 2, 4)).sum(-2)
+    received = torch.from_numpy(draw).to(dtype)
+    visible, positions = torch.full((3, 1, 10), 4), torch.full((3, 1), 10)
+    scaled, seen = even_share(received, visible, positions)
+    assert isinstance(scaled, torch.Tensor) and scaled.dtype in (torch.float32, torch.float64)
+    np.testing.assert_allclose(scaled.numpy(), received.double().numpy() * 2.5, rtol=1e-6)
+    np.testing.assert_allclose(seen.numpy(), 10)
+    flags = find_sinks(received, rule, visible, positions)
+    assert isinstance(flags, torch.Tensor) and flags.any()
+    np.testing.assert_array_equal(
+        flags.numpy(), find_sinks(received.double().numpy(), rule, visible.numpy(), positions.numpy())
+    )
+
+
+def test_errors_name_the_shapes():
+    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(3, 2, 2\).*positions\[:, None, None\]"):
+        even_share(np.ones((3, 2, 2, 8)), np.ones((3, 1, 1, 8)), np.ones(3))
+    with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(5, 8\) and \(3, 8\)"):
+        even_share(np.ones((3, 8)), np.ones((5, 8)), np.ones(3))
+    with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(2, 8\) and \(8,\)"):
+        find_sinks(torch.ones(8), Excess(), torch.ones(2, 8))
+
+
+def test_main_sink_passes_over_nan_and_gives_ties_to_the_earlier_key():
+    received = np.array([[np.nan, 1.0, 2.0], [np.nan, np.nan, np.nan], [0.0, -1.0, np.nan], [1.0, 3.0, 3.0]])
+    assert main_sink(received).tolist() == [2, -1, 0, 1]
+    found = main_sink(torch.from_numpy(received))
+    assert isinstance(found, torch.Tensor) and found.tolist() == [2, -1, 0, 1]
+    with pytest.raises(ValueError, match="at least one key"):
+        main_sink(np.ones((3, 0)))
