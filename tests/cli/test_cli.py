@@ -13,7 +13,7 @@ from sinklab.cli import main
 from sinklab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model
 
-COMMANDS = ("tour", "generate", "info", "trace", "train", "report")
+COMMANDS = ("tour", "generate", "info", "trace", "mask", "compare", "train", "report")
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,8 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
 
 def examples(text: str) -> list[str]:
     lines = [line.strip() for line in text.partition("Try")[2].splitlines()]
+    # a launcher runs the same command as a module
+    lines = [re.sub(r"^accelerate launch .*-m sinklab\.cli ", "sinklab ", line) for line in lines]
     return [part.strip() for line in lines if line.startswith("sinklab ") for part in line.split("&&")]
 
 
@@ -67,6 +69,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
     command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = help_of(command, capsys)
+    Path("questions.jsonl").write_text('{"question": "What is 17 + 25?"}\n' * 30)
     found = examples(text)
     assert any(example.startswith(f"sinklab {command}") for example in found), text
 
@@ -243,6 +246,20 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
         ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
         ("train --heads 3", r"hidden_size \(128\) must be a multiple of heads \(3\)"),
+        (
+            "trace x --prompts p.txt --model {model}",
+            "arguments or from a file, but there are both: 'x'",
+        ),
+        ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
+        ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
+        ("trace --statistics recieved --model {model}", "did you mean received"),
+        ("trace --layers 9 --model {model} --heldout ''", "layers must be numbers from 0 to 1"),
+        ("trace --edits window:radius=3 --model {model}", "unknown edit 'window'"),
+        ("mask --k 1 --epsilon 3 --model {model}", "give --k or --epsilon, not both: got 1 and 3"),
+        ("mask --k 0 --model {model}", "k counts the keys to remove, at least 1, got 0"),
+        ("mask --also mask_sink:k=1 --model {model}", "did you mean 'mask_sinks'"),
+        ("mask --out {model} --model {model}", "mask writes two run folders into .*, which is taken"),
+        ("compare nowhere there", "nowhere is not a run folder: no such folder"),
         ("report", "report needs at least one run folder"),
         ("report nowhere", "nowhere is not a run folder: no such folder"),
         ("tour --out {model}", "the tour writes into an empty folder, but .* holds files"),

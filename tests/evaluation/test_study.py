@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.evaluation import StudySettings, observation, study
+from sinklab.evaluation import StudySettings, study
 from sinklab.probing import trace
 from sinklab.records import open_run
 from tiny_diffusion import TEXT, tiny_loaded
@@ -43,21 +43,23 @@ def test_a_study_writes_what_the_report_reads(settings: StudySettings, tmp_path:
     assert (model["gate"], model["parameters"]) == ("elementwise", loaded.model.num_parameters())
     assert len(model["weights_sha256"]) == 64
     assert run.info.settings["prompts"] == list(PROMPTS)
-    assert [text.split()[0] for text in said] == ["writing", "writing", "writing", "writing", "scoring"]
+    assert [text.split()[0] for text in said] == ["writing"] * 6 + ["scoring"]
+    assert said[:2] == ["writing sample 1 of 2 under observation", "writing sample 1 again with 1 sinks hidden"]
 
     prompt = len(loaded.tokenizer(PROMPTS[0])["input_ids"])
-    keys = sink + prompt + 10
-    arrays = run.arrays("attention")
-    assert arrays["received"].shape == (2, 5, 2, 4, keys)
-    assert arrays["visible"].shape == (2, 5, keys)
-    assert arrays["value_norm"].shape == (2, 5, 2, keys)
-    assert run.dims("attention")["received"] == ("sample", "step", "layer", "head", "key")
-    assert np.isfinite(arrays["received"][0]).all()
-    # the second sample has no prompt: its keys end earlier
-    assert np.isfinite(arrays["received"][1][..., : sink + 10]).all()
-    assert np.isnan(arrays["received"][1][..., sink + 10 :]).all()
-    assert (arrays["visible"][0] == prompt + 10).all()
-    assert np.allclose(arrays["received"][0].astype(float).sum(-1), prompt + 10, rtol=2e-3)
+    assert run.parts("attention") == run.parts("tokens") == run.parts("steps") == run.parts("generations") == (0, 1)
+    for sample, length in ((0, prompt + 10), (1, 10)):
+        arrays = run.arrays("attention", part=sample)
+        assert arrays["received"].shape == (5, 2, 4, sink + length)
+        assert arrays["visible"].shape == (5, sink + length)
+        assert arrays["value_norm"].shape == (5, 2, sink + length)
+        assert np.isfinite(arrays["received"]).all()
+        assert (arrays["visible"] == length).all()
+        assert arrays["positions"].tolist() == [length] * 5
+        assert arrays["step_number"].tolist() == [0, 1, 2, 3, 4]
+        assert np.allclose(arrays["received"].astype(float).sum(-1), length, rtol=2e-3)
+    assert run.dims("attention", part=0)["received"] == ("step", "layer", "head", "key")
+    assert run.dims("attention", part=0)["positions"] == ("step",)
 
     tokens = run.table("tokens")
     assert len(tokens) == 5 * (prompt + 10) + 5 * 10
@@ -65,6 +67,8 @@ def test_a_study_writes_what_the_report_reads(settings: StudySettings, tmp_path:
     assert first["state"].tolist() == ["prompt"] * prompt + ["masked"] * 10
     assert first["position"].tolist() == list(range(prompt + 10))
     assert (first["token_id"][first["state"] == "masked"] == loaded.tokenizer.mask_token_id).all()
+    assert first["special"].tolist() == [""] * prompt + ["mask"] * 10
+    assert not first["template"].any()
     assert "".join(first["text"][first["state"] == "prompt"]) == PROMPTS[0]
     last = tokens[(tokens["sample"] == 1) & (tokens["step"] == 4)]
     assert last["state"].value_counts().to_dict() == {"committed": 8, "masked": 2}
@@ -74,10 +78,13 @@ def test_a_study_writes_what_the_report_reads(settings: StudySettings, tmp_path:
     assert steps["masked"].tolist() == [10, 8, 6, 5, 2] * 2
     assert steps["committed"].tolist() == [2, 2, 1, 3, 2] * 2
     assert steps["block"].tolist() == [0, 0, 0, 1, 1] * 2
+    assert steps["queries"].tolist() == [prompt + 10] * 5 + [10] * 5
     generations = run.table("generations")
-    assert generations["masked_sinks"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert generations["sample"].tolist() == [0, 1] * 3
+    assert generations["masked_sinks"].tolist() == [0, 1, 2] * 2
+    assert generations["sample"].tolist() == [0] * 3 + [1] * 3
     assert generations["completion"].nunique() > 2, "hidden sinks change what is written"
+    for row in generations.itertuples():
+        assert row.completion == loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
     heldout = run.table("heldout")
     assert heldout["control"].tolist() == ["none", "sinks", "random"]
     assert {"k", "control", "loss", "stderr", "tokens", "bits_per_byte"} <= set(heldout.columns)
@@ -93,8 +100,9 @@ def test_what_is_stored_is_what_a_trace_sees(settings: StudySettings, tmp_path: 
         ids = torch.tensor(tokens["token_id"][tokens["step"] == step].tolist())[None]
         with trace(loaded.model) as recording, torch.no_grad():
             loaded.model(ids)
-        stored = run.arrays("attention")["received"][0, step].astype(np.float32)
-        assert np.allclose(stored, recording.received[0][0].numpy(), rtol=2e-3, atol=1e-4)
+        for name in ("received", "value_norm"):
+            stored = run.array("attention", name, part=0)[step].astype(np.float32)
+            assert np.allclose(stored, recording.values(name)[0][0].numpy(), rtol=2e-3, atol=1e-4)
     completion = run.table("generations")["completion"][0]
     batch = torch.tensor(loaded.tokenizer([PROMPTS[0]])["input_ids"])
     written = loaded.model.generate(batch, max_new_tokens=10, steps=5, block_length=5, seed=0)
@@ -111,26 +119,19 @@ def test_the_seed_decides_what_is_written(settings: StudySettings, tmp_path: Pat
     assert texts[0] != texts[2]
 
 
-@pytest.mark.parametrize("name", ["_watch", "_write_masked"])
-def test_an_interrupted_study_keeps_what_was_finished(
-    settings: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    whole = getattr(observation, name)
-
-    def breaking(loaded, prompt, sample, *rest):
-        if sample == 1:
-            raise KeyboardInterrupt
-        return whole(loaded, prompt, sample, *rest)
-
-    monkeypatch.setattr(observation, name, breaking)
-    with pytest.raises(KeyboardInterrupt):
-        study(tiny_loaded(), tmp_path / "run", settings)
+def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Path) -> None:
+    warm = replace(settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None)
+    study(tiny_loaded(), tmp_path / "run", warm)
     run = open_run(tmp_path / "run")
-    assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
-    samples = 1 if name == "_watch" else 2
-    assert run.arrays("attention")["received"].shape[0] == samples
-    assert run.table("tokens")["sample"].nunique() == samples
-    assert len(run.table("generations")) == (1 if name == "_watch" else 3)
+    texts = run.table("generations")
+    assert texts["completion"].nunique() == 3
+    assert run.info.settings["seed"] == run.info.seed, "the seed that was drawn is written down"
+    loaded = tiny_loaded()
+    batch = torch.tensor(loaded.tokenizer(["The sea"])["input_ids"])
+    again = loaded.model.generate(
+        batch, max_new_tokens=10, steps=5, block_length=5, temperature=1.0, seed=int(texts["seed"][1])
+    )
+    assert texts["token_ids"][1].tolist() == again[0, batch.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,19 @@ def test_an_interrupted_study_keeps_what_was_finished(
         ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
         ({"mask_sinks": (40,)}, "fewer than all keys, but asks for 40 of the .* keys of 'The old man' with 10 new"),
         ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
+        ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, -1 for the last, but 2 is not"),
+        ({"heads": (-5,)}, "heads must be numbers from 0 to 3, -1 for the last, but -5 is not"),
+        ({"maps": ("0:2:0",)}, "the layer of maps must be numbers from 0 to 1"),
+        ({"maps": ("0:0:4",)}, "the head of maps must be numbers from 0 to 3"),
+        ({"maps": ("10:0:0",)}, "maps are kept of steps 0 to 9, but 10:0:0 asks for step 10"),
+        ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
+        ({"edits": ("mask_sinks:k=1",), "heldout": "text"}, "cannot be computed, because the run is written under"),
+        ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
+        ({"chat": True}, "no chat format that is known"),
+        (
+            {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual", "heldout": ""},
+            "would overwrite what cache=dual remembers",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(
@@ -163,14 +177,37 @@ def test_bad_settings_are_refused_before_a_folder_is_taken(
 
 
 def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tiny test model is autoregressive; load a diffusion model such as 'tiny'"):
-        study(tiny_loaded(family="autoregressive"), tmp_path / "run", settings)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"already holds notes.txt"):
         study(tiny_loaded(), tmp_path / "taken", settings)
     with pytest.raises(ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"):
         study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
-    with pytest.raises(ValueError, match="tiny test model has no tokenizer"):
+    with pytest.raises(ValueError, match="no tokenizer files, so a prompt is token ids such as '5 17 3', but is 'The"):
         study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", settings)
+    with pytest.raises(ValueError, match="because the model has no tokenizer files; leave out heldout"):
+        study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", replace(settings, prompts=("5 6",)))
+    assert not (tmp_path / "mute").exists()
     assert not (tmp_path / "maskless").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"statistics": ("key_norms",)},
+            "statistics of a study are .*got 'key_norms'; did you mean key_norm",
+        ),
+        ({"every": 0}, "every counts steps, at least 1, got 0"),
+        ({"only_steps": (3, -1)}, "steps are counted from 0, got only_steps with -1"),
+        ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
+    ],
+)
+def test_settings_that_fit_no_model_are_refused_as_they_are_made(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StudySettings(**change)
+
+
+def test_all_statistics_and_received_always() -> None:
+    assert StudySettings(statistics=("all",)).statistics[-1] == "received_by_state"
+    assert StudySettings(statistics=("key_norm",)).statistics == ("received", "key_norm")

@@ -213,6 +213,28 @@ def test_a_merge_that_was_cut_short_can_be_repeated(tmp_path, monkeypatch):
     assert merge_runs([tmp_path / "a"], tmp_path / "run").table("tokens")["text"].tolist() == ["a", "0", "a", "1"]
 
 
+def test_a_merge_cut_short_while_it_removes_folders_can_be_repeated(tmp_path, monkeypatch):
+    write(tmp_path / "a", parts=(0,))
+    write(tmp_path / "b", parts=(1,))
+    real, calls = os.unlink, []
+
+    def failing(path, **options):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", failing)
+    with pytest.raises(KeyboardInterrupt):
+        merge_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "run")
+    monkeypatch.undo()
+    left = [folder for folder in (tmp_path / "a", tmp_path / "b") if (folder / "run.json").exists()]
+    assert left
+    run = merge_runs(left, tmp_path / "run")
+    assert run.table("tokens")["text"].tolist() == ["a", "0", "a", "1"]
+    assert not any(folder.exists() for folder in left)
+
+
 def test_a_merge_across_disks_copies(tmp_path, monkeypatch):
     write(tmp_path / "a", parts=(0,))
     real = os.replace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import warnings
@@ -12,15 +11,19 @@ from typing import Annotated
 
 import tyro
 
-from sinklab.cli.tour import tour, working
+from sinklab.cli.masking import mask
+from sinklab.cli.progress import working
+from sinklab.cli.showing import compare, report
+from sinklab.cli.tour import tour
+from sinklab.cli.watching import Inputs, Study, chosen, watch
 from sinklab.cli.writing import Reading, write
-from sinklab.evaluation.settings import StudySettings
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.training.settings import TrainSettings
 
 ABOUT = "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed."
 
-STUDY_DEFAULTS = StudySettings()
+STUDY_DEFAULTS = Study()
+INPUT_DEFAULTS = Inputs()
 READING_DEFAULTS = Reading()
 WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
 TRAIN_DEFAULTS = TrainSettings()
@@ -90,34 +93,39 @@ def trace(
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     model: str = "tiny",
     out: Path = Path("runs/trace"),
+    inputs: tyro.conf.OmitArgPrefixes[Inputs] = INPUT_DEFAULTS,
     reading: tyro.conf.OmitArgPrefixes[Reading] = READING_DEFAULTS,
-    settings: tyro.conf.OmitArgPrefixes[StudySettings] = STUDY_DEFAULTS,
+    settings: tyro.conf.OmitArgPrefixes[Study] = STUDY_DEFAULTS,
 ) -> None:
     """Let a model write, record what attention every token receives at every step, and keep it in a run folder.
 
     The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it into a page, pandas
-    reads it as it is.
+    reads it as it is. Each sample is written when it ends: an interrupted run is readable, and --resume goes on with
+    it. Autoregressive models are watched too, on top of their own cache. Under `accelerate launch` the prompts are
+    dealt to the processes and their folders joined.
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report runs/house
         sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
-        sinklab trace --model tiny-sink --cache dual --out runs/dual
+        sinklab trace --model tiny-sink --cache dual --statistics all --layers 0 -1 --every 4 --out runs/dual
+        sinklab trace --prompts questions.jsonl --samples 30 --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16
+        sinklab trace "The house" --edits mask_sinks:k=5 window_attention:radius=16 --maps 3:5:2 --out runs/edited
+        accelerate launch --num_processes 4 -m sinklab.cli trace --prompts questions.jsonl --device cuda --resume
 
     Args:
         prompt: beginnings to continue, one sample each; three stock ones when left out.
         model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
-        out: folder to write; it must be empty or absent.
+        out: folder to write; it must be empty or absent, but for --resume.
+        inputs: where the prompts come from.
         reading: how the weights are read.
         settings: what to write, watch and score.
     """
-    from sinklab.evaluation import study
-    from sinklab.models import load
+    for line in watch(chosen(settings, prompt, inputs), model, out, reading, inputs.resume):
+        print(line)
 
-    if prompt:
-        settings = dataclasses.replace(settings, prompts=prompt)
-    with working() as say:
-        folder = study(load(model, **dataclasses.asdict(reading)), out, settings, progress=say)
-    print(f"run folder: {folder}\nnext: sinklab report {folder}")
+
+app.command(mask)
+app.command(compare)
 
 
 @app.command
@@ -142,25 +150,7 @@ def train(settings: tyro.conf.OmitArgPrefixes[TrainSettings] = TRAIN_DEFAULTS) -
     print(f"model: {folder}\nnext: sinklab trace --model {folder}")
 
 
-@app.command
-def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], out: Path = Path("runs/report")) -> None:
-    """Turn study run folders into one page, report.html, with its figures as PNGs beside it.
-
-    Several runs are shown side by side, e.g. without and with a sink token.
-
-    Try
-        sinklab report runs/plain runs/sink --out runs/report
-
-    Args:
-        runs: folders that `sinklab trace` wrote.
-        out: folder for the page and its figures.
-    """
-    from sinklab.records import open_run
-    from sinklab.reports import report as build
-
-    if not runs:
-        raise ValueError("report needs at least one run folder; make one with `sinklab trace`")
-    print(f"report: {build([open_run(run) for run in runs], out)}")
+app.command(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

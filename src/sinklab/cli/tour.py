@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from sinklab.cli.progress import working
+
 MODELS = {"plain": "tiny", "sink": "tiny-sink"}
-
-
-@contextmanager
-def working() -> Iterator[Callable[[str], None]]:
-    """A spinner on the terminal that shows the stage, with the stages passed left above it."""
-    console = Console(stderr=True)
-    started = time.perf_counter()
-    with console.status("starting") as status:
-
-        def say(text: str) -> None:
-            status.update(text)
-            console.print(f"[dim]{time.perf_counter() - started:5.1f} s  {text}[/dim]")
-
-        yield say
 
 
 def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:

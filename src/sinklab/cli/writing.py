@@ -80,40 +80,8 @@ def _streamer(loaded: Loaded, stream: bool) -> Any:
 
 def _prompt_ids(loaded: Loaded, prompts: Sequence[str], chat: bool) -> tuple[Tensor, Tensor]:
     """Left-padded ids (B, P) and where they are real, bool (B, P)."""
+    from sinklab.evaluation import encode
     from sinklab.sampling.canvas import left_padded
 
-    if loaded.tokenizer is None:
-        rows = [_as_ids(loaded, prompt, chat) for prompt in prompts]
-    else:
-        texts = [_in_chat(loaded, prompt) for prompt in prompts] if chat else list(prompts)
-        rows = loaded.tokenizer(texts, add_special_tokens=False)["input_ids"]
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
-    return left_padded(rows, loaded.special.pad or 0)
-
-
-def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> list[int]:
-    if chat:
-        loaded.needed_tokenizer()
-    try:
-        ids = [int(part) for part in prompt.replace(",", " ").split()]
-    except ValueError as error:
-        raise ValueError(
-            f"{loaded.name} has no tokenizer files, so a prompt is token ids such as '5 17 3', but is {prompt!r}"
-        ) from error
-    rows = loaded.model.config.vocab_size
-    if wrong := [number for number in ids if not 0 <= number < rows]:
-        raise ValueError(f"token ids of {loaded.name} are 0 to {rows - 1}, but the prompt holds {wrong[0]}")
-    return ids
-
-
-def _in_chat(loaded: Loaded, prompt: str) -> str:
-    tokenizer = loaded.needed_tokenizer()
-    if tokenizer.chat_template is None:
-        raise ValueError(f"{loaded.name} has no chat format that is known; leave out --chat")
-    from jinja2 import TemplateError
-
-    messages = [{"role": "user", "content": prompt}]
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except TemplateError as error:
-        raise ValueError(f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat") from error
+    return left_padded([encode(loaded, prompt, chat).ids for prompt in prompts], loaded.special.pad or 0)

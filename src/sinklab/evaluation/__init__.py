@@ -9,15 +9,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sinklab.evaluation.heldout import HeldoutRows, heldout_curve, heldout_rows, row_losses
     from sinklab.evaluation.observation import study
+    from sinklab.evaluation.progress import Progress
+    from sinklab.evaluation.prompts import Prompt, encode, read_prompts
     from sinklab.evaluation.settings import StudySettings
+    from sinklab.evaluation.writing import agreement
 
-__all__ = ["HeldoutRows", "StudySettings", "heldout_curve", "heldout_rows", "row_losses", "study"]
+__all__ = [
+    "HeldoutRows",
+    "Progress",
+    "Prompt",
+    "StudySettings",
+    "agreement",
+    "encode",
+    "heldout_curve",
+    "heldout_rows",
+    "read_prompts",
+    "row_losses",
+    "study",
+]
 
 _HOMES = {
     "HeldoutRows": "heldout",
+    "Progress": "progress",
+    "Prompt": "prompts",
     "StudySettings": "settings",
+    "agreement": "writing",
+    "encode": "prompts",
     "heldout_curve": "heldout",
     "heldout_rows": "heldout",
+    "read_prompts": "prompts",
     "row_losses": "heldout",
     "study": "observation",
 }

@@ -1,30 +1,29 @@
 """A study: let a model write under observation, score it with its sinks hidden, and keep everything in a run folder."""
 
-# B batch, S canvas, steps T, layers L, heads H, keys K
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from sinklab.evaluation.heldout import check_heldout, heldout_curve, heldout_rows
+from sinklab.evaluation.decoding import Task
+from sinklab.evaluation.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
+from sinklab.evaluation.processes import Processes, rank_folders
+from sinklab.evaluation.progress import Meter, Progress, as_progress
+from sinklab.evaluation.prompts import encode
+from sinklab.evaluation.recording import Selection
 from sinklab.evaluation.settings import StudySettings
+from sinklab.evaluation.writing import sample_seed, seeded, write_sample
 from sinklab.models import Loaded
-from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.records import RunWriter, weights_hash
-from sinklab.sampling import Canvas, Step
-
-DIMS = {
-    "received": ("sample", "step", "layer", "head", "key"),
-    "value_norm": ("sample", "step", "layer", "key"),
-    "visible": ("sample", "step", "key"),
-}
+from sinklab.models.roles import special_roles
+from sinklab.probing import parse_edit
+from sinklab.records import RunWriter, merge_runs, weights_hash
+from sinklab.records.info import read_info
+from sinklab.records.storage import RUN_FILE
 
 
 def study(
@@ -32,94 +31,158 @@ def study(
     out: str | Path,
     settings: StudySettings | None = None,
     *,
-    progress: Callable[[str], object] | None = None,
+    progress: Progress | Callable[[str], object] | None = None,
+    resume: bool = False,
 ) -> Path:
-    """Write a study run folder for one diffusion model (arrays ``attention``; tables tokens, steps, generations,
-    heldout).
+    """Write a study run folder, one part a sample.
+
+    Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``generations`` (``removals`` under edits,
+    ``truncation`` and ``truncated`` where asked for), and ``heldout`` for diffusion models. Under ``accelerate launch``
+    the samples are dealt to the processes and their folders joined at the end.
 
     Args:
-        loaded: a diffusion model.
-        out: folder to write; it must be empty or absent.
+        loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
+        out: folder to write; it must be empty or absent, or hold this very run to resume.
         settings: what to do.
-        progress: called with a short text before each stage.
+        progress: told how far it is; a function is called with a short text at each stage.
+        resume: go on where an interrupted run stopped. What comes out is what an uninterrupted one gives.
 
     Raises:
-        ValueError: for a model that is not a diffusion model, a prompt that does not fit, or settings the decoder
-            refuses.
+        ValueError: for a prompt that does not fit, and settings that the model or the decoder refuse.
     """
+    path, processes = Path(out), Processes.here()
     settings = settings or StudySettings()
-    seed = int(torch.randint(2**31, ())) if settings.seed is None else settings.seed
+    seed = processes.agreed(_seed(path, settings, resume) if processes.is_first else None)
     settings = dataclasses.replace(settings, seed=seed)
-    if loaded.family != "diffusion":
-        raise ValueError(
-            f"a study follows denoising, but {loaded.name} is {loaded.family}; load a diffusion model such as 'tiny'"
-        )
-    say = progress or (lambda text: None)
+    teller = as_progress(progress if processes.is_first else None)
     # what can be wrong with the input shows here, before a folder is taken
-    _check(loaded, settings)
-    text = None
-    if settings.heldout != "":
-        source = settings.heldout or str(resources.files("sinklab.models").joinpath("packaged", "heldout.jsonl"))
-        text = heldout_rows(loaded, source, rows=settings.heldout_rows, length=settings.heldout_length)
-    path = Path(out)
-    with RunWriter(path, kind="study", model=describe(loaded), settings=dataclasses.asdict(settings), seed=seed) as run:
-        _write_samples(run, loaded, settings, say)
-        if text is not None:
-            say("scoring held-out text with sinks hidden")
-            run.table("heldout", heldout_curve(loaded, text, ks=settings.ks, seed=seed))
+    selection = Selection.of(loaded.model.config, settings)
+    tasks = _tasks(loaded, settings)
+    text = _heldout_rows(loaded, settings, teller)
+    missing = processes.missing(path, len(tasks), resume=resume)
+    about: dict[str, Any] = {"model": describe(loaded, selection), "settings": dataclasses.asdict(settings)}
+    about |= {"kind": "study", "seed": settings.seed}
+    with RunWriter(processes.folder(path), **about, resume=resume) as run:
+        _write_samples(run, tasks, processes.share(missing), selection, teller)
+        if text is not None and processes.world == 1 and not run.has("heldout"):
+            _score(run, loaded, text, settings, teller)
+    if processes.world > 1:
+        _join(processes, path)
+        if text is not None and processes.is_first:
+            with RunWriter(path, **about, resume=True) as run:
+                if not run.has("heldout"):
+                    _score(run, loaded, text, settings, teller)
     return path
 
 
-def _check(loaded: Loaded, settings: StudySettings) -> None:
-    """What can be refused without running the model."""
-    config: Any = loaded.model.config
-    if config.mask_token_id is None:
-        raise ValueError(
-            f"a study needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
-        )
-    loaded.needed_tokenizer()
+def _seed(path: Path, settings: StudySettings, resume: bool) -> int:
+    """The seed that was given, that of the run that is resumed, or a new one."""
+    if settings.seed is not None:
+        return settings.seed
+    for folder in (path, *rank_folders(path).values()):
+        if resume and (folder / RUN_FILE).is_file() and (before := read_info(folder / RUN_FILE).seed) is not None:
+            return before
+    return int(torch.randint(2**31, ()))
+
+
+def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
+    """The texts to write. Raises ValueError for what can be refused without running the model."""
     if not settings.prompts:
         raise ValueError(
             "a study needs at least one prompt; an empty string is allowed and lets the model start by itself"
         )
-    for prompt in settings.prompts:
-        canvas = _canvas(loaded, prompt, settings)
-        _steps(loaded, canvas, settings)
-        keys = canvas.ids_BS.shape[1] + config.sink_count
-        if wrong := [k for k in settings.mask_sinks if not 1 <= k < keys]:
+    edits = tuple(parse_edit(spec) for spec in settings.edits)
+    seed = settings.seed or 0
+    tasks = []
+    for sample, text in enumerate(settings.prompts):
+        prompt = encode(loaded, text, settings.chat)
+        task = Task(loaded, prompt, settings, sample_seed(seed, sample), seeded(edits, sample))
+        task.check()
+        _check_hidden(task, text)
+        last = max(settings.steps or 0, settings.new_tokens) - 1
+        if late := [place for place in settings.map_places() if place[0] > last]:
             raise ValueError(
-                f"mask_sinks hides at least 1 and fewer than all keys, but asks for {wrong[0]} of the {keys} keys of "
-                f"{prompt!r} with {settings.new_tokens} new tokens; choose smaller numbers"
+                f"maps are kept of steps 0 to {last}, but {':'.join(map(str, late[0]))} asks for step {late[0][0]}"
             )
-    if settings.heldout != "":
-        check_heldout(loaded, rows=settings.heldout_rows, length=settings.heldout_length, ks=settings.ks)
+        tasks.append(task)
+    return tasks
 
 
-def _write_samples(run: RunWriter, loaded: Loaded, settings: StudySettings, say: Callable[[str], object]) -> None:
-    """All samples, watched, then again with sinks hidden; after an interruption those that were finished."""
-    watched: list[dict[str, Any]] = []
-    generations: list[dict[str, Any]] = []
-    try:
-        for sample, prompt in enumerate(settings.prompts):
-            say(f"writing sample {sample + 1} of {len(settings.prompts)} under observation")
-            watched.append(_watch(loaded, prompt, sample, settings))
-            generations.append(watched[-1]["generation"])
-        for k in settings.mask_sinks:
-            say(f"writing again with {k} sinks hidden")
-            for sample, prompt in enumerate(settings.prompts):
-                generations.append(_write_masked(loaded, prompt, sample, k, settings))
-    finally:
-        if watched:
-            run.arrays("attention", _stacked(watched), dims=DIMS)
-            for table in ("tokens", "steps"):
-                run.table(table, _joined([watch[table] for watch in watched]))
-            run.table("generations", {key: [row[key] for row in generations] for key in generations[0]})
+def _check_hidden(task: Task, text: str) -> None:
+    """Refuse to hide as many keys as there are: of a causal model, as many as its first step reads."""
+    settings, config = task.settings, task.loaded.model.config
+    keys = task.positions + getattr(config, "sink_count", 0) if task.is_diffusion else len(task.started())
+    asked = [("mask_sinks", k) for k in settings.mask_sinks]
+    for spec, edit in zip(settings.edits, task.edits, strict=True):
+        if (k := getattr(edit, "k", None)) is not None:
+            # as many other columns must be left to be the controls
+            asked.append((spec, k if getattr(edit, "control", "sinks") == "sinks" else 2 * k))
+    for name, k in asked:
+        if not 1 <= k < keys:
+            raise ValueError(
+                f"{name} hides at least 1 and fewer than all keys, but asks for {k} of the {keys} keys of {text!r} "
+                + (f"with {settings.new_tokens} new tokens" if task.is_diffusion else "at the first step")
+                + "; choose smaller numbers"
+            )
 
 
-def describe(loaded: Loaded) -> dict[str, Any]:
-    """The model as ``run.json`` records it."""
+def _heldout_rows(loaded: Loaded, settings: StudySettings, teller: Progress) -> HeldoutRows | None:
+    """The text to score; None, and a word about it, where there is nothing to score."""
+    if settings.heldout == "":
+        return None
+    reasons = {
+        "it is defined for diffusion models": loaded.family != "diffusion",
+        "the model has no tokenizer files": loaded.tokenizer is None,
+        "the run is written under edits": bool(settings.edits),
+    }
+    if why := [reason for reason, holds in reasons.items() if holds]:
+        if settings.heldout is not None:
+            raise ValueError(f"the held-out loss cannot be computed, because {why[0]}; leave out heldout")
+        teller.stage(f"no held-out loss: {why[0]}")
+        return None
+    check_heldout(loaded, rows=settings.heldout_rows, length=settings.heldout_length, ks=settings.ks)
+    source = settings.heldout or str(resources.files("sinklab.models").joinpath("packaged", "heldout.jsonl"))
+    return heldout_rows(loaded, source, rows=settings.heldout_rows, length=settings.heldout_length)
+
+
+def _write_samples(
+    run: RunWriter, tasks: list[Task], samples: list[int], selection: Selection, teller: Progress
+) -> None:
+    if not samples:
+        return
+    settings, roles = tasks[0].settings, special_roles(tasks[0].loaded)
+    steps = settings.steps or settings.new_tokens
+    meter = Meter(teller, len(samples) * (1 + len(settings.mask_sinks) + settings.truncate), steps)
+    for sample in samples:
+        meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")
+        write_sample(run, tasks[sample], sample, selection, roles, meter)
+
+
+def _score(run: RunWriter, loaded: Loaded, text: HeldoutRows, settings: StudySettings, teller: Progress) -> None:
+    teller.stage("scoring held-out text with sinks hidden")
+    total, done = 1 + 2 * len(set(settings.ks) - {0}), 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        teller.count(done, total)
+
+    teller.count(0, total)
+    run.table("heldout", heldout_curve(loaded, text, ks=settings.ks, seed=settings.seed or 0, progress=count))
+
+
+def _join(processes: Processes, path: Path) -> None:
+    processes.wait()
+    if processes.is_first:
+        merge_runs(rank_folders(path).values(), path)
+    processes.wait()
+
+
+def describe(loaded: Loaded, selection: Selection | None = None) -> dict[str, Any]:
+    """The model as ``run.json`` records it, and which of its layers and heads were recorded."""
     config: Any = loaded.model.config
     backbone = getattr(config, "backbone", config)
+    selection = selection or Selection.of(config, StudySettings())
     sink = {
         key: getattr(config, key, default)
         for key, default in (("sink_kind", "none"), ("sink_count", 0), ("sink_side", "front"))
@@ -130,6 +193,8 @@ def describe(loaded: Loaded) -> dict[str, Any]:
         "family": loaded.family,
         "layers": backbone.num_hidden_layers,
         "heads": backbone.num_attention_heads,
+        "recorded_layers": list(selection.layers),
+        "recorded_heads": list(selection.heads),
         "hidden_size": backbone.hidden_size,
         "parameters": loaded.model.num_parameters(),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
@@ -137,93 +202,3 @@ def describe(loaded: Loaded) -> dict[str, Any]:
         "weights_sha256": weights_hash(loaded.model.state_dict()),
         **sink,
     }
-
-
-def _canvas(loaded: Loaded, prompt: str, settings: StudySettings) -> Canvas:
-    model: Any = loaded.model
-    ids = loaded.needed_tokenizer()(prompt, add_special_tokens=False)["input_ids"]
-    return Canvas.from_prompts(
-        [ids],
-        new_tokens=settings.new_tokens,
-        mask_id=model.config.mask_token_id,
-        pad_id=loaded.needed_tokenizer().pad_token_id,
-        context=model.config.text_positions,
-    )
-
-
-def _steps(loaded: Loaded, canvas: Canvas, settings: StudySettings) -> Iterator[Step]:
-    model: Any = loaded.model
-    return model.denoise(canvas.to(model.device), settings)
-
-
-def _watch(loaded: Loaded, prompt: str, sample: int, settings: StudySettings) -> dict[str, Any]:
-    """One sample, written under a trace."""
-    canvas = _canvas(loaded, prompt, settings)
-    steps: list[Step] = []
-    with trace(loaded.model, statistics=("received", "value_norm")) as recording:
-        for step in _steps(loaded, canvas, settings):
-            recording.mark(step)
-            steps.append(step)
-    return {
-        "received": recording.array("received")[:, 0],
-        "value_norm": recording.array("value_norm")[:, 0],
-        "visible": recording.array("visible")[:, 0],
-        "tokens": _token_table(loaded, canvas, steps, sample),
-        "steps": {
-            "sample": [sample] * len(steps),
-            "step": [step.index for step in steps],
-            "block": [step.block for step in steps],
-            "masked": [int(step.masked_BS.sum()) for step in steps],
-            "committed": [int(step.committed_BS.sum()) for step in steps],
-        },
-        "generation": _generation(loaded, canvas, steps[-1].ids_BS, prompt, sample, 0, settings),
-    }
-
-
-def _write_masked(loaded: Loaded, prompt: str, sample: int, k: int, settings: StudySettings) -> dict[str, Any]:
-    """One sample, written with the top-k sinks of the previous step hidden (closed loop)."""
-    canvas = _canvas(loaded, prompt, settings)
-    with intervene(loaded.model, MaskSinks(k=k), forwards_per_step=2 if settings.cfg_scale else 1):
-        *_, last = _steps(loaded, canvas, settings)
-    return _generation(loaded, canvas, last.ids_BS, prompt, sample, k, settings)
-
-
-def _generation(
-    loaded: Loaded, canvas: Canvas, ids_BS: Tensor, prompt: str, sample: int, k: int, settings: StudySettings
-) -> dict:
-    written = ids_BS[0][canvas.open_BS[0].to(ids_BS.device)]
-    completion = loaded.needed_tokenizer().decode(written, skip_special_tokens=True)
-    return {"sample": sample, "prompt": prompt, "completion": completion, "rule": settings.rule, "masked_sinks": k}
-
-
-def _token_table(loaded: Loaded, canvas: Canvas, steps: list[Step], sample: int) -> dict[str, list[Any]]:
-    table: dict[str, list[Any]] = {key: [] for key in ("sample", "step", "position", "token_id", "text", "state")}
-    texts: dict[int, str] = {}
-    for step in steps:
-        ids = step.before_BS[0].tolist()
-        masked = step.masked_BS[0].tolist()
-        is_open = canvas.open_BS[0].tolist()
-        for position, token_id in enumerate(ids):
-            state = "masked" if masked[position] else "committed" if is_open[position] else "prompt"
-            text = texts.setdefault(token_id, str(loaded.needed_tokenizer().decode([token_id])))
-            row = (sample, step.index, position, token_id, text, state)
-            for key, value in zip(table, row, strict=True):
-                table[key].append(value)
-    return table
-
-
-def _joined(tables: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    return {key: [value for table in tables for value in table[key]] for key in tables[0]}
-
-
-def _stacked(watched: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Arrays of all samples on a common grid, NaN where a sample has no such step or key."""
-    arrays = {}
-    for name in ("received", "value_norm", "visible"):
-        parts = [np.asarray(watch[name]) for watch in watched]
-        shape = (len(parts), *np.max([part.shape for part in parts], axis=0))
-        full = np.full(shape, np.nan, dtype=np.float32)
-        for sample, part in enumerate(parts):
-            full[sample][tuple(slice(size) for size in part.shape)] = part
-        arrays[name] = full
-    return arrays

@@ -34,13 +34,16 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     owners: dict[str, Path] = {}
     for folder, info in infos.items():
         for file in _files(info):
+            # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
+            if folder != target and not (folder / file).exists() and (target / file).exists():
+                owners[file] = target
+                continue
             if file in owners:
                 raise ValueError(f"{owners[file]} and {folder} both hold {file}: a part has one place. Remove one.")
             owners[file] = folder
     target.mkdir(parents=True, exist_ok=True)
     for file, folder in owners.items():
-        # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
-        if folder != target and ((folder / file).exists() or not (target / file).exists()):
+        if folder != target:
             moved(folder / file, target / file)
     merged = _joined(list(infos.values()))
     text = json.dumps(asdict(merged), indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,161 @@
+"""What `sinklab trace` and `sinklab mask` do: prompts from files, one study, or two that differ in an intervention."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from sinklab.cli.progress import working
+from sinklab.cli.writing import Reading
+from sinklab.evaluation.settings import PROMPTS, StudySettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sinklab.models import Loaded
+    from sinklab.records import Run
+
+
+@dataclass(frozen=True)
+class Study(StudySettings):
+    """The settings of a study as the command line takes them: the prompts come as arguments or from a file."""
+
+    prompts: tyro.conf.Suppress[tuple[str, ...]] = PROMPTS
+    """Given as arguments or by a file."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked while arguments are parsed: `chosen` makes the study's own settings, and says what is
+        wrong in one line.
+        """
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where prompts come from, and where a run goes on."""
+
+    prompts: Path | None = None
+    """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or text)."""
+    samples: int | None = None
+    """Take the first so many prompts of the file; all when left out."""
+    resume: bool = False
+    """Go on with an interrupted run where it stopped; with the same settings."""
+
+
+def chosen(settings: StudySettings, prompt: tuple[str, ...], inputs: Inputs, **changes: Any) -> StudySettings:
+    """The settings with the prompts of the command line or of its file.
+
+    Raises:
+        ValueError: for prompts from both, and a number of samples without a file.
+    """
+    from sinklab.evaluation import read_prompts
+
+    if prompt and inputs.prompts is not None:
+        raise ValueError(f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts")
+    if inputs.samples is not None and inputs.prompts is None:
+        raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
+    if inputs.prompts is not None:
+        prompt = read_prompts(inputs.prompts, inputs.samples)
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StudySettings)}
+    return StudySettings(**fields | ({"prompts": prompt} if prompt else {}) | changes)
+
+
+def loaded_here(model: str, reading: Reading) -> Loaded:
+    """The model; of several processes on one machine each takes a GPU of its own."""
+    from sinklab.models import load
+
+    device = reading.device
+    if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    return load(model, **dataclasses.asdict(reading) | {"device": device})
+
+
+def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
+    """`sinklab trace`: the lines to print; none in a process that is not the first."""
+    from sinklab.evaluation import study
+
+    with working() as progress:
+        folder = study(loaded_here(model, reading), out, settings, progress=progress, resume=resume)
+    return _first([f"run folder: {folder}", f"next: sinklab report {folder}"])
+
+
+def compare_masked(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
+    """`sinklab mask`: a plain run and one under the settings' edits, and what the edits did."""
+    from sinklab.evaluation import study
+    from sinklab.probing import parse_edit
+    from sinklab.records import open_run
+
+    for spec in settings.edits:
+        parse_edit(spec)
+    taken = out.is_dir() and any(out.iterdir())
+    if (taken and not resume) or out.is_file():
+        raise ValueError(f"mask writes two run folders into {out}, which is taken; pass --out with another name")
+    folders = {"plain": dataclasses.replace(settings, edits=()), "masked": settings}
+    with working() as progress:
+        loaded = loaded_here(model, reading)
+        if loaded.family != "diffusion":
+            folders["masked"] = dataclasses.replace(settings, edits=tuple(map(_by_last_row, settings.edits)))
+        for name, one in folders.items():
+            progress.stage(f"the {name} run")
+            study(loaded, out / name, one, progress=progress, resume=resume)
+    if not _first(["speaks"]):
+        return []
+    plain, masked = open_run(out / "plain"), open_run(out / "masked")
+    return [
+        f"edits: {' '.join(masked.info.settings['edits'])}",
+        *_removed(masked),
+        *_texts(plain, masked),
+        f"run folders: {out / 'plain'} and {out / 'masked'}",
+        f"next: sinklab compare {out / 'plain'} {out / 'masked'}",
+    ]
+
+
+def _by_last_row(spec: str) -> str:
+    """An autoregressive model is read by the last token's row, also where its first forward has a whole prompt."""
+    return f"{spec},selector=last_row" if spec.startswith("mask_sinks:") and "selector" not in spec else spec
+
+
+def _first(lines: list[str]) -> list[str]:
+    from sinklab.evaluation.processes import Processes
+
+    return lines if Processes.here().is_first else []
+
+
+def _removed(masked: Run) -> list[str]:
+    """What each edit took away, as means over forwards, layers and heads."""
+    table = masked.table("removals")
+    lines = []
+    for edit, rows in table.groupby("edit", sort=False):
+        facts = [f"{rows['removed'].mean():.3g} keys a head in {rows['forward'].nunique()} forwards"]
+        for column, text in (
+            ("mass", "that had held {:.1%} of the attention"),
+            ("realised", "{:.1%} of the attention really taken away"),
+            ("overlap", "overlap with the step before {:.2f}"),
+        ):
+            if column in rows and rows[column].notna().any():
+                facts.append(text.format(rows[column].mean()))
+        lines.append(f"removed by {edit}: {', '.join(facts)}")
+    return lines or ["removed: nothing"]
+
+
+def _texts(plain: Run, masked: Run) -> list[str]:
+    from sinklab.evaluation import agreement
+
+    agreements = []
+    lines = []
+    for one, other in zip(_written(plain), _written(masked), strict=True):
+        agreements.append(agreement(one[1], other[1]))
+        lines += [f"  plain:  {one[0]}", f"  masked: {other[0]}"]
+    mean = sum(agreements) / len(agreements)
+    return [f"agreement of the texts: {mean:.1%} of the tokens stand where they stood", *lines]
+
+
+def _written(run: Run) -> list[tuple[str, np.ndarray]]:
+    table = run.table("generations")
+    table = table[table["masked_sinks"] == 0]
+    texts = [" ".join(text.split()) for text in table["completion"]]
+    return list(zip(texts, table["token_ids"], strict=True))

@@ -1,0 +1,180 @@
+"""`trace`, `mask` and `compare` from the command line, on tiny models."""
+
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from transformers.utils import logging
+
+from sinklab.cli import main
+from sinklab.cli.progress import working
+from sinklab.cli.showing import _lines
+from sinklab.cli.watching import loaded_here
+from sinklab.cli.writing import Reading
+from sinklab.records import open_run
+from tiny_diffusion import save_tiny
+from tiny_llama import tiny_llama
+
+QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received --mask-sinks --heldout ''"
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    yield
+    if bars:
+        logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
+
+
+def run(command: str) -> int:
+    return main(shlex.split(command))
+
+
+def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.CaptureFixture) -> None:
+    Path("q.jsonl").write_text("".join(f'{{"question": "The {thing}"}}\n' for thing in ("sea", "boat", "man")))
+    command = f"trace --prompts q.jsonl --samples 2 --model {model} --out out {QUICK}"
+    assert run(f"{command} --layers -1 --maps 1:0:2 --every 2") == 0
+    printed = capsys.readouterr()
+    assert printed.out == "run folder: out\nnext: sinklab report out\n"
+    stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
+    assert stages == [f"writing sample {number} of 2 under observation" for number in (1, 2)]
+    written = open_run("out")
+    assert written.info.settings["prompts"] == ["The sea", "The boat"]
+    assert written.info.model["recorded_layers"] == [1]
+    assert written.parts("maps") == (0, 1)
+    assert run(f"{command} --layers -1 --maps 1:0:2 --every 2") == 2
+    assert "already holds" in capsys.readouterr().err
+    assert run(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
+    assert run(f"{command} --resume") == 2
+    assert "can be continued only as it was begun: its model['recorded_layers']" in capsys.readouterr().err
+
+
+def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    loaded = tiny_llama()
+    loaded.model.save_pretrained(tmp_path / "llama")
+    loaded.tokenizer.save_pretrained(tmp_path / "llama")
+    assert run("trace 'The sea' --model llama --out out --new-tokens 3 --mask-sinks 1") == 0
+    assert "no held-out loss: it is defined for diffusion models" in capsys.readouterr().err
+    written = open_run("out")
+    assert written.info.model["family"] == "autoregressive"
+    assert written.table("generations")["masked_sinks"].tolist() == [0, 1]
+    assert run("mask 'The sea' --model llama --out masked --new-tokens 4 --k 2") == 0
+    assert "edits: mask_sinks:k=2," in (printed := capsys.readouterr().out)
+    assert "selector=last_row" in printed
+    # one query in each of the three steps after the first
+    assert (open_run("masked/masked").table("removals")["forward"].unique() == [1, 2, 3]).all()
+
+
+def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(f"mask 'The old man' 'The sea' --model {model} --out out --k 2 {QUICK}") == 0
+    lines = capsys.readouterr().out.splitlines()
+    plain, masked = open_run("out/plain"), open_run("out/masked")
+    assert plain.info.settings["edits"] == []
+    assert masked.info.settings["edits"] == ["mask_sinks:k=2,removal=mask,source=closed_loop,control=sinks"]
+    assert plain.info.seed == masked.info.seed
+    removals = masked.table("removals")
+    assert lines[0] == f"edits: {masked.info.settings['edits'][0]}"
+    told = re.fullmatch(
+        r"removed by mask_sinks: 2 keys a head in 2 forwards, that had held (.*)% of the attention, (.*)% of the "
+        r"attention really taken away, overlap with the step before (.*)",
+        lines[1],
+    )
+    assert told, lines[1]
+    expected = [100 * removals["mass"].mean(), 100 * removals["realised"].mean(), removals["overlap"].mean()]
+    assert [float(number) for number in told.groups()] == pytest.approx(expected, abs=0.051)
+    same = [
+        (one == other).mean()
+        for one, other in zip(
+            plain.table("generations")["token_ids"], masked.table("generations")["token_ids"], strict=True
+        )
+    ]
+    agreed = re.fullmatch(r"agreement of the texts: (.*)% of the tokens stand where they stood", lines[2])
+    assert agreed, lines[2]
+    assert float(agreed[1]) == pytest.approx(100 * sum(same) / 2, abs=0.051)
+    assert lines[-1] == "next: sinklab compare out/plain out/masked"
+
+
+def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: pytest.CaptureFixture) -> None:
+    options = "--epsilon 0.5 --removal zero_value --control random --source clean_pass"
+    options += " --also mask_positions:positions=1"
+    assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 0
+    printed = capsys.readouterr().out
+    spec = "mask_sinks:epsilon=0.5,removal=zero_value,source=clean_pass,control=random"
+    assert printed.startswith(f"edits: {spec} mask_positions:positions=1\nremoved by ")
+    assert "removed by mask_positions: 1 keys a head in 3 forwards" in printed
+    assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 2
+    assert "out, which is taken; pass --out" in capsys.readouterr().err
+    assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK} --resume") == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_compare_prints_a_table_and_writes_the_page(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(f"mask 'The sea' --model {model} --out out {QUICK}") == 0
+    capsys.readouterr()
+    assert run("compare out/plain out/masked --out both") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "measure"
+    assert lines[-1] == "report: both/report.html"
+    assert len(lines) > 5
+    assert Path("both/report.html").stat().st_size > 1000
+
+
+def test_report_formats_can_be_left_out(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(f"trace 'The sea' --model {model} --out out {QUICK}") == 0
+    assert run("report out --out page --figures --tables csv") == 0
+    assert "report: page/report.html" in capsys.readouterr().out
+    written = {path.suffix for path in Path("page").rglob("*") if path.is_file()}
+    assert ".csv" in written
+    assert not {".png", ".svg", ".parquet"} & written
+
+
+def test_a_table_of_numbers_is_aligned() -> None:
+    table = pd.DataFrame({"measure": ["a", "longer"], "a": [1.23456, None], "b": [7, 12]})
+    assert _lines(table) == ["measure      a   b", "a        1.235   7", "longer       –  12"]
+
+
+def test_other_processes_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with working() as progress:
+            progress.stage("the [bold] stage")
+            progress.count(1, 2)
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1
+    assert re.fullmatch(r" +\d\.\d s  the \[bold\] stage", printed[0])
+
+
+@pytest.mark.parametrize(
+    ("world", "device", "used"),
+    [("1", "cuda", "cuda"), ("4", "cuda", "cuda:2"), ("4", "cuda:0", "cuda:0"), ("4", None, None)],
+)
+def test_each_process_takes_a_gpu_of_its_own(
+    world: str, device: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("sinklab.models.load", lambda name, **options: asked.append(options["device"]))
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    loaded_here("tiny", Reading(device=device))
+    assert asked == [used]
+
+
+def test_launchers_can_run_it_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr("sys.argv", ["sinklab", "report"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("sinklab.cli", run_name="__main__")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("sinklab: report needs at least one run folder")
