@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +12,120 @@ import pytest
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import report
 
-SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
+SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT, BLOCK = 2, 12, 2, 3, 24, 6, 6
 WORDS = ["It", " was", " a", " dark", ",", "\n", " night", ".", " old", " <b>man</b>", " $x$", " the"]
+MASKED, COMMITTED, PROMPTED = range(3)
+BY_STATE = ("step", "state", "layer", "head")
+DIMS = {
+    "received": ("step", "layer", "head", "key"),
+    "visible": ("step", "key"),
+    "positions": ("step",),
+    "step_number": ("step",),
+    "value_norm": ("step", "layer", "key"),
+    "key_norm": ("step", "layer", "key"),
+    "main_by_state": BY_STATE,
+    "share_by_state": BY_STATE,
+    "row_entropy": BY_STATE,
+    "row_logsumexp": BY_STATE,
+    "output_norm": BY_STATE,
+    "noop_bound": BY_STATE,
+}
 
 
-def attention(added: int, share: float, text_share: float, norm: float) -> dict[str, np.ndarray]:
+def steps_of(sample: int) -> int:
+    """The second sample is two steps shorter."""
+    return STEPS - 2 * sample
+
+
+def attention(sample: int, added: int, share: float, text_share: float, norm: float) -> dict[str, np.ndarray]:
     """Every head gives ``share`` to the added sinks, ``text_share`` to one moving text position, the rest evenly."""
-    keys = added + TEXT
-    received = np.empty((SAMPLES, STEPS, LAYERS, HEADS, keys))
+    keys, steps = added + TEXT, steps_of(sample)
+    received = np.empty((steps, LAYERS, HEADS, keys))
     weight = np.full(keys, (1 - share * bool(added) - text_share) / (TEXT - 1))
-    for step in range(STEPS):
+    for step in range(steps):
         row = weight.copy()
         row[added + PROMPT + step] = text_share
         row[:added] = share / max(added, 1)
-        received[:, step] = row * TEXT
-    value_norm = np.full((SAMPLES, STEPS, LAYERS, keys), 2.0)
+        received[step] = row * TEXT
+    value_norm = np.full((steps, LAYERS, keys), 2.0)
     value_norm[..., :added] = norm
-    visible = np.full((SAMPLES, STEPS, keys), float(TEXT))
-    # The second sample is two steps shorter.
-    for array in (received, value_norm, visible):
-        array[1, -2:] = np.nan
-    return {"received": received, "visible": visible, "value_norm": value_norm}
+    by_state = (steps, 3, LAYERS, HEADS)
+    main = np.broadcast_to((added + PROMPT + np.arange(steps))[:, None, None, None], by_state).copy()
+    # Nothing is committed before the first step.
+    main[0, COMMITTED] = -1
+    there = np.where(main >= 0, 1.0, np.nan)
+    return {
+        "received": received,
+        "visible": np.full((steps, keys), float(TEXT)),
+        "positions": np.full(steps, float(TEXT)),
+        "step_number": np.arange(steps, dtype=np.int32),
+        "value_norm": value_norm,
+        "key_norm": value_norm * 4,
+        "main_by_state": main.astype(np.int32),
+        "share_by_state": there * text_share,
+        "row_entropy": there * 2.5,
+        "row_logsumexp": there * 6.0,
+        "output_norm": there * 0.5,
+        "noop_bound": there * 1.5,
+    }
 
 
-def tokens() -> dict[str, list[Any]]:
+def one_query_a_step(sample: int, share: float) -> dict[str, np.ndarray]:
+    """An autoregressive run: keys grow, one query runs, it gives ``share`` to the first position, the rest evenly."""
+    steps, keys = steps_of(sample), PROMPT + steps_of(sample)
+    received, visible = np.full((steps, LAYERS, HEADS, keys), np.nan), np.zeros((steps, keys))
+    for step in range(steps):
+        here = PROMPT + step
+        received[step, ..., :here] = (1 - share) / (here - 1)
+        received[step, ..., 0] = share
+        visible[step, :here] = 1
+    value_norm = np.where(visible[:, None] > 0, 2.0, np.nan) * np.ones((1, LAYERS, 1))
+    value_norm[..., 0] = 0.25
+    return {
+        "received": received,
+        "visible": visible,
+        "positions": PROMPT + np.arange(steps, dtype=float),
+        "step_number": np.arange(steps, dtype=np.int32),
+        "value_norm": value_norm,
+    }
+
+
+def tokens(sample: int, family: str = "diffusion", words: list[str] = WORDS) -> dict[str, list[Any]]:
     rows = []
-    for sample in range(SAMPLES):
-        for step in range(STEPS - 2 * sample):
-            for position in range(TEXT):
-                masked = position >= PROMPT + step
-                state = "prompt" if position < PROMPT else "masked" if masked else "committed"
-                text = "<m>" if masked else WORDS[position % len(WORDS)]
-                rows.append((sample, step, position, position, text, state))
-    columns = ("sample", "step", "position", "token_id", "text", "state")
+    for step in range(steps_of(sample)):
+        for position in range(TEXT if family == "diffusion" else PROMPT + step):
+            masked = family == "diffusion" and position >= PROMPT + step
+            state = "prompt" if position < PROMPT else "masked" if masked else "committed"
+            text = "<m>" if masked else words[position % len(words)]
+            rows.append((sample, step, position, position, text, state, "mask" if masked else "", False))
+    columns = ("sample", "step", "position", "token_id", "text", "state", "special", "template")
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def steps_table(sample: int) -> dict[str, list[int]]:
+    count = steps_of(sample)
+    return {
+        "sample": [sample] * count,
+        "step": list(range(count)),
+        "block": [step // BLOCK for step in range(count)],
+        "masked": [TEXT - PROMPT - step for step in range(count)],
+        "committed": [1] * count,
+        "queries": [TEXT] * count,
+    }
+
+
+def generations(sample: int) -> dict[str, list[Any]]:
+    rows = [("It was", " a dark, stormy night.", 0), ("It was", " a dark dark dark", 5)]
+    if sample:
+        rows = [("A <script>alert(1)</script>", " & more\n语", 0)]
+    prompt, completion, hidden = map(list, zip(*rows, strict=True))
+    return {
+        "sample": [sample] * len(rows),
+        "prompt": prompt,
+        "completion": completion,
+        "rule": ["low_confidence"] * len(rows),
+        "masked_sinks": hidden,
+    }
 
 
 def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
@@ -59,13 +139,6 @@ def heldout(loss: float, sinks: float) -> dict[str, list[Any]]:
         "tokens": [1000] * 5,
         "bits_per_byte": [1.5] + [float("nan")] * 4,
     }
-
-
-DIMS = {
-    "received": ("sample", "step", "layer", "head", "key"),
-    "visible": ("sample", "step", "key"),
-    "value_norm": ("sample", "step", "layer", "key"),
-}
 
 
 @pytest.fixture
@@ -85,32 +158,49 @@ def maker(root: Path) -> Callable[..., Run]:
         leave_out: tuple[str, ...] = (),
         folder: str | None = None,
         ran: float = 1.0,
+        family: str = "diffusion",
+        words: list[str] = WORDS,
+        maps: Mapping[str, np.ndarray] | None = None,
+        whole: Mapping[str, Mapping[str, list[Any]]] | None = None,
+        change: Callable[[int, dict[str, np.ndarray]], None] = lambda sample, arrays: None,
         **changes: Any,
     ) -> Run:
-        model = {"name": name, "family": "diffusion", "layers": LAYERS, "heads": HEADS, "sink_count": added}
+        """A run folder.
+
+        added, share, norm: added sinks, the attention they take together, the length of their values; text_share: what
+        the moving text position takes (of an autoregressive run: the first one). ran: at odd steps only this fraction
+        of the queries ran, as under a cache. leave_out: tables and arrays that are not written. words: texts of the
+        tokens, in turn. maps: "step3-…" -> (query, key), of sample 0. whole: more tables. change: may alter the arrays
+        of a sample in place. Other keywords go into the model of run.json.
+        """
+        model = {"name": name, "family": family, "layers": LAYERS, "heads": HEADS, "sink_count": added}
+        model |= {"recorded_layers": list(range(LAYERS)), "recorded_heads": list(range(HEADS))}
         settings = {"steps": STEPS, "prompts": ["It was <i>a</i> dark"], "rule": "low_confidence"}
         path = root / (folder or name)
-        parts = {
-            "tokens": tokens(),
-            "steps": {"sample": [0], "step": [0], "block": [0], "masked": [18], "committed": [1]},
-            "generations": {
-                "sample": [0, 1, 0],
-                "prompt": ["It was", "A <script>alert(1)</script>", "It was"],
-                "completion": [" a dark, stormy night.", " & more\n语", " a dark dark dark"],
-                "rule": ["low_confidence"] * 3,
-                "masked_sinks": [0, 0, 5],
-            },
-            "heldout": heldout(4.0, sinks),
-        }
         with RunWriter(path, kind="study", model=model | changes, settings=settings, seed=3) as run:
-            if "attention" not in leave_out:
-                arrays = attention(added, share, text_share, norm)
-                # At odd steps only this fraction of the queries ran, as under a cache.
+            for sample in range(SAMPLES):
+                if family == "diffusion":
+                    arrays = attention(sample, added, share, text_share, norm)
+                else:
+                    arrays = one_query_a_step(sample, text_share)
                 for array in (arrays["received"], arrays["visible"]):
-                    array[:, 1::2] *= ran
-                run.arrays("attention", arrays, DIMS)
-            for table in parts.keys() - set(leave_out):
-                run.table(table, parts[table])
+                    array[1::2] *= ran
+                change(sample, arrays)
+                kept = {key: array for key, array in arrays.items() if key not in leave_out}
+                if "attention" not in leave_out:
+                    run.arrays("attention", kept, {key: DIMS[key] for key in kept}, part=sample)
+                parts = {"tokens": tokens(sample, family, words), "generations": generations(sample)}
+                if family == "diffusion":
+                    parts["steps"] = steps_table(sample)
+                for table in parts.keys() - set(leave_out):
+                    run.table(table, parts[table], part=sample)
+            if maps:
+                dims = {key: (f"query_{key}", f"key_{key}") for key in maps}
+                run.arrays("maps", dict(maps), dims, part=0)
+            if "heldout" not in leave_out and family == "diffusion":
+                run.table("heldout", heldout(4.0, sinks))
+            for table, columns in (whole or {}).items():
+                run.table(table, columns)
         return open_run(path)
 
     return make

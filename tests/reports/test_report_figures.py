@@ -1,10 +1,28 @@
-import dataclasses
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from sinklab.reports import as_studies, heldout_loss, received_map, sink_path, sink_share, sink_tokens, value_norms
+from sinklab.reports import (
+    NotRecorded,
+    as_studies,
+    attention_map,
+    block_moves,
+    epsilon_curve,
+    heldout_loss,
+    layer_head_map,
+    output_norm_against_bound,
+    overlap_by_step,
+    received_map,
+    score_histogram,
+    sink_path,
+    sink_path_of_head,
+    sink_share,
+    sink_tokens,
+    sinks_per_layer,
+    split_sinks,
+    value_norm_scatter,
+    value_norms,
+)
 from sinklab.reports.sentences import number, percent
 from sinklab.reports.style import printable
 
@@ -40,13 +58,175 @@ def test_received_map_draws_received_attention(make_study):
     assert np.asarray(received_map(make_study("b"), 0, sample=1).images[0].get_array()).shape[0] == STEPS - 2
 
 
-def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
-    studies = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
-    for ours, theirs in zip(studies[0].layers, studies[1].layers, strict=True):
-        for field in dataclasses.fields(ours):
-            np.testing.assert_allclose(getattr(theirs, field.name), getattr(ours, field.name), rtol=2e-3)
-    maps = [received_map(study, 0).images[0].get_array() for study in studies]
-    np.testing.assert_allclose(maps[1], maps[0], rtol=2e-3)
+def test_received_map_takes_one_head_or_the_mean(make_study):
+    def lopsided(sample, arrays):
+        arrays["received"][:, :, 1:, PROMPT:] = 0
+
+    run = make_study(change=lopsided)
+    drawn = {head: np.asarray(received_map(run, 0, head=head).images[0].get_array()) for head in (None, 0, 1)}
+    assert drawn[0][0, PROMPT] == pytest.approx(7.2, rel=1e-3)
+    # nothing is drawn as the floor of the scale
+    assert drawn[1][0, PROMPT] == 0.5 and drawn[None][0, PROMPT] == pytest.approx(2.4, rel=1e-3)
+    assert len(received_map(run).lines) == 1, "one block border"
+
+
+def test_rows_of_a_map_are_labelled_with_the_steps_that_were_recorded(make_study):
+    def thin(sample, arrays):
+        for name, array in arrays.items():
+            arrays[name] = array[::3]
+
+    axes = received_map(make_study(change=thin), 0)
+    axes.figure.canvas.draw()
+    shown = {
+        int(place): label.get_text() for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    }
+    assert {row: text for row, text in shown.items() if 0 <= row < 4} == {0: "0", 1: "3", 2: "6", 3: "9"}
+
+
+def test_keys_that_are_not_there_yet_are_not_drawn(make_study):
+    drawn = received_map(make_study(family="autoregressive")).images[0].get_array()
+    assert np.ma.getmaskarray(drawn).sum(1).tolist() == [STEPS - step for step in range(STEPS)]
+
+
+def test_attention_map_draws_the_map_that_was_kept(make_study):
+    weights = np.full((TEXT, TEXT + 1), 0.5 / TEXT)
+    weights[:, 4] = 0.5
+    run = make_study(added=1, maps={"step3-layer1-head2": weights, "step4-layer0-head0": weights})
+    axes = attention_map(run)
+    assert axes.get_title(loc="left") == "step 3, layer 1, head 2"
+    text, added = (np.asarray(image.get_array()) for image in axes.images)
+    assert text.shape == (TEXT, TEXT) and added.shape == (TEXT, 1)
+    np.testing.assert_allclose(text[:, 3], 0.5 * (TEXT + 1), rtol=1e-3)
+    assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
+    with pytest.raises(NotRecorded, match=r"no map of .* \(5, any, any\) of sample 0: it has \(3, 1, 2\), \(4, 0, 0\)"):
+        attention_map(run, 5)
+    with pytest.raises(NotRecorded, match=r"kept none of sample 1. Ask for them when tracing, .*--maps 3:5:2"):
+        attention_map(run, sample=1)
+
+
+def test_layer_head_map_draws_the_mean_share_of_the_main_sink(make_study):
+    def stronger(sample, arrays):
+        arrays["received"][:, 1, 2] *= 2
+
+    axes = layer_head_map(make_study(change=stronger, recorded_layers=[4, 9]))
+    np.testing.assert_allclose(axes.images[0].get_array(), [[30, 30, 30], [30, 30, 60]], rtol=1e-3)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["4", "9"]
+
+
+def test_sink_path_of_head_draws_one_line_a_run(make_study):
+    def other(sample, arrays):
+        # The strongest head is (1, 2), whose main sink stays.
+        arrays["received"][:, 1, 2] = 0.1
+        arrays["received"][:, 1, 2, 9] = 0.9 * TEXT
+
+    runs = [make_study("moving"), make_study("staying", change=other), make_study("sink", added=1, text_share=0.1)]
+    axes = sink_path_of_head(runs)
+    moving, _, staying, _, added, on_added = (
+        np.asarray(line.get_ydata(), float) for line in axes.lines[:2] + axes.lines[3:7]
+    )
+    assert moving.tolist() == [PROMPT + step for step in range(STEPS)]
+    assert staying.tolist() == [9] * STEPS
+    assert np.isnan(added).all() and (on_added < 0).all() and len(on_added) == STEPS
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "staying: layer 1, head 2"
+    assert axes.get_yticklabels()[0].get_text() == "sink"
+    drawn = sink_path_of_head(runs[1], layer=0).lines[0].get_ydata()
+    assert list(drawn) == [PROMPT + step for step in range(STEPS)]
+
+
+def test_overlap_by_step_draws_what_stays(make_study):
+    runs = [make_study("plain"), make_study("sink", added=1, text_share=0.2), make_study("none", text_share=0.05)]
+    drawn = lines(overlap_by_step(runs))
+    assert set(drawn) == {"plain", "sink"}, "a run without sinks has nothing to stay"
+    np.testing.assert_allclose(drawn["plain"], np.zeros(STEPS - 1))
+    np.testing.assert_allclose(drawn["sink"], np.full(STEPS - 1, 1 / 3))
+    with pytest.raises(NotRecorded, match="two steps with sinks"):
+        overlap_by_step(runs[2])
+
+
+def test_sinks_per_layer_tells_added_sinks_from_those_on_text(make_study):
+    drawn = lines(sinks_per_layer([make_study("plain"), make_study("sink", added=2, share=0.4)]))
+    assert {name: list(values) for name, values in drawn.items()} == {
+        "plain": [1, 1],
+        "sink": [3, 3],
+        "sink: on text": [1, 1],
+    }
+
+
+def test_split_sinks_draws_the_share_of_heads(make_study):
+    def split(sample, arrays):
+        arrays["main_by_state"][1:, 1, 1] = 0
+
+    runs = [make_study("split", change=split), make_study("bare", leave_out=("main_by_state", "share_by_state"))]
+    drawn = lines(split_sinks(runs))
+    assert set(drawn) == {"split"}
+    np.testing.assert_allclose(drawn["split"], [0, 100 * 20 / 22])
+    with pytest.raises(NotRecorded, match="main sinks by state"):
+        split_sinks(runs[1])
+
+
+def test_block_moves_draws_rates_at_borders_and_inside(make_study):
+    def jumpy(sample, arrays):
+        # Layer 1 moves at the block border alone.
+        arrays["received"][:, 1] = 0.1
+        arrays["received"][:6, 1, :, 3] = arrays["received"][6:, 1, :, 8] = 0.9 * TEXT
+
+    drawn = lines(block_moves(make_study(change=jumpy)))
+    np.testing.assert_allclose(drawn["tiny: at block borders"], [100, 100])
+    np.testing.assert_allclose(drawn["tiny: inside blocks"], [100, 0])
+    with pytest.raises(NotRecorded, match="several blocks"):
+        block_moves(make_study("ar", family="autoregressive"))
+
+
+def test_epsilon_curve_draws_the_filtered_share(make_study):
+    axes = epsilon_curve(make_study(text_share=0.3))
+    drawn = next(line for line in axes.lines if line.get_label().startswith("tiny"))
+    assert drawn.get_label() == "tiny: 95.8 % at 3" and list(drawn.get_xdata())[:3] == [0, 0.5, 1]
+    np.testing.assert_allclose(drawn.get_ydata(), [100 * 23 / 24] * 13 + [100] * 8)
+
+
+def test_score_histogram_draws_shares_that_sum_to_one(make_study):
+    axes = score_histogram(make_study(text_share=0.3))
+    (steps,) = axes.patches
+    values, edges, _ = steps.get_data()
+    np.testing.assert_allclose(values.sum(), 100)
+    full = np.flatnonzero(values)
+    assert len(full) == 2 and edges[full[0]] < 0.7 / 23 * 24 < edges[full[0] + 1] < edges[full[1]] < 7.2
+    np.testing.assert_allclose(values[full], [100 * 23 / 24, 100 / 24])
+
+
+def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
+    def dust(sample, arrays):
+        arrays["received"][..., :12] = 1e-4
+
+    (steps,) = score_histogram(make_study(change=dust)).patches
+    values, edges, _ = steps.get_data()
+    assert edges[0] == 2**-8
+    # Half of the keys, but for the six steps of each sample in which the sink is one of them.
+    np.testing.assert_allclose([values.sum(), values[0]], [100, 50])
+
+
+def test_value_norm_scatter_draws_the_kinds_apart(make_study):
+    axes = value_norm_scatter(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
+    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
+    assert set(dots) == {"other text", "text sinks", "added sink"}
+    np.testing.assert_allclose(dots["added sink"], [[7.2, 0.25]] * 22 * LAYERS, rtol=2e-3)
+    np.testing.assert_allclose(dots["text sinks"], [[7.2, 2.0]] * 22 * LAYERS, rtol=2e-3)
+    run = make_study("one", change=lambda sample, arrays: arrays["value_norm"][:, 1].fill(3), recorded_layers=[2, 7])
+    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in value_norm_scatter(run, 7).collections}
+    assert set(dots["text sinks"][:, 1]) == {3.0} and len(dots["text sinks"]) == 22
+
+
+def test_output_norm_lies_under_its_bound(make_study):
+    axes = output_norm_against_bound(make_study())
+    dots = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
+    assert {name: len(places) for name, places in dots.items()} == {
+        "masked": 22 * LAYERS * 3,
+        "committed": 20 * LAYERS * 3,
+        "prompt": 22 * LAYERS * 3,
+    }
+    assert all((places == [1.5, 0.5]).all() for places in dots.values())
+    equal = axes.lines[0]
+    assert list(equal.get_xdata()) == list(equal.get_ydata())
 
 
 def test_sink_path_follows_the_moving_sink(make_study):
@@ -83,12 +263,11 @@ def test_heldout_draws_paired_changes_with_error_bars(make_study):
 
 
 def test_a_table_without_paired_differences_gets_unpaired_ones(make_study):
-    study = as_studies(make_study())[0]
-    frame = study.heldout.drop(columns=["delta", "delta_stderr"])
-    run = dataclasses.replace(study.run)
-    object.__setattr__(run, "table", lambda name: frame)
-    got = as_studies(run)[0].heldout
-    np.testing.assert_allclose(got["delta"], study.heldout["delta"])
+    run = make_study()
+    frame = run.table("heldout")
+    bare = {name: list(frame[name]) for name in ("k", "control", "loss", "stderr")}
+    got = as_studies(make_study("bare", leave_out=("heldout",), whole={"heldout": bare}))[0].heldout
+    np.testing.assert_allclose(got["delta"], frame["delta"])
     np.testing.assert_allclose(got["delta_stderr"], 0.01 * np.sqrt(2))
 
 
@@ -96,23 +275,43 @@ def test_a_table_without_paired_differences_gets_unpaired_ones(make_study):
 def test_figures_draw_on_given_axes(make_study, theme):
     runs = [make_study("plain"), make_study("sink", added=1)]
     figure = Figure()
-    grid = figure.subplots(2, 3)
-    assert sink_share(runs, grid[0, 0], theme=theme) is grid[0, 0]
-    assert heldout_loss(runs, grid[0, 1], theme=theme) is grid[0, 1]
-    for draw, axes in zip((value_norms, sink_tokens, sink_path), grid[1], strict=True):
+    grid = figure.subplots(2, 8)
+    together = (sink_share, heldout_loss, epsilon_curve, score_histogram, sinks_per_layer, block_moves, split_sinks)
+    for draw, axes in zip((*together, overlap_by_step), grid[0], strict=True):
+        assert draw(runs, axes, theme=theme) is axes
+    alone = (value_norms, sink_tokens, sink_path, layer_head_map, output_norm_against_bound)
+    for draw, axes in zip(alone, grid[1], strict=False):
         assert draw(runs[1], axes, theme=theme) is axes
-    assert received_map(runs[1], 0, grid[0, 2], theme=theme) is grid[0, 2]
+    assert received_map(runs[1], 0, grid[1, 5], theme=theme) is grid[1, 5]
+    assert value_norm_scatter(runs[1], None, grid[1, 6], theme=theme) is grid[1, 6]
+    assert sink_path_of_head(runs, None, None, grid[1, 7], theme=theme) is grid[1, 7]
     figure.canvas.draw()
 
 
 def test_texts_that_fonts_and_mathtext_trip_over_are_drawn(make_study):
-    study = as_studies(make_study(text_share=0.3))[0]
-    frame = study.tokens.assign(state="committed", text="$x_1$ 语\n")
-    study.__dict__["tokens"] = frame
-    axes = sink_tokens(study)
+    def prompted(sample, arrays):
+        arrays["received"][:] = 0.1
+        arrays["received"][..., 2] = 0.9 * TEXT
+
+    axes = sink_tokens(make_study(words=["$x_1$ 语\n"], change=prompted))
     axes.figure.canvas.draw()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["“$x_1$␣\\u8bed↵”"]
     assert printable("a b\n") == "“a␣b↵”"
+
+
+def test_no_marker_is_cut_and_legends_make_figures_taller(make_study):
+    def flat(sample, arrays):
+        arrays["received"][:] = 1
+
+    flat_run = make_study("flat", change=flat)
+    runs = [make_study(name) for name in "abc"]
+    for draw in (sink_share, sinks_per_layer, split_sinks, block_moves):
+        axes = draw(runs)
+        top = max(np.nanmax(line.get_ydata()) for line in axes.lines)
+        assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 1.05 * top
+        assert axes.figure.get_figheight() > draw(runs[:1]).figure.get_figheight()
+    # Nothing but zeros still has an axis.
+    assert sinks_per_layer(flat_run).get_ylim()[1] > 0
 
 
 def test_no_sink_events_is_drawn_as_such(make_study):
@@ -122,14 +321,23 @@ def test_no_sink_events_is_drawn_as_such(make_study):
 
 def test_refusals(make_study):
     run = make_study(leave_out=("attention", "heldout", "tokens"))
-    for draw in (sink_share, value_norms, sink_path, sink_tokens, lambda run: received_map(run, 0)):
-        with pytest.raises(ValueError, match="attention"):
+    needing = (sink_share, value_norms, sink_path, sink_tokens, received_map, layer_head_map, epsilon_curve)
+    for draw in (*needing, score_histogram, value_norm_scatter, overlap_by_step, sink_path_of_head, attention_map):
+        with pytest.raises(NotRecorded, match="attention"):
             draw(run)
-    with pytest.raises(ValueError, match=r"needs the table heldout"):
+    with pytest.raises(NotRecorded, match=r"needs the table heldout"):
         heldout_loss(run)
-    whole = make_study("whole")
-    with pytest.raises(ValueError, match=r"has layers 0 to 1: got layer=4"):
-        received_map(whole, 4)
+    bare = make_study("bare", leave_out=("value_norm", "output_norm"))
+    for draw in (value_norms, value_norm_scatter):
+        with pytest.raises(NotRecorded, match=r"recorded none. Trace with the statistic value_norm"):
+            draw(bare)
+    with pytest.raises(NotRecorded, match="statistics output_norm and noop_bound"):
+        output_norm_against_bound(bare)
+    whole = make_study("whole", recorded_layers=[3, 4])
+    with pytest.raises(ValueError, match=r"has layers 3 to 4: got layer=0"):
+        received_map(whole, 0)
+    with pytest.raises(ValueError, match=r"has heads 0 to 2: got head=3"):
+        sink_path_of_head(whole, 3, 3)
     with pytest.raises(ValueError, match=r"has samples 0 to 1: got sample=2"):
         sink_path(whole, sample=2)
     with pytest.raises(ValueError, match=r"one of light, dark: got 'drak'. Did you mean 'dark'"):
@@ -137,7 +345,7 @@ def test_refusals(make_study):
 
 
 def test_numbers_are_short():
-    shown = [number(value) for value in (0, 1, 12.345, 0.01234, 123456.0, 99999.0, -2.5, float("nan"))]
-    assert shown == ["0", "1.00", "12.3", "0.0123", "1.23e+05", "99999", "−2.50", "–"]
+    shown = [number(value) for value in (0, 1, 12.345, 0.01234, 123456.0, 99999.0, -2.5, float("nan"), np.inf)]
+    assert shown == ["0", "1.00", "12.3", "0.0123", "1.23e+05", "99999", "−2.50", "–", "∞"]
     assert number(0.0123, 2) == "0.012" and number(1e-5) == "1.00e−05"
     assert percent(0.1234) == "12.3\u00a0%" and percent(float("nan")) == "–"

@@ -2,90 +2,131 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
-from importlib import resources
 from string import Template
 from typing import Any
 
+from .explorer import asset, data_block, script, script_hash
 from .study import Study
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One figure in both appearances, as PNG bytes."""
+class Card:
+    """One finding: a chart that the script draws, its sentences, and its numbers."""
 
-    name: str
-    alt: str
-    light: bytes
-    dark: bytes
+    chart: str
+    title: str
+    how: str
+    sentences: Sequence[str] = ()
+    details: str = ""
 
-    def html(self, title: str = "") -> str:
-        """A card that shows the image of the reader's appearance."""
-        heading = f"<h3>{escape(title)}</h3>" if title else ""
+    def html(self) -> str:
+        """The card; without the script it has its sentences and numbers."""
+        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         return (
-            f'<figure class="card">{heading}<picture>'
-            f'<source media="(prefers-color-scheme: dark)" srcset="{_data_uri(self.dark)}">'
-            f'<img alt="{escape(self.alt)}" src="{_data_uri(self.light)}"></picture></figure>'
+            f'<article class="card" id="{escape(self.chart)}"><h2>{escape(self.title)}</h2>'
+            f'<p class="how">{escape(self.how)}</p><figure data-chart="{escape(self.chart)}"></figure>'
+            f"{said}{self.details}</article>"
         )
 
 
 @dataclass(frozen=True)
-class Section:
-    """One part of the report; ``body`` is HTML, the rest is plain text."""
+class Part:
+    """A part of the page below the explorer; ``body`` is HTML, the rest is plain text."""
 
     anchor: str
     title: str
     how: str
     body: str
     sentences: Sequence[str] = ()
-    details: str = ""
-    single: bool = False
 
     def html(self) -> str:
-        """The section with its sentences under the figures."""
+        """The part with its sentences above its body."""
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         how = f'<p class="how">{escape(self.how)}</p>' if self.how else ""
-        under = f'<div class="said">{said}{self.details}</div>'
-        # A single figure leaves room at its side.
-        content = f'<div class="single">{self.body}{under}</div>' if self.single else f"{self.body}\n{under}"
-        return f'<section id="{escape(self.anchor)}"><h2>{escape(self.title)}</h2>{how}\n{content}</section>'
+        top = f'<section class="part" id="{escape(self.anchor)}"><h2>{escape(self.title)}</h2>'
+        return f"{top}{how}{said}{self.body}</section>"
 
 
-def page(studies: list[Study], short: Sequence[str], sections: Sequence[Section]) -> str:
-    """The whole document."""
-    files = resources.files("sinklab.reports")
+@dataclass
+class Beside:
+    """What lies beside the page."""
+
+    figures: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    tables: int = 0
+
+    def html(self) -> str:
+        """A sentence, and the figures that could not be drawn with the reason."""
+        kinds = (("static figures in figures/", self.figures), ("tables in tables/", self.tables))
+        there = " and ".join(f"{count} files of {what}" for what, count in kinds if count)
+        said = f"<p>Beside this page lie {escape(there)}.</p>" if there else ""
+        rows = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in self.skipped.items())
+        return said + (f"<details><summary>figures not drawn</summary><ul>{rows}</ul></details>" if rows else "")
+
+
+def page(studies: list[Study], content: dict[str, Any], short: str, parts: Sequence[Part], beside: Beside) -> str:
+    """The whole document; ``content`` is what the explorer's script draws, ``short`` is HTML."""
     names = " and ".join(study.label for study in studies) if len(studies) < 3 else f"{len(studies)} runs"
-    return Template(files.joinpath("template.html").read_text("utf-8")).substitute(
+    explored = any(run["samples"] for run in content["runs"])
+    shown = " ".join(
+        (f"{run['label']}: " if len(studies) > 1 else "") + run["shown"] for run in content["runs"] if run["samples"]
+    )
+    return Template(asset("template.html")).substitute(
         title="Where attention goes while the model writes",
         lead=escape(
             f"A study of {names}: received attention at every denoising step, its sinks, and what hiding them changes."
         ),
-        style=files.joinpath("style.css").read_text("utf-8"),
+        hash=script_hash(),
+        style=asset("style.css"),
         status="\n".join(_status(study) for study in studies),
-        short='<div class="short"><ul>' + "".join(f"<li>{escape(item)}</li>" for item in short) + "</ul></div>"
-        if short
-        else "",
-        sections="\n".join(section.html() for section in sections),
+        explorer=asset("explorer.html") + f'<p class="shown">{escape(shown)}</p>' if explored else "",
+        short=short,
+        sections="\n".join(part.html() for part in parts),
+        beside=beside.html(),
         version=escape(str(studies[0].run.info.versions.get("sinklab", ""))),
+        script=f"{data_block(content)}\n<script>{script()}</script>",
     )
 
 
 def beside(parts: Sequence[str]) -> str:
     """Parts next to each other where there is room."""
-    return f'<div class="pair">{"".join(parts)}</div>'
+    return f'<div class="cards">{"".join(parts)}</div>'
+
+
+def findings(sentences: Sequence[str], verdicts: Sequence[tuple[str, bool | None, str]]) -> str:
+    """What a reader should know first, and statements with whether they hold: (run, holds, sentence)."""
+    said = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    marks = {True: "yes", False: "no", None: "open"}
+    words = {True: "holds", False: "does not hold", None: "cannot tell"}
+    judged = "".join(
+        f'<li data-holds="{marks[holds]}">{escape(sentence)}<small>{escape(name)}: {words[holds]}</small></li>'
+        for name, holds, sentence in verdicts
+    )
+    parts = [f"<div><h2>In short</h2><ul>{said}</ul></div>"] if said else []
+    parts += [f"<div><h2>Held against the papers</h2><ul>{judged}</ul></div>"] if judged else []
+    return f'<div class="short">{"".join(parts)}</div>' if parts else ""
 
 
 def number_table(head: Sequence[str], rows: Sequence[Sequence[Any]], summary: str = "numbers") -> str:
     """A table behind a summary line; cells are escaped."""
+    return f"<details><summary>{escape(summary)}</summary>{plain_table(head, rows)}</details>"
+
+
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table; cells are escaped, and a cell (text, share) shows the share as a bar behind the text."""
     top = "".join(f"<th>{escape(str(cell))}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f"<details><summary>{escape(summary)}</summary><div class=scroll><table><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div></details>"
-    )
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(cell: Any) -> str:
+    if isinstance(cell, tuple):
+        text, share = cell
+        return f'<td class="share" style="--part:{100 * min(max(share, 0), 1):.1f}%">{escape(str(text))}</td>'
+    return f"<td>{escape(str(cell))}</td>"
 
 
 def run_facts(study: Study) -> str:
@@ -132,7 +173,3 @@ def _status(study: Study) -> str:
     return (
         f'<p class="status">{escape(f"The run of {study.label} {said}{why}. What it wrote until then is shown.")}</p>'
     )
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

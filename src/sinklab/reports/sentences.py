@@ -7,83 +7,63 @@ import math
 import numpy as np
 import pandas as pd
 
-from .study import ADDED, MASK, Study, mean_of
-from .style import printable
+from .behaviour import (
+    about_blocks,
+    about_classes,
+    about_depth,
+    about_explained,
+    about_motion,
+    about_path,
+    about_removals,
+    about_split,
+)
+from .study import MASK, Study
+from .wording import number, percent, quoted, same, times_chance
 
-# Relative differences below this are called "about the same".
-SAME = 0.05
-
-
-def number(value: float, significant: int = 3) -> str:
-    """A few significant digits, without an exponent where that reads well."""
-    if math.isnan(value):
-        return "–"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        digits = 0 if value == 0 else max(0, significant - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:.{digits}f}".replace("-", "−")
-    return f"{value:.{significant - 1}e}".replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal."""
-    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"
+__all__ = [
+    "about_blocks", "about_classes", "about_depth", "about_events", "about_explained", "about_heldout", "about_motion",
+    "about_norms", "about_path", "about_removals", "about_share", "about_split", "about_tokens", "in_short",
+    "mean_over_layers", "number", "percent", "without_and_with",
+]  # fmt: skip
 
 
 def about_events(study: Study) -> str:
     """How often the sink rule fires."""
-    events = sum(int(facts.events_NTK.sum()) for facts in study.layers)
+    events = sum(facts.events for facts in study.facts)
     rule = "the sink rule (received attention above 1 + 3 (S−1)/S)"
     if not events:
         return f"In {study.label}, no position in any layer, head or step exceeds {rule}."
-    added = sum(int(facts.events_NTK[..., : study.sink_count].sum()) for facts in study.layers)
+    added = sum(facts.added_events for facts in study.facts)
     text = f"In {study.label}, {rule} fires {events:,} times over all layers, heads, steps and samples"
     return text + (f"; {percent(added / events)} of these are the added sink." if study.sink_count else ".")
-
-
-def about_path(study: Study) -> str:
-    """How often the greatest key changes place, and whose it is."""
-    pairs = sum(facts.transitions for facts in study.layers)
-    if not pairs:
-        return f"{study.label} has a single step, so nothing can move."
-    moves = sum(facts.moves for facts in study.layers) / pairs
-    text = f"In {study.label}, the main sink of a head changes place at {percent(moves)} of steps"
-    if not study.sink_count:
-        return f"{text}."
-    mains = np.concatenate([facts.main_NTH.ravel() for facts in study.layers])
-    added = float((mains[mains >= 0] < study.sink_count).mean())
-    among_text = sum(facts.text_moves for facts in study.layers) / pairs
-    return (
-        f"{text}; the added sink is that main sink in {percent(added)} of cases. "
-        f"Among text positions alone, the greatest changes place at {percent(among_text)} of steps."
-    )
 
 
 def about_share(studies: list[Study]) -> list[str]:
     """Attention on the added sink, and on the greatest text position with and without it."""
     sentences = []
     for study in studies:
-        text = mean_of(np.array([facts.text_share for facts in study.layers]))
+        text = mean_over_layers(study, "text_share")
         if not study.sink_count:
             sentences.append(
                 f"In {study.label}, which has no added sink, the greatest text position of a head receives "
                 f"{percent(text)} of the attention on average."
             )
             continue
-        shares = np.array([facts.added_share for facts in study.layers])
-        low, high = int(shares.argmin()), int(shares.argmax())
+        shares = np.array([facts.added_share for facts in study.facts])
+        low, high = (study.layers[int(place)] for place in (shares.argmin(), shares.argmax()))
         what = "the added sink receives" if study.sink_count == 1 else f"the {study.sink_count} added sinks receive"
         sentences.append(
-            f"In {study.label}, {what} {percent(mean_of(shares))} of the attention on average, from "
-            f"{percent(shares[low])} in layer {low} to {percent(shares[high])} in layer {high}; "
+            f"In {study.label}, {what} {percent(mean_over_layers(study, 'added_share'))} of the attention on average, "
+            f"from {percent(shares.min())} in layer {low} to {percent(shares.max())} in layer {high}; "
             f"the greatest text position receives {percent(text)}."
         )
     pair = without_and_with(studies)
     if pair:
-        before, after = (mean_of(np.array([facts.text_share for facts in study.layers])) for study in pair)
+        before, after = (mean_over_layers(study, "text_share") for study in pair)
         sentences.append(
             f"The greatest text position receives {_against(after, before, 'more', 'less')} with the added sink "
             f"than without: {percent(after)} against {percent(before)}."
-            if not _same(after, before)
+            if not same(after, before)
             else f"The greatest text position receives about as much with the added sink ({percent(after)}) "
             f"as without ({percent(before)})."
         )
@@ -92,12 +72,12 @@ def about_share(studies: list[Study]) -> list[str]:
 
 def about_norms(study: Study) -> list[str]:
     """Length of value vectors of sinks against other text, averaged over layers."""
-    layers = study.layers
+    layers = [facts for facts in study.facts if not math.isnan(facts.text_norm)]
+    if not layers:
+        return []
     sentences = []
     if study.sink_count:
-        added, text = (
-            mean_of(np.array([getattr(facts, key) for facts in layers])) for key in ("added_norm", "text_norm")
-        )
+        added, text = (mean_over_layers(study, key) for key in ("added_norm", "text_norm"))
         lower = sum(facts.added_norm < facts.text_norm for facts in layers)
         sentences.append(
             f"In {study.label}, value vectors of the added sink are {number(added)} long on average, those of text "
@@ -109,7 +89,7 @@ def about_norms(study: Study) -> list[str]:
             *sentences,
             f"No text position of {study.label} is a sink, so there is nothing to compare with other text.",
         ]
-    sinks, rest = (mean_of(np.array([getattr(facts, key) for facts in both])) for key in ("sink_norm", "rest_norm"))
+    sinks, rest = (float(np.mean([getattr(facts, key) for facts in both])) for key in ("sink_norm", "rest_norm"))
     lower = sum(facts.sink_norm < facts.rest_norm for facts in both)
     where = f"In {study.label}, text" if not sentences else "Text"
     sentences.append(
@@ -124,7 +104,7 @@ def about_tokens(study: Study) -> str:
     found = study.sink_tokens
     if found is None or not found.events.any():
         return f"{study.label} has no sink events to count tokens of."
-    names = [_quoted(label) for label in found.label]
+    names = [quoted(label) for label in found.label]
     text = (
         f"In {study.label}, {percent(found.frequency[0])} of sink events fall on {names[0]}, which holds "
         f"{percent(found.occupancy[0])} of positions (enrichment {number(found.enrichment[0], 2)}×)"
@@ -132,7 +112,7 @@ def about_tokens(study: Study) -> str:
     masks = found.label.index(MASK) if MASK in found.label else None
     if masks is None or masks == 0:
         return f"{text}."
-    relation = _relation(found.enrichment[masks])
+    relation = times_chance(found.enrichment[masks])
     return (
         f"{text}. Masks take {percent(found.frequency[masks])} of sink events and hold "
         f"{percent(found.occupancy[masks])} of positions: {relation}."
@@ -178,8 +158,10 @@ def in_short(studies: list[Study]) -> list[str]:
     added = [study for study in recorded if study.sink_count]
     # What a run without a sink says of its share is repeated by the comparison.
     short = [text for text in about_share(recorded) if not (added and "which has no added sink" in text)]
-    short += [about_path(study) for study in recorded]
+    short += [about_motion(study) for study in recorded]
+    short += [text for study in recorded for text in (about_classes(study), about_explained(study)) if text]
     short += [text for study in added or recorded for text in about_norms(study)[:1]]
+    short += [text for study in studies for text in about_removals(study)]
     return short + [text for study in studies for text in about_heldout(study)[-1:]]
 
 
@@ -191,25 +173,17 @@ def without_and_with(studies: list[Study]) -> tuple[Study, Study] | None:
     return (plain, added) if plain and added else None
 
 
-def _same(one: float, other: float) -> bool:
-    return abs(one - other) <= SAME * max(abs(one), abs(other))
+def mean_over_layers(study: Study, name: str) -> float:
+    """Mean of a field of the LayerFacts over the recorded layers that have it; NaN when none has."""
+    values = np.array([getattr(facts, name) for facts in study.facts], dtype=float)
+    return float(values[~np.isnan(values)].mean()) if (~np.isnan(values)).any() else math.nan
 
 
 def _against(one: float, other: float, more: str, less: str) -> str:
     return more if one > other else less
 
 
-def _relation(enrichment: float) -> str:
-    if _same(enrichment, 1):
-        return "about what chance would give"
-    return f"{number(enrichment, 2)} times what chance would give"
-
-
 def _change(row: pd.Series) -> str:
     value = number(row["delta"])
     sign = "+" if row["delta"] > 0 else ""
     return f"{sign}{value} ± {number(row['delta_stderr'], 2)} nats"
-
-
-def _quoted(label: str) -> str:
-    return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)

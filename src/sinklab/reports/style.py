@@ -130,6 +130,24 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     return Figure(figsize=(width, height), layout="constrained").subplots()
 
 
+def legend_above(axes: Axes, columns: int = 1, *, grow: bool) -> None:
+    """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot keeps its height."""
+    entries = len(axes.get_legend_handles_labels()[1])
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
+    if grow:
+        figure: Any = axes.figure
+        figure.set_figheight(figure.get_figheight() + 0.19 * -(-entries // columns))
+
+
+def from_zero(axes: Axes, floor: float = 1e-9) -> None:
+    """The vertical axis from 0 to a little over the greatest value drawn, so that no marker is cut."""
+    import numpy as np
+
+    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines]
+    greatest = max((float(values[np.isfinite(values)].max(initial=0.0)) for values in drawn), default=0.0)
+    axes.set_ylim(0, 1.06 * max(greatest, floor))
+
+
 def printable(text: str, most: int = 14) -> str:
     """``text`` in quotes on one line, white space visible, code points in place of letters the font does not have."""
     shown = text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣").replace("Ċ", "↵")

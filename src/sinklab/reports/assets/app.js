@@ -1,0 +1,114 @@
+// What is chosen, and by which road: panes hold a view each, changes are drawn once per frame.
+
+const app = {
+  panes: [],
+  all: [],
+  runs: [],
+  active: 0,
+  linked: true,
+  playing: false,
+  speed: 1,
+  metric: 0,
+  dirty: false,
+  timer: 0,
+
+  /** Draws every pane at the next frame, however many things change until then. */
+  paint() {
+    if (this.dirty) return;
+    this.dirty = true;
+    requestAnimationFrame(() => {
+      this.dirty = false;
+      for (const pane of this.panes) pane.draw();
+      controls.draw();
+    });
+  },
+
+  get pane() {
+    return this.panes[this.active];
+  },
+
+  others(pane) {
+    return this.linked ? this.panes.filter((other) => other !== pane && other.sample) : [];
+  },
+
+  /** Moves a pane to a step; linked panes go to the same part of their way. */
+  goTo(pane, step) {
+    const last = pane.sample.T - 1;
+    pane.view.step = Math.min(Math.max(step, 0), last);
+    for (const other of this.others(pane)) {
+      const part = last ? pane.view.step / last : 0;
+      other.view.step = Math.round(part * (other.sample.T - 1));
+    }
+    this.changed(pane);
+  },
+
+  /** Chooses layer and head; linked panes follow to the layer of the same depth, and to the head if they have it. */
+  look(pane, layer, head) {
+    const { L, H } = pane.sample;
+    pane.view.layer = Math.min(Math.max(layer, ALL_LAYERS), L - 1);
+    pane.view.head = pane.view.layer === ALL_LAYERS ? MEAN : Math.min(Math.max(head, MEAN), H - 1);
+    for (const other of this.others(pane)) {
+      const part = L > 1 ? pane.view.layer / (L - 1) : 0;
+      const same = pane.view.layer === ALL_LAYERS || L === other.sample.L;
+      other.view.layer = same ? pane.view.layer : Math.round(part * (other.sample.L - 1));
+      other.view.head = pane.view.head < other.sample.H ? pane.view.head : MEAN;
+    }
+    this.changed(pane);
+  },
+
+  changed(pane) {
+    this.active = this.panes.indexOf(pane);
+    this.paint();
+    remember();
+  },
+
+  play(on) {
+    clearTimeout(this.timer);
+    this.playing = on;
+    if (on) {
+      const pane = this.longest();
+      if (pane.view.step >= pane.sample.T - 1) this.goTo(pane, 0);
+      this.schedule();
+    }
+    this.paint();
+  },
+
+  schedule() {
+    this.timer = setTimeout(() => {
+      const pane = this.longest();
+      if (pane.view.step >= pane.sample.T - 1) return this.play(false);
+      this.goTo(pane, pane.view.step + 1);
+      return this.schedule();
+    }, 400 / this.speed);
+  },
+
+  /** The pane with most steps leads, so that linked playing shows every step of both. */
+  longest() {
+    if (!this.linked) return this.pane;
+    return this.panes.reduce((best, pane) => (pane.sample.T > best.sample.T ? pane : best));
+  },
+};
+
+/** Keeps the view in the address, so that it can be sent to somebody or found again after reloading. */
+let rememberTimer = 0;
+function remember() {
+  clearTimeout(rememberTimer);
+  rememberTimer = setTimeout(() => {
+    const of = (field) => app.panes.map((pane) => pane.view[field]).join(",");
+    const fields = ["run", "sample", "step", "layer", "head"].map((field) => `${field}=${of(field)}`);
+    if (app.panes.some((pane) => pane.pinned >= 0)) fields.push(`key=${app.panes.map((pane) => pane.pinned)}`);
+    const theme = document.documentElement.dataset.theme;
+    if (theme) fields.push(`theme=${theme}`);
+    try {
+      history.replaceState(null, "", `#${fields.join("&")}`);
+    } catch {
+      // A page inside a sandboxed frame has no history of its own; it works without.
+    }
+  }, 250);
+}
+
+function recalled() {
+  const fields = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const numbers = (name) => (fields[name] ?? "").split(",").filter(Boolean).map(Number).filter(Number.isInteger);
+  return { theme: fields.theme, numbers };
+}

@@ -1,0 +1,91 @@
+// Colours: one scale from nothing to much, as in the static figures; the rest comes from the style sheet.
+
+const colours = {
+  palette: null,
+  probe: null,
+  cache: new Map(),
+  // An even share and less is blank: what stands out is what is coloured.
+  low: 1,
+  high: 64,
+
+  setUp(palette, greatest) {
+    this.palette = palette;
+    this.probe = document.createElement("span");
+    this.probe.hidden = true;
+    document.body.append(this.probe);
+    this.high = Math.max(2 ** Math.ceil(Math.log2(Math.max(greatest, 1))), 4);
+  },
+
+  get dark() {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  },
+
+  get theme() {
+    return this.palette[this.dark ? "dark" : "light"];
+  },
+
+  forget() {
+    this.cache.clear();
+  },
+
+  /** The value of a custom property of the style sheet as an rgb() text. */
+  of(name) {
+    const id = `--${name}`;
+    if (!this.cache.has(id)) {
+      // A property with light-dark() resolves only where it is used.
+      this.probe.style.color = `var(${id})`;
+      this.cache.set(id, getComputedStyle(this.probe).color);
+    }
+    return this.cache.get(id);
+  },
+
+  /** Where a value lies on the scale, 0 to 1; 0 for nothing. */
+  place(value) {
+    if (!(value > this.low)) return 0;
+    return Math.min(Math.log2(value / this.low) / Math.log2(this.high / this.low), 1);
+  },
+
+  rgb(value) {
+    const stops = this.stops();
+    const at = this.place(value) * (stops.length - 1);
+    const below = Math.min(Math.floor(at), stops.length - 2);
+    return stops[below].map((part, i) => Math.round(part + (at - below) * (stops[below + 1][i] - part)));
+  },
+
+  stops() {
+    const id = `stops-${this.dark}`;
+    if (!this.cache.has(id)) {
+      const parse = (hex) => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+      this.cache.set(id, this.theme.scale.map(parse));
+    }
+    return this.cache.get(id);
+  },
+
+  /** For each of the 256 codes of a sample: background, and an ink that can be read on it. */
+  table(sample) {
+    const id = `table-${this.dark}-${JSON.stringify(sample.raw.scale)}`;
+    if (!this.cache.has(id)) {
+      const entries = Array.from(sample.score, (value) => {
+        const rgb = this.rgb(value);
+        const light = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
+        return { rgb, css: `rgb(${rgb})`, ink: light > 140 ? "#17181c" : "#f4f4f6", plain: this.place(value) === 0 };
+      });
+      this.cache.set(id, entries);
+    }
+    return this.cache.get(id);
+  },
+
+  /** Ticks of the scale: powers of two, thinned to at most seven. */
+  ticks() {
+    const all = [];
+    for (let value = this.low; value <= this.high; value *= 2) all.push(value);
+    const every = Math.ceil((all.length - 1) / 6);
+    return all.filter((value) => Math.log2(value) % every === 0);
+  },
+
+  age(name) {
+    const states = this.theme.states;
+    return { masked: states.masked, "just committed": this.theme.added, prompt: states.prompt }[name] || states.committed;
+  },
+};

@@ -1,0 +1,198 @@
+// What the page holds: packed arrays become typed arrays, samples answer questions about one (step, layer, head).
+// T steps, L layers, H heads, K keys (added sinks first, then canvas positions). Codes are 8-bit: 0 means absent,
+// 1 below the scale, the rest are even steps of the logarithm.
+
+const MEAN = -1;
+const ALL_LAYERS = -1;
+
+function fromBase64(text) {
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+async function inflate(bytes) {
+  // A Response of a stream in memory: nothing is fetched.
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+async function unpack(packed) {
+  let bytes = fromBase64(packed.data);
+  if (packed.deflate) bytes = await inflate(bytes);
+  const values = packed.bytes === 2 ? new Uint16Array(bytes.buffer, 0, bytes.length / 2) : bytes;
+  // Stored as differences to the row before; typed arrays wrap as the writer did.
+  if (packed.delta) for (let i = packed.delta; i < values.length; i++) values[i] += values[i - packed.delta];
+  return values;
+}
+
+/** Values of the 256 codes of a logarithmic scale {low, high, levels} (low and high are powers of two). */
+function decodeTable(scale) {
+  const table = new Float32Array(256).fill(2 ** scale.high);
+  table[0] = NaN;
+  table[1] = 0;
+  for (let level = 0; level < scale.levels; level++) {
+    table[level + 2] = 2 ** (scale.low + ((scale.high - scale.low) * level) / Math.max(scale.levels - 1, 1));
+  }
+  return table;
+}
+
+class Sample {
+  constructor(raw, run) {
+    this.raw = raw;
+    this.run = run;
+    this.added = run.added;
+    this.steps = raw.steps;
+    this.T = raw.steps.length;
+    this.L = run.layers.length;
+    this.H = run.heads.length;
+    this.K = raw.keys;
+    this.P = raw.keys - run.added;
+    this.planes = new Map();
+    this.ready = null;
+  }
+
+  /** Unpacks the arrays, once. */
+  open() {
+    this.ready ??= this.unpackAll();
+    return this.ready;
+  }
+
+  async unpackAll() {
+    const names = Object.keys(this.raw.arrays);
+    const arrays = await Promise.all(names.map((name) => unpack(this.raw.arrays[name])));
+    this.arrays = Object.fromEntries(names.map((name, i) => [name, arrays[i]]));
+    this.ranks = await Promise.all(
+      (this.raw.ranks || []).map(async (rank) => ({ keys: await unpack(rank.keys), codes: await unpack(rank.codes) })),
+    );
+    this.score = decodeTable(this.raw.scale);
+    this.norm = this.raw.norm_scale ? decodeTable(this.raw.norm_scale) : null;
+    this.keyNorm = this.raw.key_norm_scale ? decodeTable(this.raw.key_norm_scale) : null;
+    return this;
+  }
+
+  get dense() {
+    return "heads" in this.arrays;
+  }
+
+  /** Codes (T, K) of received attention in one layer and head; MEAN and ALL_LAYERS are means. */
+  plane(layer, head) {
+    const id = `${layer}/${head}`;
+    if (!this.planes.has(id)) {
+      // A page that is played through many heads must not grow without end.
+      if (this.planes.size > 24) this.planes.delete(this.planes.keys().next().value);
+      this.planes.set(id, this.makePlane(layer, head));
+    }
+    return this.planes.get(id);
+  }
+
+  makePlane(layer, head) {
+    const cells = this.T * this.K;
+    if (layer === ALL_LAYERS) return this.meanOfLayers();
+    if (head === MEAN) return this.arrays.mean.subarray(layer * cells, (layer + 1) * cells);
+    if (this.dense) {
+      const start = (layer * this.H + head) * cells;
+      return this.arrays.heads.subarray(start, start + cells);
+    }
+    return this.sparsePlane(layer, head);
+  }
+
+  meanOfLayers() {
+    const cells = this.T * this.K;
+    const plane = new Uint8Array(cells);
+    const { low, high, levels } = this.raw.scale;
+    for (let cell = 0; cell < cells; cell++) {
+      let sum = 0;
+      for (let layer = 0; layer < this.L; layer++) sum += this.score[this.arrays.mean[layer * cells + cell]];
+      if (Number.isNaN(sum)) continue;
+      const level = ((Math.log2(sum / this.L) - low) / (high - low)) * (levels - 1);
+      plane[cell] = level < 0 ? 1 : Math.min(Math.round(level), levels - 1) + 2;
+    }
+    return plane;
+  }
+
+  /** Only the greatest keys of a head are on the page: the others are "below the scale" where the key exists. */
+  sparsePlane(layer, head) {
+    const mean = this.plane(layer, MEAN);
+    const plane = new Uint8Array(this.T * this.K);
+    for (let cell = 0; cell < plane.length; cell++) plane[cell] = mean[cell] ? 1 : 0;
+    const start = (layer * this.H + head) * this.T;
+    for (const rank of this.ranks) {
+      for (let step = 0; step < this.T; step++) {
+        const key = rank.keys[start + step];
+        if (key) plane[step * this.K + key - 1] = rank.codes[start + step];
+      }
+    }
+    return plane;
+  }
+
+  /** Whether the values of this view are all on the page, or only the greatest of each head. */
+  complete(layer, head) {
+    return head === MEAN || layer === ALL_LAYERS || this.dense;
+  }
+
+  /** The least value of a head that is on the page at a step. */
+  leastShown(step, layer, head) {
+    const rank = this.ranks[this.ranks.length - 1];
+    return rank ? this.score[rank.codes[(layer * this.H + head) * this.T + step]] : NaN;
+  }
+
+  /** Key that receives most, -1 where there is none. */
+  main(step, layer, head) {
+    return this.arrays.main[(layer * this.H + head) * this.T + step] - 1;
+  }
+
+  /** How many heads of a layer (or of all) have each key as their main sink, at one step. */
+  mainCounts(step, layer) {
+    const counts = new Map();
+    const from = layer === ALL_LAYERS ? 0 : layer;
+    const to = layer === ALL_LAYERS ? this.L : layer + 1;
+    for (let l = from; l < to; l++) {
+      for (let h = 0; h < this.H; h++) {
+        const key = this.main(step, l, h);
+        if (key >= 0) counts.set(key, (counts.get(key) || 0) + 1);
+      }
+    }
+    return counts;
+  }
+
+  /** The key that receives most in a view: the main sink of a head, or the greatest of a mean. */
+  mainOf(step, layer, head) {
+    if (layer !== ALL_LAYERS && head !== MEAN) return this.main(step, layer, head);
+    const row = this.plane(layer, head).subarray(step * this.K, (step + 1) * this.K);
+    let best = -1;
+    row.forEach((code, key) => {
+      if (code && (best < 0 || code > row[best])) best = key;
+    });
+    return best;
+  }
+
+  /** Row of the vocabulary at a position and step; null where nothing was recorded. */
+  token(step, position) {
+    const index = this.arrays.tokens[step * this.P + position];
+    return index ? this.run.vocabulary[index - 1] : null;
+  }
+
+  /** Name of what a position holds: masked, just committed, committed, prompt; "" where it does not exist yet. */
+  age(step, position) {
+    return AGES[this.arrays.ages[step * this.P + position]];
+  }
+
+  visible(step, key) {
+    return this.arrays.visible[this.raw.visible_per_key ? step * this.K + key : step];
+  }
+
+  normCode(step, layer, key, name = "norms") {
+    return name in this.arrays ? this.arrays[name][(layer * this.T + step) * this.K + key] : 0;
+  }
+}
+
+const AGES = ["", "masked", "just committed", "committed", "prompt"];
+
+class RunData {
+  constructor(raw) {
+    Object.assign(this, raw);
+    this.samples = raw.samples.map((sample) => new Sample(sample, this));
+  }
+}

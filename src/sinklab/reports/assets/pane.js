@@ -1,0 +1,120 @@
+// One run on the screen: its sample, its view, and the parts that draw them.
+
+// Beyond this many positions the text needs the whole height, and the paths stand below.
+const LONG = 200;
+// Up to this many need but a few lines.
+const SHORT = 120;
+
+class Pane {
+  constructor(index) {
+    this.index = index;
+    this.element = document.getElementById("pane").content.firstElementChild.cloneNode(true);
+    this.view = { run: 0, sample: 0, step: 0, layer: ALL_LAYERS, head: MEAN };
+    this.hover = { step: null, key: null };
+    this.pinned = -1;
+    this.sample = null;
+    this.parts = [Player, HeatMap, HeadMap, Paths, Scatter, Readout].map((Part) => new Part(this));
+    this.setUpChoices();
+    this.element.addEventListener("pointerdown", () => (app.active = this.index));
+    this.element.addEventListener("focusin", () => (app.active = this.index));
+  }
+
+  find(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  setUpChoices() {
+    const onChange = (selector, then) => {
+      this.find(selector).addEventListener("change", (event) => then(Number(event.target.value)));
+    };
+    onChange(".choose-run", (run) => this.show(run, 0));
+    onChange(".choose-sample", (sample) => this.show(this.view.run, sample));
+    onChange(".choose-layer", (layer) => app.look(this, layer, this.view.head));
+    onChange(".choose-head", (head) => app.look(this, Math.max(this.view.layer, 0), head));
+    this.find(".step").addEventListener("input", (event) => app.goTo(this, Number(event.target.value)));
+  }
+
+  /** Shows a sample of a run; what was chosen stays where the new one has it. */
+  async show(run, sample) {
+    const shown = app.runs[run].samples[sample] ?? app.runs[run].samples[0];
+    await shown.open();
+    const before = this.sample;
+    this.sample = shown;
+    this.view.run = run;
+    this.view.sample = shown.run.samples.indexOf(shown);
+    if (before && before.run !== shown.run && before.L !== shown.L) this.view.layer = shown.run.first_layer;
+    this.view.step = Math.min(this.view.step, shown.T - 1);
+    this.view.layer = Math.min(this.view.layer, shown.L - 1);
+    if (this.view.head >= shown.H) this.view.head = MEAN;
+    this.hover = { step: null, key: null };
+    if (this.pinned >= shown.K) this.pinned = -1;
+    this.element.dataset.size = shown.P > LONG ? "long" : shown.P > SHORT ? "medium" : "short";
+    this.element.dataset.family = shown.run.family;
+    this.fillChoices();
+    app.changed(this);
+  }
+
+  fillChoices() {
+    const { run } = this.sample;
+    const fill = (selector, options) => {
+      const box = this.find(selector);
+      box.replaceChildren(...options.map(([value, text]) => make("option", { value }, text)));
+      box.disabled = options.length < 2;
+    };
+    fill(".choose-run", app.runs.map((one, index) => [index, one.label]));
+    fill(".choose-sample", run.samples.map((one, index) => [index, `sample ${one.raw.index}`]));
+    fill(".choose-layer", [[ALL_LAYERS, "all layers"], ...run.layers.map((layer, index) => [index, `layer ${layer}`])]);
+    fill(".choose-head", [[MEAN, "mean of heads"], ...run.heads.map((head, index) => [index, `head ${head}`])]);
+    this.find(".step").max = this.sample.T - 1;
+  }
+
+  /** Looks at a cell for a moment; null leaves it. */
+  glance(step, key) {
+    if (this.hover.step === step && this.hover.key === key) return;
+    this.hover = { step, key };
+    app.paint();
+  }
+
+  pin(key) {
+    this.pinned = key;
+    app.changed(this);
+  }
+
+  /** The key that is looked at: under the pointer, else the pinned one, else the main sink. */
+  get key() {
+    if (this.hover.key !== null) return this.hover.key;
+    if (this.pinned >= 0) return this.pinned;
+    return this.sample.mainOf(this.view.step, this.view.layer, this.view.head);
+  }
+
+  draw() {
+    if (!this.sample) return;
+    const { sample, view } = this;
+    const choose = { run: view.run, sample: view.sample, layer: view.layer, head: view.head };
+    for (const [name, value] of Object.entries(choose)) this.find(`.choose-${name}`).value = value;
+    const slider = this.find(".step");
+    slider.value = view.step;
+    const word = sample.run.family === "autoregressive" ? "token" : "step";
+    const said = `${word} ${sample.steps[view.step]} of ${sample.steps[sample.T - 1]}`;
+    slider.setAttribute("aria-valuetext", said);
+    this.find(".step-name").textContent = said;
+    this.find(".step-more").textContent = this.progress();
+    for (const part of this.parts) part.draw();
+  }
+
+  /** "18 masked, 6 committed, block 2": what the canvas is made of at this step. */
+  progress() {
+    const { sample, view } = this;
+    const counts = {};
+    for (let position = 0; position < sample.P; position++) {
+      const age = sample.age(view.step, position);
+      counts[age] = (counts[age] || 0) + 1;
+    }
+    const parts = [];
+    if (counts.masked) parts.push(`${counts.masked} masked`);
+    parts.push(`${(counts.committed || 0) + (counts["just committed"] || 0)} committed`);
+    const block = sample.raw.blocks[view.step];
+    if (block >= 0 && sample.raw.blocks[sample.T - 1] > 0) parts.push(`block ${block}`);
+    return parts.join(" · ");
+  }
+}

@@ -1,0 +1,69 @@
+// One line that says everything about the token that is looked at.
+
+class Readout {
+  constructor(pane) {
+    this.pane = pane;
+    this.box = pane.find(".readout");
+  }
+
+  draw() {
+    const { sample, view, hover } = this.pane;
+    const step = hover.step ?? view.step;
+    const key = this.pane.key;
+    if (key < 0) {
+      this.box.replaceChildren(make("span", { class: "none" }, "No key received attention at this step."));
+      return;
+    }
+    const facts = [this.name(step, key), ...this.scores(step, key), ...this.norms(step, key)];
+    const heads = sample.mainCounts(step, view.layer).get(key) || 0;
+    const all = sample.H * (view.layer === ALL_LAYERS ? sample.L : 1);
+    facts.push(["main sink of", `${heads} of ${plural(all, "head")}`]);
+    this.box.replaceChildren(
+      ...facts.map(([label, value, kind]) =>
+        make("span", { class: `fact ${kind || ""}` }, make("small", {}, label), make("b", {}, value)),
+      ),
+    );
+  }
+
+  name(step, key) {
+    const { sample } = this.pane;
+    const where = positionName(sample, key) + (step === this.pane.view.step ? "" : `, step ${sample.steps[step]}`);
+    if (key < sample.added) return [where, "added", "wide"];
+    const position = key - sample.added;
+    const token = sample.token(step, position);
+    const age = sample.age(step, position);
+    if (!token) return [where, age || "not there", "wide"];
+    const [id, text, kind] = token;
+    const shown = age === "masked" ? MASK_SIGN : `“${visibleText(text)}”`;
+    return [`${where} · id ${id} · ${kind}`, `${shown} ${age}`, "wide"];
+  }
+
+  scores(step, key) {
+    const { sample, view } = this.pane;
+    const code = sample.plane(view.layer, view.head)[step * sample.K + key];
+    const score = sample.score[code];
+    if (code === 1 && !sample.complete(view.layer, view.head)) {
+      return [["received", `< ${times(sample.leastShown(step, view.layer, view.head))}`]];
+    }
+    const visible = sample.visible(step, key);
+    const share = code === 0 || !visible ? NaN : score / visible;
+    return [
+      ["received", code === 0 ? "–" : code === 1 ? `< ${times(2 ** sample.raw.scale.low)}` : times(score)],
+      ["mean weight", code === 1 ? `< ${percent(2 ** sample.raw.scale.low / visible)}` : percent(share)],
+    ];
+  }
+
+  norms(step, key) {
+    const { sample, view } = this.pane;
+    const parts = [];
+    const of = (name, table) => {
+      if (view.layer !== ALL_LAYERS) return table[sample.normCode(step, view.layer, key, name)];
+      let sum = 0;
+      for (let layer = 0; layer < sample.L; layer++) sum += table[sample.normCode(step, layer, key, name)];
+      return sum / sample.L;
+    };
+    if (sample.norm) parts.push(["value norm", number(of("norms", sample.norm))]);
+    if (sample.keyNorm) parts.push(["key norm", number(of("key_norms", sample.keyNorm))]);
+    return parts;
+  }
+}

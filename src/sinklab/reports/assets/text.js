@@ -1,0 +1,54 @@
+// Words and numbers as they are shown.
+
+const make = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === false || value == null) continue;
+    element.setAttribute(name, value === true ? "" : value);
+  }
+  // Strings become text nodes, so nothing that a run holds is read as HTML.
+  element.append(...children);
+  return element;
+};
+
+const svg = (tag, attributes = {}, ...children) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+};
+
+function number(value, significant = 3) {
+  if (value == null || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(significant - 1).replaceAll("-", "−");
+  const digits = size === 0 ? 0 : Math.max(0, significant - 1 - Math.floor(Math.log10(size)));
+  return value.toFixed(digits).replace("-", "−");
+}
+
+const times = (value) => `${number(value)}×`;
+const percent = (value) => (value == null || Number.isNaN(value) ? "–" : `${number(100 * value)} %`);
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+/** A token's text on one line, white space visible. */
+function visibleText(text) {
+  if (text === "") return "∅";
+  return text.replaceAll("\r", "␍").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+}
+
+/** A token's text as it runs on the canvas: line breaks break, and are seen. */
+function runningText(text) {
+  return text === "" ? "∅" : text.replaceAll("\r", "").replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t");
+}
+
+function viewName(sample, view) {
+  const run = sample.run;
+  if (view.layer === ALL_LAYERS) return "mean over all layers and heads";
+  const layer = `layer ${run.layers[view.layer]}`;
+  return view.head === MEAN ? `${layer}, mean over heads` : `${layer}, head ${run.heads[view.head]}`;
+}
+
+function positionName(sample, key) {
+  if (key >= sample.added) return `position ${key - sample.added}`;
+  return sample.added > 1 ? `added sink ${key + 1}` : "added sink";
+}

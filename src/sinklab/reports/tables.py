@@ -1,0 +1,189 @@
+"""The numbers of a run as tables, in memory and as Parquet, CSV and Markdown files."""
+
+# L layers, H heads
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sinklab.records import write_beside
+from sinklab.sinks import Enrichment, motion_word
+
+from .paths import Runs
+from .study import Study, as_studies, as_study
+
+MARKDOWN_ROWS = 60
+
+
+def sink_tokens_table(study: Study) -> pd.DataFrame:
+    """Which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token."""
+    return _enrichment(study.sink_tokens, "token")
+
+
+def classes_table(study: Study) -> pd.DataFrame:
+    """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
+    parts = [
+        _enrichment(found, "label").assign(by=by).pipe(_first, "by")
+        for by, found in (("class", study.classes), ("age", study.ages))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def layers_table(study: Study) -> pd.DataFrame:
+    """One row per recorded layer: all fields of LayerFacts but those per head, motion, overlap, split sinks, blocks."""
+    measured = study.measured
+    rows = [
+        {name: value for name, value in dataclasses.asdict(facts).items() if name != "main_share_H"}
+        | {"main_share": float(facts.main_share_H.mean())}
+        for facts in study.facts
+    ]
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return table
+    if measured.layer_sinks is not None:
+        table["distinct_sinks"] = measured.layer_sinks.distinct
+    weighted = measured.motions.dropna(subset=["mobility"])
+    weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
+    sums = weighted[["weight", "strength"]].sum().reindex(study.layers)
+    table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
+    table["overlap_between_heads"] = measured.overlap_by_head_L
+    next_layer = np.append(np.diagonal(measured.overlap_by_layer_LL, 1), np.nan)
+    table["overlap_with_next_layer"] = next_layer
+    if measured.split is not None:
+        table["split_sinks"] = measured.split.share_by_layer
+    if measured.blocks:
+        table["border_moves"] = [effect.border_rate for effect in measured.blocks]
+        table["inside_moves"] = [effect.inside_rate for effect in measured.blocks]
+    return table
+
+
+def motion_table(study: Study) -> pd.DataFrame:
+    """Motion of the main sink of every (sample, layer, head); the fields are those of ``sinks.Motion``."""
+    table = study.measured.motions
+    if table.empty:
+        return table
+    return table.assign(word=[motion_word(value) for value in table["mobility"]])
+
+
+def rules_table(study: Study) -> pd.DataFrame:
+    """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard overlap)."""
+    names = {"per_head": "sinks_per_head", "rate": "heads_with_sink", "filtered": "filtered", "absorb": "absorbed"}
+    rows = [
+        {"rule": row.name, **{shown: getattr(row, name) for name, shown in names.items()}, "agreement": row.agreement}
+        for row in study.measured.rules
+    ]
+    return pd.DataFrame(rows)
+
+
+def curve_table(study: Study) -> pd.DataFrame:
+    """Share of tokens that are no sinks over the threshold (analysis paper, Fig. 10), all layers and each of them."""
+    curve = study.curve
+    if curve is None:
+        return pd.DataFrame()
+    columns = {f"layer_{layer}": row for layer, row in zip(study.layers, curve.filtered_by_layer, strict=True)}
+    return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
+
+
+def verdicts_table(study: Study) -> pd.DataFrame:
+    """Failure signatures and statements: whether they hold, the number that decides, what it is held against."""
+    table = pd.DataFrame([dataclasses.asdict(verdict) for verdict in study.verdicts])
+    return table.assign(holds=table["holds"].astype("boolean"))
+
+
+TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
+    "sink_tokens": sink_tokens_table,
+    "classes": classes_table,
+    "layers": layers_table,
+    "motion": motion_table,
+    "rules": rules_table,
+    "curve": curve_table,
+    "verdicts": verdicts_table,
+}
+
+
+def table(run: Runs, name: str) -> pd.DataFrame:
+    """One of ``TABLES`` of a run. Raises ValueError for an unknown name."""
+    if name not in TABLES:
+        near = difflib.get_close_matches(name, TABLES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"The tables of a report are {', '.join(TABLES)}: got {name!r}.{hint}")
+    return TABLES[name](as_study(run))  # type: ignore[arg-type]
+
+
+def write_tables(
+    runs: Runs, folder: str | Path, formats: Iterable[str] = ("parquet", "csv", "md"), names: Iterable[str] = TABLES
+) -> list[Path]:
+    """Write the tables of some runs, a file per table and format, with the run in the first column.
+
+    A table that no run has anything for is not written. Markdown shows at most 60 rows and says how many more there
+    are. Returns the paths. Raises ValueError for unknown formats or names.
+    """
+    studies, target = as_studies(runs), Path(folder)
+    writers = [_writer(form) for form in formats]
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in names:
+        parts = [
+            part.assign(run=study.label).pipe(_first, "run") for study in studies if len(part := table(study, name))
+        ]
+        if not parts:
+            continue
+        whole = pd.concat(parts, ignore_index=True)
+        for suffix, write in writers:
+            path = target / f"{name}.{suffix}"
+            write_beside(path, partial(write, whole))
+            written.append(path)
+    return written
+
+
+def markdown(table: pd.DataFrame, most: int = MARKDOWN_ROWS) -> str:
+    """A table as GitHub Markdown, numbers with four digits; at most ``most`` rows."""
+    lines = ["| " + " | ".join(map(_cell, table.columns)) + " |", "|" + " --- |" * len(table.columns)]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.head(most).itertuples(index=False)]
+    if len(table) > most:
+        lines.append(f"\n{len(table) - most:,} more rows are left out here.")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    if value is None or value is pd.NA or value != value:
+        return "–"
+    if isinstance(value, float | np.floating):
+        return f"{value:.4g}"
+    text = str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", "").replace("\n", "↵")
+    # a token's own spaces at its ends would not be seen
+    body = text.strip(" ")
+    lead = len(text) - len(text.lstrip(" "))
+    return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
+
+
+def _writer(name: str) -> tuple[str, Callable[[pd.DataFrame, Path], object]]:
+    writers: dict[str, Callable[[pd.DataFrame, Path], object]] = {
+        "parquet": lambda table, path: table.to_parquet(path, index=False),
+        "csv": lambda table, path: table.to_csv(path, index=False),
+        "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
+    }
+    if name not in writers:
+        near = difflib.get_close_matches(name, writers, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"Tables are written as {', '.join(writers)}: got {name!r}.{hint}")
+    return name, writers[name]
+
+
+def _enrichment(found: Enrichment | None, name: str) -> pd.DataFrame:
+    if found is None:
+        return pd.DataFrame(columns=[name, "events", "occurrences", "frequency", "occupancy", "enrichment"])
+    columns = {
+        field: getattr(found, field) for field in ("events", "occurrences", "frequency", "occupancy", "enrichment")
+    }
+    return pd.DataFrame({name: found.label, **columns})
+
+
+def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table[[column, *(name for name in table.columns if name != column)]]

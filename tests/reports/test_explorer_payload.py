@@ -1,0 +1,215 @@
+"""What the explorer page holds: numbers survive 8 bits, and a large run fits its budget."""
+
+import json
+
+import numpy as np
+import pytest
+from simulated import Simulation, simulate
+
+from sinklab import sinks
+from sinklab.reports import as_studies
+from sinklab.reports.explorer import payload
+from sinklab.reports.payload import AGES, LOW, _norms, arrays_of
+from sinklab.reports.payload_arrays import LogScale, pack, size, unpack
+
+
+def codes(packed, shape):
+    return unpack(packed).reshape(shape)
+
+
+def scale_of(content, name="scale"):
+    return LogScale(*(content[name][key] for key in ("low", "high", "levels")))
+
+
+def test_a_log_scale_keeps_numbers_within_its_error():
+    values = np.concatenate([[np.nan, 0.0, 2.0**-7], np.geomspace(2.0**-6, 500, 4000)]).astype(np.float32)
+    scale = LogScale.covering(values, LOW)
+    assert (scale.low, scale.high, scale.levels) == (-6, 9, 254)
+    back = scale.decode(scale.encode(values))
+    assert np.isnan(back[0]) and (back[1:3] == 0).all()
+    relative = np.abs(back[3:] / values[3:] - 1)
+    # The error that the page states is reached, and not exceeded.
+    assert 0.9 * scale.error < relative.max() <= scale.error * 1.001
+    assert scale.error == pytest.approx(2 ** (15 / 253 / 2) - 1)
+
+
+def test_a_log_scale_of_nothing_and_of_small_numbers():
+    for values in (np.full(3, np.nan), np.zeros(3), np.full(3, 1e-4)):
+        scale = LogScale.covering(values, LOW)
+        assert scale.high == LOW + 1
+        np.testing.assert_array_equal(scale.decode(scale.encode(values)), np.where(np.isnan(values), np.nan, 0))
+    top = LogScale.covering(np.array([8.0]), LOW)
+    assert top.high == 3 and top.decode(top.encode(np.array([8.0]))) == 8
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("row", [0, 7, 50])
+def test_packed_arrays_come_back(dtype, row):
+    rng = np.random.default_rng(row)
+    same = np.repeat(rng.integers(0, np.iinfo(dtype).max, (1, 50)), 20, axis=0).astype(dtype)
+    noise = rng.integers(0, np.iinfo(dtype).max, (20, 51)).astype(dtype)
+    for array in (same, noise, same[:1], same[:0], same.T):
+        np.testing.assert_array_equal(unpack(pack(array, row)), array.ravel())
+
+
+def test_pack_takes_what_is_smallest():
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, 4000).astype(np.uint8)
+    assert not pack(noise)["deflate"]
+    assert pack(np.zeros(4000, np.uint8))["deflate"]
+    # Rows that grow by one everywhere deflate only as differences.
+    rows = (noise[:200] + np.arange(20)[:, None].astype(np.uint8)).astype(np.uint8)
+    assert pack(rows, 200)["delta"] == 200 and size(pack(rows, 200)) < 0.3 * size(pack(rows))
+    with pytest.raises(ValueError, match=r"uint8 or uint16 arrays: got float32. Encode them on a LogScale"):
+        pack(np.zeros(3, np.float32))
+
+
+def test_a_small_run_is_on_the_page_whole(tmp_path):
+    size = Simulation(samples=2, added=1, key_norms=True)
+    study = as_studies(simulate(tmp_path / "run", size))[0]
+    content = arrays_of(study)
+    assert len(content["samples"]) == 2
+    assert content["shown"].startswith("2 of 2 samples, every step, every key of every head. Received attention is ")
+    for shown, sample in zip(content["samples"], study.samples, strict=True):
+        arrays, scale = shown["arrays"], scale_of(shown)
+        received = sample.received_TLHK
+        heads = scale.decode(codes(arrays["heads"], (3, 4, 12, 25))).transpose(2, 0, 1, 3)
+        np.testing.assert_allclose(heads, received, rtol=scale.error * 1.01, atol=2.0**LOW)
+        mean = scale.decode(codes(arrays["mean"], (3, 12, 25))).transpose(1, 0, 2)
+        np.testing.assert_allclose(mean, received.mean(2), rtol=scale.error * 1.01, atol=2.0**LOW)
+        main = codes(arrays["main"], (3, 4, 12)).astype(int).transpose(2, 0, 1) - 1
+        np.testing.assert_array_equal(main, sample.main_TLH)
+        norms, norm_scale = codes(arrays["norms"], (3, 12, 25)), scale_of(shown, "norm_scale")
+        decoded = norm_scale.decode(norms).transpose(1, 0, 2)
+        np.testing.assert_allclose(decoded, sample.value_norm_TLK, rtol=norm_scale.error * 1.01)
+        assert "key_norms" in arrays and not shown["visible_per_key"]
+        np.testing.assert_array_equal(unpack(arrays["visible"]), np.full(12, 24))
+        assert shown["steps"] == list(range(12)) and shown["blocks"] == sample.blocks_T.tolist()
+
+
+def test_tokens_of_every_step_are_on_the_page(tmp_path):
+    study = as_studies(simulate(tmp_path / "run", Simulation()))[0]
+    content, sample = arrays_of(study), study.samples[0]
+    arrays = content["samples"][0]["arrays"]
+    rows = codes(arrays["tokens"], (12, 24)).astype(int) - 1
+    tokens = np.array([content["vocabulary"][row] for row in rows.ravel()], dtype=object).reshape(12, 24, 4)
+    np.testing.assert_array_equal(tokens[..., 0].astype(int), sample.ids_TS)
+    np.testing.assert_array_equal(tokens[..., 1], sample.texts_TS)
+    np.testing.assert_array_equal(tokens[..., 2], sample.classes_TS)
+    ages = np.array(["", *AGES], dtype=object)[codes(arrays["ages"], (12, 24))]
+    np.testing.assert_array_equal(ages, sample.ages_TS)
+    assert sinks.AGES == AGES and set(ages.ravel()) == set(AGES)
+
+
+def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):
+    size = Simulation(family="autoregressive", steps=10)
+    study = as_studies(simulate(tmp_path / "run", size))[0]
+    shown, sample = arrays_of(study)["samples"][0], study.samples[0]
+    mean = codes(shown["arrays"]["mean"], (3, 10, sample.received_TLHK.shape[-1]))
+    np.testing.assert_array_equal(mean == 0, np.broadcast_to(~sample.exists_TK, mean.shape))
+    assert (codes(shown["arrays"]["ages"], sample.exists_TK.shape) > 0).tolist() == sample.exists_TK.tolist()
+    np.testing.assert_array_equal(unpack(shown["arrays"]["visible"]), sample.positions_T)
+
+
+def test_within_a_small_budget_the_greatest_keys_of_every_head_remain(tmp_path):
+    study = as_studies(simulate(tmp_path / "run", Simulation(steps=16, layers=4, heads=6, text=80, added=1)))[0]
+    content, received = arrays_of(study, budget=16_000), study.samples[0].received_TLHK
+    shown = content["samples"][0]
+    ranks = shown["ranks"]
+    assert "heads" not in shown["arrays"] and 1 < len(ranks) < 16
+    assert f"and the {len(ranks)} greatest of each head" in content["shown"]
+    order = np.argsort(-received, axis=-1, kind="stable").transpose(3, 1, 2, 0)
+    scale = scale_of(shown)
+    for rank, expected in zip(ranks, order, strict=False):
+        keys = codes(rank["keys"], (4, 6, 16)).astype(int) - 1
+        values = scale.decode(codes(rank["codes"], (4, 6, 16)))
+        there = np.take_along_axis(received.transpose(1, 2, 0, 3), keys[..., None], -1)[..., 0]
+        np.testing.assert_allclose(values, there, rtol=scale.error * 1.01)
+        # Equal values may stand in either order.
+        best = np.take_along_axis(received.transpose(1, 2, 0, 3), expected[..., None], -1)[..., 0]
+        np.testing.assert_array_equal(there, best)
+    used = len(json.dumps(content["samples"]))
+    assert used < 16_000 * 1.1
+
+
+def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
+    study = as_studies(simulate(tmp_path / "run", Simulation(samples=6)))[0]
+    content = arrays_of(study, budget=16_000)
+    assert 1 <= len(content["samples"]) < 6
+    assert content["shown"].startswith(f"{len(content['samples'])} of 6 samples") or len(content["samples"]) == 1
+    assert [shown["index"] for shown in content["samples"]] == list(range(len(content["samples"])))
+    # The first sample is there however small the budget is.
+    assert len(arrays_of(study, budget=10)["samples"]) == 1
+
+
+def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("sinklab.reports.payload.MOST_CELLS", 600)
+    study = as_studies(simulate(tmp_path / "run", Simulation()))[0]
+    content, sample = arrays_of(study), study.samples[0]
+    shown = content["samples"][0]
+    assert shown["stride"] == 3 and shown["steps"] == [0, 3, 6, 9] and "one recorded step in 3" in content["shown"]
+    main = codes(shown["arrays"]["main"], (3, 4, 4)).astype(int).transpose(2, 0, 1) - 1
+    np.testing.assert_array_equal(main, sample.main_TLH[::3])
+
+
+def test_norms_that_take_too_much_room_are_stored_more_coarsely():
+    rng = np.random.default_rng(0)
+    norms = rng.uniform(1, 8, (20, 4, 50)).astype(np.float32)
+    there = np.ones((20, 50), bool)
+    fine, scale = _norms(norms, there, 10_000)
+    assert scale.levels == 254 and size(fine) < 10_000
+    coarse, scale = _norms(norms, there, 0.9 * size(fine))
+    assert scale.levels == 62 and size(coarse) < size(fine)
+    decoded = scale.decode(unpack(coarse).reshape(4, 20, 50)).transpose(1, 0, 2)
+    np.testing.assert_allclose(decoded, norms, rtol=scale.error * 1.01)
+    assert _norms(norms, there, 0)[1].levels == 30
+
+
+def test_runs_without_tokens_or_norms_or_any_step(make_study):
+    bare = make_study("bare", leave_out=("tokens", "value_norm", "key_norm"))
+    content = payload(as_studies(bare))["runs"][0]
+    shown = content["samples"][0]
+    assert content["vocabulary"] == [] and "norms" not in shown["arrays"] and "norm_scale" not in shown
+    assert (codes(shown["arrays"]["ages"], (12, 24)) == 1 + AGES.index("committed")).all()
+    nothing = make_study("nothing", leave_out=("attention",))
+    content = payload(as_studies(nothing))["runs"][0]
+    assert content["samples"] == [] and content["layers"] == [] and content["shown"] == "No attention was recorded."
+    assert content["heldout"]
+
+
+def test_causal_runs_keep_how_many_queries_see_each_key(make_study):
+    def causal(sample, arrays):
+        seen = np.arange(24, 0, -1.0)
+        arrays["visible"][:] = seen
+        arrays["received"] *= seen / 24
+
+    study = as_studies(make_study("causal", change=causal))[0]
+    shown = arrays_of(study)["samples"][0]
+    assert shown["visible_per_key"]
+    np.testing.assert_array_equal(codes(shown["arrays"]["visible"], (12, 24))[5], np.arange(24, 0, -1))
+
+
+def test_facts_and_head_maps_of_a_run(make_study):
+    study = as_studies(make_study("sink", added=1, share=0.5, text_share=0.1))[0]
+    run = payload([study])["runs"][0]
+    assert run["layers"] == [0, 1] and run["heads"] == [0, 1, 2]
+    np.testing.assert_allclose(run["facts"]["added_share"], [0.5, 0.5], rtol=1e-3)
+    assert run["facts"]["mobility"] == [0, 0]
+    weight, motion = run["head_maps"]
+    np.testing.assert_allclose(weight["values"], [50] * 6, rtol=1e-3)
+    assert motion["values"] == [0] * 6 and (motion["low"], motion["high"]) == (0, 1)
+    assert weight["low"] < 50 < weight["high"]
+    assert sum(run["histogram"]["parts"]) == pytest.approx(1, abs=1e-4)
+    assert len(run["histogram"]["edges"]) == len(run["histogram"]["parts"]) + 1
+    assert [row["k"] for row in run["heldout"]] == [0, 1, 1, 5, 5]
+    json.dumps(run, allow_nan=False)
+
+
+def test_an_8b_run_fits_three_megabytes(tmp_path):
+    size = Simulation(steps=64, layers=32, heads=32, text=512, prompt=64)
+    study = as_studies(simulate(tmp_path / "run", size))[0]
+    content = arrays_of(study)
+    shown = content["samples"][0]
+    assert shown["stride"] == 1 and len(shown["ranks"]) >= 4
+    assert set(shown["arrays"]) >= {"mean", "main", "norms", "tokens", "ages"}
+    assert len(json.dumps(content)) < 2_900_000

@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+
+from sinklab.reports import as_studies
+from sinklab.reports import sentences as say
+
+STEPS, TEXT, PROMPT = 12, 24, 6
+
+
+def spoken(text):
+    return text.replace("\u00a0", " ")
+
+
+def one(run):
+    return as_studies(run)[0]
+
+
+def test_motion_is_told_with_its_numbers(make_study):
+    plain, added = as_studies([make_study("plain"), make_study("sink", added=1, text_share=0.2)])
+    text = spoken(say.about_motion(plain))
+    assert text.startswith("The sinks of plain are moving: at two steps taken at random, a head has its main sink at")
+    assert (
+        "with a chance of 100.0 % (0 is static); a key stays a sink for 1.00 steps; the main sinks drift to the right"
+        in text
+    )
+    text = spoken(say.about_motion(added))
+    assert "The sinks of sink are static" in text and "chance of 0.0 %" in text
+    assert text.endswith("Among text positions alone that chance is 100.0 %.")
+    none = say.about_motion(one(make_study("none", text_share=0.05)))
+    assert none == "No head of none has a sink at two steps, so there is no motion to speak of."
+    kept = spoken(say.about_motion(one(make_study("ar", family="autoregressive", text_share=0.8))))
+    assert "are static" in kept and "; no sink ended while it was watched" in kept
+
+
+def test_depth_is_told_with_its_direction(make_study):
+    def emptied(layer):
+        def change(sample, arrays):
+            arrays["received"][:, layer] = 1.0
+
+        return change
+
+    falls, rises = (one(make_study(str(layer), change=emptied(layer))) for layer in (1, 0))
+    assert "the number of sinks of a head falls over depth, from 1.00 in layer 0 to 0 in layer 1" in say.about_depth(
+        falls
+    )
+    assert "rises over depth, from 0 in layer 0 to 1.00 in layer 1" in say.about_depth(rises)
+    same = say.about_depth(one(make_study("same")))
+    assert same == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 in layer 1)."
+    assert say.about_depth(one(make_study("none", text_share=0.05))) == ""
+
+
+def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
+    def change(sample, arrays):
+        arrays["received"][:] = 0.1
+        arrays["received"][:6, ..., 3] = arrays["received"][6:, ..., 8] = 0.9 * TEXT
+        arrays["main_by_state"][1:, 1] = 0
+
+    study = one(make_study(change=change))
+    assert spoken(say.about_blocks(study)) == (
+        "In tiny, main sinks move at 100.0 % of steps into a new block (12 cases, a head at a border each) and at "
+        "0.0 % of steps inside a block."
+    )
+    assert f"different main sinks in {100 * 20 / 22:.1f} %" in spoken(say.about_split(study))
+    ar = one(make_study("ar", family="autoregressive"))
+    assert say.about_blocks(ar) == say.about_split(ar) == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict"), [("class", "rather semantic"), ("position", "rather positional"), ("neither", "about alike")]
+)
+def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
+    def change(sample, arrays):
+        received = arrays["received"]
+        masked = np.arange(TEXT) >= PROMPT + np.arange(len(received))[:, None]
+        early = np.broadcast_to(np.arange(TEXT) % 2 == 0, masked.shape)
+        noise = np.random.default_rng(sample).random(masked.shape)
+        score = {"class": masked, "position": early, "neither": noise}[what]
+        received[:] = (0.2 + score)[:, None, None]
+
+    text = spoken(say.about_explained(one(make_study(change=change))))
+    assert text.startswith("In tiny, the class of a token (masks are one) explains") and text.endswith(f"{verdict}.")
+    if what == "class":
+        assert "explains 100.0 % of the variance" in text
+
+
+def test_classes_that_sinks_favour_are_named(make_study):
+    text = spoken(say.about_classes(one(make_study())))
+    assert "sinks favour tokens of class mask (100.0 % of sinks, 54.0 % of positions: 1.9 times what chance" in text
+    assert "and tokens that are masked (100.0 % of sinks, 54.0 %" in text
+    # The added sink is no class of tokens, and here it is the only sink.
+    assert say.about_classes(one(make_study("sink", added=1, text_share=0.1))) == ""
+    assert say.about_classes(one(make_study("none", leave_out=("tokens",)))) == ""
+
+
+def test_removals_are_told_an_edit_each(make_study):
+    removals = {
+        "sample": [0, 0, 0],
+        "forward": [1, 2, 1],
+        "edit": ["mask_sinks", "mask_sinks", "window_attention"],
+        "removed": [5, 5, 12.0],
+        "mass": [0.5, 0.3, np.nan],
+        "realised": [0.4, 0.2, 0.1],
+        "overlap": [np.nan, 0.5, np.nan],
+    }
+    first, second = map(spoken, say.about_removals(one(make_study(whole={"removals": removals}))))
+    assert first == (
+        "In tiny, mask_sinks took 5.00 keys from a head in every forward; they had held 40.0 % of its attention when "
+        "they were chosen; 30.0 % was really taken away; from one step to the next the choice overlaps by 50.0 %."
+    )
+    assert second == (
+        "In tiny, window_attention took 12.0 keys from a head in every forward; 10.0 % was really taken away."
+    )
+    assert say.about_removals(one(make_study("none"))) == []
+
+
+def test_in_short_holds_for_runs_that_recorded_little(make_study):
+    bare = one(make_study("bare", leave_out=("attention", "heldout", "tokens", "generations")))
+    assert say.in_short([bare]) == []
+    few = one(make_study("few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")))
+    short = [spoken(text) for text in say.in_short([few])]
+    assert len(short) == 2 and short[0].startswith("In few, which has no added sink") and "are moving" in short[1]

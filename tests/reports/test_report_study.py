@@ -1,0 +1,398 @@
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from sinklab.records import RunWriter, open_run
+from sinklab.reports import NotRecorded, as_studies
+
+SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
+EVENTS = LAYERS * HEADS * (STEPS + STEPS - 2)
+
+
+def one(run):
+    return as_studies(run)[0]
+
+
+def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
+    study = one(make_study(added=1, text_share=0.25))
+    sample = study.samples[1]
+    assert (sample.index, sample.prompt, sample.completion) == (1, "A <script>alert(1)</script>", " & more\n语")
+    steps = STEPS - 2
+    assert sample.step_numbers_T.tolist() == list(range(steps)) and sample.received_TLHK.dtype == np.float32
+    assert sample.received_TLHK.shape == sample.sinks_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
+    np.testing.assert_allclose(sample.share_TLHK.sum(-1), 1, rtol=1e-3)
+    np.testing.assert_allclose(sample.mean_share_TK[:, 0], 0.5, rtol=1e-3)
+    # 0.25 * 24 = 6 and 0.5 * 24 = 12 exceed 1 + 3 * 23/24: two sinks a head, the added one is the main one.
+    assert sample.sinks_TLHK.sum() == 2 * steps * LAYERS * HEADS and not sample.main_TLH.any()
+    assert sample.events_TK[3].nonzero()[0].tolist() == [0, 1 + PROMPT + 3]
+    assert sample.states_TS.dtype == np.int8
+    assert sample.states_TS[2].tolist() == [2] * PROMPT + [1] * 2 + [0] * (TEXT - PROMPT - 2)
+    ages = ["prompt"] * PROMPT + ["committed", "just committed"] + ["masked"] * (TEXT - PROMPT - 2)
+    assert sample.ages_TS[2].tolist() == ages
+    # Before the first step nothing is known to be just committed.
+    assert set(sample.ages_TS[0]) == {"prompt", "masked"}
+    classes = ["words"] * 4 + ["punctuation", "newline", "words", "punctuation"] + ["mask"] * (TEXT - 8)
+    assert sample.classes_TS[2].tolist() == classes
+    assert sample.ids_TS[0].tolist() == list(range(TEXT)) and set(sample.specials_TS[0]) == {"", "mask"}
+    assert sample.labels_TK[2, [0, 1, 7, 9]].tolist() == ["added sink", "It", " night", "[MASK]"]
+    assert sample.classes_TK[2, 0] == "sink" and sample.ages_TK[2, 0] == "added sink"
+    assert sample.blocks_T.tolist() == [0] * 6 + [1] * 4
+    assert sample.main_by_state_TGLH[0, 1].max() == -1 and sample.main_by_state_TGLH[4, 0, 0, 0] == 1 + PROMPT + 4
+    assert np.isnan(sample.row_entropy_TGLH[0, 1]).all() and sample.row_entropy_TGLH[0, 0, 0, 0] == 2.5
+
+
+def test_steps_of_a_cache_are_scaled_to_all_positions(make_study):
+    whole, part = as_studies([make_study("whole", added=1), make_study("part", added=1, ran=0.25)])
+    raw = part.run.array("attention", "received", part=0)
+    assert raw[1, 0, 0, 0] < 0.3 * raw[0, 0, 0, 0]
+    np.testing.assert_allclose(part.samples[0].received_TLHK, whole.samples[0].received_TLHK, rtol=2e-3)
+    np.testing.assert_allclose(part.samples[0].visible_TK, TEXT)
+    np.testing.assert_array_equal(part.samples[0].sinks_TLHK, whole.samples[0].sinks_TLHK)
+
+
+def test_one_query_a_step_is_scaled_too_and_keys_grow(make_study):
+    study = one(make_study(family="autoregressive", text_share=0.8))
+    sample = study.samples[0]
+    assert study.family == "autoregressive" and sample.exists_TK.sum(1).tolist() == list(range(PROMPT, PROMPT + STEPS))
+    here = sample.positions_T[3]
+    np.testing.assert_allclose(sample.received_TLHK[3, 0, 0, 0], 0.8 * here, rtol=1e-3)
+    np.testing.assert_allclose(sample.visible_TK[3, : int(here)], here)
+    assert not sample.main_TLH.any() and sample.sinks_TLHK[..., 0].all() and not sample.sinks_TLHK[..., 1:].any()
+    # The token written at the step before is the youngest; before the first step there is only the prompt.
+    assert sample.ages_TS[2, PROMPT : PROMPT + 3].tolist() == ["committed", "just committed", None]
+    assert sample.states_TS[0].tolist() == [2] * PROMPT + [-1] * STEPS
+    assert sample.labels_TK[0, PROMPT] is None
+    verdict = next(verdict for verdict in study.verdicts if verdict.name == "sinks only at the start")
+    assert verdict.holds is True and verdict.value == 1
+
+
+def test_samples_are_read_one_by_one_and_let_go(make_study):
+    study = one(make_study(added=1))
+    seen = []
+    for sample in study.samples:
+        assert sample.received_TLHK.size
+        seen.append(weakref.ref(sample))
+    assert len(study.samples) == len(seen) == SAMPLES
+    del sample
+    gc.collect()
+    assert [reference() for reference in seen] == [None, None]
+    assert study.facts and study.samples[-1].index == 1
+    assert [sample.index for sample in study.samples[:1]] == [0]
+
+
+@pytest.mark.parametrize("added", [0, 2])
+def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
+    study = one(make_study(added=added, share=0.4, text_share=0.3, norm=0.25))
+    for place, facts in enumerate(study.facts):
+        assert facts.layer == place
+        np.testing.assert_allclose(facts.text_share, 0.3, rtol=1e-3)
+        np.testing.assert_allclose([facts.sink_norm, facts.rest_norm, facts.text_norm], 2)
+        np.testing.assert_allclose([facts.sink_key_norm, facts.rest_key_norm], 8)
+        # two added sinks of 0.2 * 24 = 4.8 each, a text sink of 7.2, all above 3.875
+        np.testing.assert_allclose(facts.sinks, 1 + added)
+        np.testing.assert_allclose(facts.score, np.mean([7.2, *[4.8] * added]), rtol=1e-3)
+        np.testing.assert_allclose(facts.absorbed, 0.3 + 0.2 * added, rtol=2e-3)
+        np.testing.assert_allclose(facts.main_share_H, [0.3] * HEADS, rtol=1e-3)
+        cases, pairs = HEADS * (STEPS + STEPS - 2), HEADS * (STEPS + STEPS - 4)
+        assert (facts.mains, facts.added_mains, facts.events) == (cases, 0, cases * (1 + added))
+        assert (facts.moves, facts.text_moves, facts.transitions, facts.added_events) == (
+            pairs,
+            pairs,
+            pairs,
+            cases * added,
+        )
+        if added:
+            got = [facts.added_share, facts.added_norm, facts.added_key_norm]
+            np.testing.assert_allclose(got, [0.4, 0.25, 1.0], rtol=1e-3)
+        else:
+            assert np.isnan([facts.added_share, facts.added_norm, facts.added_key_norm]).all()
+
+
+def test_curve_histogram_and_rules_count_every_score(make_study):
+    study = one(make_study(text_share=0.3))
+    # One of 24 keys has 7.2, which is under 1 + 10 * 23/24 and over 1 + 6 * 23/24.
+    assert study.curve.at(3.0) == study.curve.at(6.0) == pytest.approx(23 / 24) and study.curve.at(7.0) == 1
+    assert study.histogram.counts.sum() == EVENTS * TEXT
+    low, high = study.histogram.edges[:-1] <= 7.2, study.histogram.edges[1:] > 7.2
+    assert study.histogram.counts[low & high].sum() == EVENTS
+    rows = {row.name: row for row in study.measured.rules}
+    assert rows["excess, sum, 3"].sinks == EVENTS and rows["top 1"].agreement == 1
+    assert rows["excess, mean, 3 (as printed)"].sinks == 0
+
+
+def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
+    plain, added = as_studies([make_study("plain"), make_study("sink", added=1, share=0.5, text_share=0.2)])
+    # One position further at each step: no two steps share a place, and the slope is one.
+    assert plain.motion.mobility == 1 and plain.motion.word == "moving" and plain.text_motion is None
+    assert plain.motion.drift == pytest.approx(1) and plain.motion.moves_per_step == 1
+    assert added.motion.mobility == 0 and added.motion.word == "static"
+    assert added.text_motion.mobility == 1
+    table = plain.measured.motions
+    assert len(table) == SAMPLES * LAYERS * HEADS and set(table["mobility"]) == {1.0}
+    assert table.loc[table["sample"] == 1, "steps"].unique().tolist() == [STEPS - 2]
+    # Block borders lie between steps 5 and 6; every pair of steps is a move.
+    for effect in plain.measured.blocks:
+        assert (effect.border_moves, effect.border_pairs) == (HEADS * SAMPLES, HEADS * SAMPLES)
+        assert effect.inside_rate == 1
+    assert plain.measured.overlap_by_step == {step: 0.0 for step in range(STEPS - 1)}
+    # The added sink stays, the text sink moves: one of three keys in common.
+    assert added.measured.overlap_by_step == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
+    assert plain.measured.overlap_by_head_L.tolist() == [1, 1]
+    np.testing.assert_allclose(plain.measured.overlap_by_layer_LL, 1)
+
+
+def test_split_sinks_count_heads_whose_masked_and_other_queries_differ(make_study):
+    def split(sample, arrays):
+        # Committed queries of the last layer look at the first key.
+        arrays["main_by_state"][1:, 1, 1] = 0
+
+    same, differ = as_studies([make_study("same"), make_study("differ", change=split)])
+    assert same.measured.split.share == 0
+    np.testing.assert_allclose(differ.measured.split.share_by_layer[0], 0)
+    # Before the first step nothing is committed, and prompt queries stand in.
+    np.testing.assert_allclose(differ.measured.split.share_by_layer[1], (22 - SAMPLES) / 22)
+    assert one(make_study("none", leave_out=("main_by_state", "share_by_state"))).measured.split is None
+
+    def weak(sample, arrays):
+        split(sample, arrays)
+        arrays["share_by_state"][:] = 0.1
+
+    # 0.1 of the weight is under 1 + 3 * 23/24 even shares of 1/24: such keys are no sinks.
+    assert np.isnan(one(make_study("weak", change=weak)).measured.split.share)
+
+
+def test_tokens_that_are_sinks_are_counted_with_where_they_stood(make_study):
+    study = one(make_study())
+    masks = sum(TEXT - PROMPT - step for steps in (STEPS, STEPS - 2) for step in range(steps))
+    assert study.sink_tokens.label[0] == "[MASK]" and study.sink_tokens.events[0] == EVENTS
+    np.testing.assert_allclose(study.sink_tokens.occupancy[0], masks / (22 * TEXT))
+    assert dict(zip(study.classes.label, study.classes.events, strict=True))["mask"] == EVENTS
+    assert set(study.ages.label) == {"masked", "just committed", "committed", "prompt"}
+    # All sinks are masks, yet most masks are no sinks; and the one sink is everywhere once.
+    assert 0 < study.explained.by_class < 0.2 and study.explained.by_position < 0.1
+    assert study.measured.events_by_position.nonzero()[0].tolist() == list(range(PROMPT, PROMPT + STEPS))
+
+
+def test_added_sinks_are_no_tokens_and_have_no_position(make_study):
+    def masks_alone(sample, arrays):
+        received = arrays["received"]
+        masked = np.arange(TEXT) >= PROMPT + np.arange(len(received))[:, None]
+        received[..., -TEXT:] = (0.2 + masked)[:, None, None]
+
+    plain, added = as_studies([make_study("p", change=masks_alone), make_study("s", added=1, change=masks_alone)])
+    # What the added sink receives is nobody's class or place.
+    assert plain.explained.by_class == added.explained.by_class == pytest.approx(1)
+    assert added.explained.by_position == plain.explained.by_position
+    assert added.explained.labels == plain.explained.labels
+    both = one(make_study("both", added=1, text_share=0.25))
+    assert both.measured.events_by_position.nonzero()[0].tolist() == list(range(PROMPT, PROMPT + STEPS))
+
+
+def test_keys_that_nobody_sees_hold_nothing(make_study):
+    def hidden(sample, arrays):
+        arrays["visible"][2:, 5] = 0
+
+    sample = one(make_study(change=hidden)).samples[0]
+    assert sample.labels_TK[1, 5] == "\n" and sample.labels_TK[2, 5] is None and sample.classes_TK[2, 5] is None
+    assert np.isnan(sample.share_TLHK[2:, :, :, 5]).all() and not sample.exists_TK[2:, 5].any()
+
+
+def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
+    def lonely(sample, arrays):
+        # Only the first head has a sink, on values half as long.
+        arrays["received"][:, :, 1:] = 1
+        for step, norms in enumerate(arrays["value_norm"]):
+            norms[:, PROMPT + step] = 1
+
+    facts = one(make_study(change=lonely)).facts[0]
+    assert facts.sink_norm == 1
+    # The other two heads count that position among the rest.
+    assert facts.rest_norm == pytest.approx((2 * 1 + 23 * 3 * 2) / (2 + 23 * 3))
+    assert facts.text_norm == pytest.approx((1 + 23 * 2) / 24)
+
+
+def test_dots_are_drawn_from_every_kind(make_study):
+    study = one(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
+    drawn = study.measured.scatter
+    for kind, (norm, score) in enumerate([(2.0, 0.4 / 23 * 24), (2.0, 7.2), (0.25, 7.2)]):
+        rows = drawn[drawn["kind"] == kind]
+        np.testing.assert_allclose(rows["norm"], norm)
+        np.testing.assert_allclose(rows["score"], score, rtol=2e-3)
+    assert (drawn["kind"] == 2).sum() == (drawn["kind"] == 1).sum() == 22 * LAYERS
+    bounds = study.measured.bounds
+    assert set(bounds["output"]) == {0.5} and set(bounds["bound"]) == {1.5}
+    # Nothing is committed before the first step of either sample.
+    assert len(bounds) == (22 * 3 - SAMPLES) * LAYERS * HEADS
+
+
+def test_recorded_layers_and_heads_keep_their_numbers(make_study):
+    study = one(make_study(recorded_layers=[3, 17], recorded_heads=[0, 4, 5]))
+    assert (study.layers, study.heads) == ([3, 17], [0, 4, 5])
+    assert [facts.layer for facts in study.facts] == [3, 17]
+    assert sorted(set(study.measured.motions["head"])) == [0, 4, 5]
+    with pytest.raises(ValueError, match=r"names 3 recorded layers, the arrays of sample 0 hold 2"):
+        _ = one(make_study("other", recorded_layers=[1, 2, 3])).layers
+
+
+def test_steps_that_were_not_recorded_are_left_out(make_study):
+    def thin(sample, arrays):
+        for name, array in arrays.items():
+            arrays[name] = array[::3]
+
+    study = one(make_study(change=thin))
+    sample = study.samples[0]
+    assert sample.step_numbers_T.tolist() == [0, 3, 6, 9] and sample.blocks_T.tolist() == [0, 0, 1, 1]
+    assert sample.states_TS.shape == (4, TEXT) and (sample.states_TS[2] == 1).sum() == 6
+    # Committed at steps 3, 4 and 5, first seen at step 6.
+    assert (sample.ages_TS[2] == "just committed").sum() == 3
+    assert list(study.measured.overlap_by_step) == [0, 3, 6]
+
+
+def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
+    whole = make_study()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RunWriter(tmp_path / "half", kind="study", model=whole.info.model, settings={}, seed=3) as run,
+    ):
+        arrays = whole.arrays("attention", part=0)
+        run.arrays("attention", arrays, whole.dims("attention", part=0), part=0)
+        run.table("tokens", whole.table("tokens", part=0), part=0)
+        raise KeyboardInterrupt
+    study = one(open_run(tmp_path / "half"))
+    assert len(study.samples) == 1 and study.facts[0].mains == STEPS * HEADS
+    assert study.generations is None and study.samples[0].completion is None
+    assert study.samples[0].blocks_T.tolist() == [-1] * STEPS and study.measured.blocks == []
+    assert [verdict.holds for verdict in study.verdicts] == [False, None, None, False]
+
+
+def test_what_a_run_did_not_record_is_none(make_study):
+    study = one(make_study(leave_out=("attention", "heldout")))
+    assert study.layers == study.heads == study.facts == [] and study.recorded == ()
+    assert study.curve is None and study.motion is None and study.sink_tokens is None and study.explained is None
+    assert study.samples[0].has_tokens and study.samples[0].states_TS.shape == (STEPS, TEXT)
+    with pytest.raises(NotRecorded, match=r"needs recorded attention: .* has none of sample 0"):
+        _ = study.samples[0].received_TLHK
+    thin = one(make_study("thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")))
+    assert thin.sink_tokens is None and thin.samples[0].row_entropy_TGLH is None and not thin.samples[0].has_tokens
+    assert np.isnan([thin.facts[0].rest_norm, thin.facts[0].rest_key_norm]).all()
+    assert thin.measured.scatter.empty and thin.measured.bounds.empty
+    with pytest.raises(NotRecorded, match=r"needs the table tokens: .* has none of sample 0"):
+        _ = thin.samples[0].ids_TS
+
+
+def test_prompts_that_are_no_text_are_none(make_study):
+    study = one(make_study())
+    study.__dict__["generations"] = study.generations.assign(prompt=None)
+    assert study.samples[0].prompt is None and study.samples[0].completion == " a dark, stormy night."
+
+
+def test_maps_are_read_by_their_numbers(make_study):
+    weights = np.arange(TEXT * TEXT, dtype=np.float32).reshape(TEXT, TEXT) / 1000
+    study = one(make_study(maps={"step3-layer1-head2": weights, "step12-layer0-head0": weights}))
+    sample = study.samples[0]
+    assert sample.map_names == ((3, 1, 2), (12, 0, 0)) and study.samples[1].map_names == ()
+    np.testing.assert_allclose(sample.map(3, 1, 2), weights, rtol=1e-3)
+    with pytest.raises(NotRecorded, match=r"no map of \(step, layer, head\) \(3, 1, 1\).*it has \(3, 1, 2\), \(12, 0"):
+        sample.map(3, 1, 1)
+
+
+def test_verdicts_follow_the_tables(make_study):
+    rows = [
+        # sample, step, layer, head, lost, recovered
+        (0, 6, 0, 0, True, False),
+        (0, 7, 0, 0, True, True),
+        (0, 6, 0, 1, True, False),
+        # too late
+        (0, 14, 0, 1, True, True),
+        (0, 6, 1, 0, False, True),
+    ]
+    columns = dict(zip(("sample", "step", "layer", "head", "lost", "recovered"), zip(*rows, strict=True), strict=True))
+    truncation = {name: list(values) for name, values in columns.items()}
+    study = one(make_study(sinks=2.0, whole={"truncation": truncation}))
+    verdicts = {verdict.name: verdict for verdict in study.verdicts}
+    # 4.0 and one sink hidden: 4.4
+    assert verdicts["masking is costly"].value == pytest.approx(0.1) and verdicts["masking is costly"].holds is True
+    assert verdicts["no recovery"].value == 0.5 and verdicts["no recovery"].holds is None
+    assert "1 of 2 heads" in verdicts["no recovery"].sentence and "within 8 steps" in verdicts["no recovery"].sentence
+    assert verdicts["96 % filtered"].holds is False and verdicts["sinks only at the start"].value == 0
+    cheap = one(make_study("cheap", sinks=0.5)).verdicts
+    assert cheap[1].holds is False and cheap[2].sentence.startswith("No part of the context was hidden")
+
+
+def test_damaged_studies_are_refused_by_name(make_study, tmp_path):
+    whole = make_study()
+
+    def written(name, arrays=None, dims=None, tokens=None):
+        with RunWriter(tmp_path / name, kind="study", model=whole.info.model, settings={}, seed=3) as run:
+            run.arrays("attention", arrays or whole.arrays("attention", part=0), dims or axes, part=0)
+            run.table("tokens", whole.table("tokens", part=0) if tokens is None else tokens, part=0)
+        return one(open_run(tmp_path / name))
+
+    axes = whole.dims("attention", part=0)
+    swapped = axes | {"received": ("step", "head", "layer", "key")}
+    square = dict(whole.arrays("attention", part=0))
+    square["received"] = square["received"].swapaxes(1, 2)
+    with pytest.raises(ValueError, match=r"attention-0000.safetensors is not that of a study: 'received' has axes"):
+        _ = written("axes", arrays=square, dims=swapped).layers
+    tokens = whole.table("tokens", part=0)
+    far = tokens.assign(position=tokens["position"] + 10)
+    with pytest.raises(ValueError, match=r"tokens-0000.parquet does not fit .*position lies outside 0 to 23"):
+        _ = written("far", tokens=far).sink_tokens
+    with pytest.raises(ValueError, match=r"table tokens is not that of a study: it lacks state"):
+        _ = written("stateless", tokens=tokens.drop(columns="state")).sink_tokens
+    other = RunWriter(tmp_path / "training", kind="training", model={}, settings={}, seed=0)
+    with other:
+        pass
+    with pytest.raises(ValueError, match=r"runs of kind 'study': .* is of kind 'training'"):
+        as_studies(open_run(tmp_path / "training"))
+    with pytest.raises(ValueError, match="at least one run"):
+        as_studies([])
+
+
+def test_labels_tell_runs_apart(make_study):
+    runs = [make_study("tiny", folder="a"), make_study("tiny", folder="b"), make_study("other")]
+    assert [study.label for study in as_studies(runs)] == ["tiny (a)", "tiny (b)", "other"]
+    paths = [
+        make_study(name, folder=f"n{index}") for index, name in enumerate(("/models/x/llada", "GSAI/LLaDA-8B", "./"))
+    ]
+    assert [study.label for study in as_studies(paths)] == ["llada", "GSAI/LLaDA-8B", "./"]
+    assert [study.label for study in as_studies([runs[0], runs[0]])] == ["tiny (a) [1]", "tiny (a) [2]"]
+
+
+def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
+    import sinklab
+    from sinklab.evaluation import StudySettings
+    from sinklab.evaluation import study as watch
+
+    settings = StudySettings(
+        prompts=("The house", "It was"),
+        new_tokens=8,
+        block_length=4,
+        every=2,
+        layers=(1, 5),
+        heads=(0, 3, 4),
+        statistics=("all",),
+        maps=("2:5:3",),
+        edits=("mask_sinks:k=1",),
+        truncate=True,
+        mask_sinks=(),
+        heldout="",
+    )
+    study = one(open_run(watch(sinklab.load("tiny-sink"), tmp_path / "run", settings)))
+    assert (study.layers, study.heads, study.sink_count) == ([1, 5], [0, 3, 4], 1)
+    sample = study.samples[0]
+    assert sample.step_numbers_T.tolist() == [0, 2, 4, 6] and sample.blocks_T.tolist() == [0, 0, 1, 1]
+    assert sample.map(2, 5, 3).sum(-1) == pytest.approx(np.ones(len(sample.map(2, 5, 3))), abs=1e-2)
+    np.testing.assert_allclose(sample.share_TLHK.sum(-1), 1, rtol=1e-2)
+    for name in ("main_by_state", "share_by_state", "row_entropy", "output_norm", "noop_bound"):
+        values = getattr(sample, f"{name}_TGLH")
+        assert values.shape == (4, 3, 2, 3) and np.isfinite(values[1:]).all(), name
+    assert (sample.output_norm_TGLH[1:] <= 1.01 * sample.noop_bound_TGLH[1:]).all()
+    assert sample.value_norm_TLK.shape == sample.key_norm_TLK.shape == (4, 2, sample.exists_TK.shape[1])
+    # A masked query is one more at each step back.
+    assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
+    assert study.removals["edit"].unique().tolist() == ["mask_sinks"] and study.truncation is not None
+    assert study.measured.split.pairs_L.shape == (2,) and len(study.verdicts) == 4
+    assert study.sink_tokens.events.sum() == sum(facts.events for facts in study.facts)

@@ -1,0 +1,198 @@
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sinklab.records import RunWriter, open_run
+from sinklab.reports import FIGURES, TABLES, as_studies, compare, draw_all, table, write_tables
+from sinklab.reports.tables import markdown
+
+STEPS, LAYERS, HEADS, TEXT, PROMPT = 12, 2, 3, 24, 6
+
+
+def test_tables_hold_the_numbers_of_the_study(make_study):
+    study = as_studies(make_study(recorded_layers=[2, 5]))[0]
+    tokens = table(study, "sink_tokens")
+    assert tokens.iloc[0].to_dict() == {
+        "token": "[MASK]",
+        "events": 132,
+        "occurrences": 285,
+        "frequency": 1.0,
+        "occupancy": pytest.approx(285 / 528),
+        "enrichment": pytest.approx(528 / 285),
+    }
+    classes = table(study, "classes").set_index(["by", "label"])
+    assert classes.loc[("class", "mask"), "events"] == classes.loc[("age", "masked"), "events"] == 132
+    layers = table(study, "layers")
+    assert layers["layer"].tolist() == [2, 5] and layers["mobility"].tolist() == [1, 1]
+    assert (
+        layers["sinks"].tolist()
+        == layers["overlap_between_heads"].tolist()
+        == layers["border_moves"].tolist()
+        == [1, 1]
+    )
+    np.testing.assert_allclose(layers["main_share"], 0.3, rtol=1e-3)
+    np.testing.assert_allclose(layers["overlap_with_next_layer"], [1, np.nan])
+    motion = table(study, "motion")
+    assert motion[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[a, b] for a in (2, 5) for b in range(3)]
+    assert set(motion["word"]) == {"moving"} and set(motion["drift"].round(6)) == {1.0}
+    rules = table(study, "rules").set_index("rule")
+    assert rules.loc["excess, sum, 3", "sinks_per_head"] == rules.loc["top 1", "agreement"] == 1
+    curve = table(study, "curve").set_index("epsilon")
+    assert curve.loc[3.0].to_dict() == {name: pytest.approx(23 / 24) for name in ("filtered", "layer_2", "layer_5")}
+    verdicts = table(study, "verdicts").set_index("name")
+    assert not verdicts.loc["96 % filtered", "holds"] and pd.isna(verdicts.loc["no recovery", "holds"])
+
+
+def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
+    runs = [make_study("plain"), make_study("sink", added=1)]
+    written = write_tables(runs, tmp_path / "tables")
+    assert {path.name for path in written} == {f"{name}.{form}" for name in TABLES for form in ("parquet", "csv", "md")}
+    assert {path.name for path in (tmp_path / "tables").iterdir()} == {path.name for path in written}
+    for name in TABLES:
+        whole = pd.read_parquet(tmp_path / "tables" / f"{name}.parquet")
+        assert whole.columns[0] == "run" and whole["run"].unique().tolist() == ["plain", "sink"]
+        assert len(whole) == sum(len(table(run, name)) for run in runs)
+        assert len(pd.read_csv(tmp_path / "tables" / f"{name}.csv")) == len(whole)
+    lines = (tmp_path / "tables" / "rules.md").read_text("utf-8").splitlines()
+    assert lines[0].startswith("| run | rule | sinks_per_head |") and set(lines[1]) == set("| -")
+    assert lines[2].startswith("| plain | excess, sum, 3 | 1 |")
+
+
+def test_what_a_run_lacks_makes_no_table(make_study, tmp_path):
+    written = write_tables(make_study(leave_out=("attention", "heldout")), tmp_path, formats=("csv",))
+    assert [path.name for path in written] == ["verdicts.csv"]
+
+
+def test_markdown_keeps_cells_apart():
+    frame = pd.DataFrame({"token": [" a|b", "\n", "x "], "value": [1 / 3, np.nan, 1e-9], "holds": [True, None, False]})
+    assert markdown(frame).splitlines() == [
+        "| token | value | holds |",
+        "| --- | --- | --- |",
+        "| ␣a\\|b | 0.3333 | True |",
+        "| ↵ | – | – |",
+        "| x␣ | 1e-09 | False |",
+    ]
+    assert markdown(pd.concat([frame] * 30), most=2).endswith("\n\n88 more rows are left out here.\n")
+
+
+def test_unknown_tables_and_formats_are_refused(make_study, tmp_path):
+    run = make_study()
+    with pytest.raises(ValueError, match=r"tables of a report are sink_tokens, .*: got 'layer'. Did you mean 'layers'"):
+        table(run, "layer")
+    with pytest.raises(ValueError, match=r"written as parquet, csv, md: got 'cvs'. Did you mean 'csv'"):
+        write_tables(run, tmp_path / "t", formats=("cvs",))
+    assert not (tmp_path / "t").exists()
+
+
+def test_compare_sets_two_runs_side_by_side(make_study):
+    frame = compare(make_study("plain", sinks=0.5), make_study("sink", added=1, share=0.4, text_share=0.2, sinks=0.3))
+    assert frame.columns.tolist() == ["measure", "plain", "sink", "difference"]
+    rows = frame.set_index("measure")
+
+    def row(name):
+        return rows.loc[name].tolist()
+
+    np.testing.assert_allclose(row("attention on the greatest text position, %"), [30, 20, -10], rtol=2e-3)
+    np.testing.assert_allclose(row("attention on the added sink, %"), [np.nan, 40, np.nan], rtol=2e-3)
+    np.testing.assert_allclose(row("sinks per head and step"), [1, 2, 1])
+    np.testing.assert_allclose(row("mobility of the main sink (0 static, 1 moving)"), [1, 0, -1], atol=1e-9)
+    np.testing.assert_allclose(row("mobility of the greatest text sink (0 static, 1 moving)"), [1, 1, 0], atol=1e-9)
+    np.testing.assert_allclose(row("value norm, added sink over other text"), [np.nan, 0.125, np.nan])
+    np.testing.assert_allclose(row("change of held-out loss, 5 greatest sinks hidden"), [0.5, 0.3, -0.2])
+    np.testing.assert_allclose(row("overlap of sinks with those of the next step, %"), [0, 100 / 3, 100 / 3])
+    np.testing.assert_allclose(row("prompts that both runs have"), [2, 2, 0])
+    # The same texts under different weights are compared word by word.
+    assert row("words that stand at the same place in both, %")[1] == 100
+    assert not rows.isna().all(axis=1).any()
+
+
+def test_texts_agree_token_by_token_where_the_weights_are_the_same(make_study):
+    def with_ids(name, ids, hash_="abc"):
+        texts = {
+            "sample": [0, 0],
+            "prompt": ["It was"] * 2,
+            "completion": ["a b c d", "none"],
+            "masked_sinks": [0, 5],
+            "token_ids": [ids, [9]],
+        }
+        return make_study(name, leave_out=("generations",), whole={"generations": texts}, weights_sha256=hash_)
+
+    one, other, third = with_ids("a", [1, 2, 3, 4]), with_ids("b", [1, 9, 3, 4, 5]), with_ids("c", [7], hash_="def")
+    rows = compare(one, other).set_index("measure")
+    assert rows.loc["tokens that stand at the same place in both, %", "b"] == pytest.approx(100 * 3 / 5)
+    rows = compare(one, third).set_index("measure")
+    assert rows.loc["words that stand at the same place in both, %", "c"] == 100
+
+
+def test_compare_leaves_out_what_neither_run_has(make_study):
+    bare = [make_study(name, leave_out=("attention", "heldout", "generations")) for name in "ab"]
+    assert compare(*bare)["measure"].tolist() == ["samples"]
+    ar = compare(make_study("dlm"), make_study("ar", family="autoregressive", leave_out=("generations",)))
+    rows = ar.set_index("measure")
+    assert (
+        math.isnan(rows.loc["enrichment of masks among sinks", "ar"])
+        and "prompts that both runs have" not in rows.index
+    )
+    assert rows.loc["mobility of the main sink (0 static, 1 moving)", "ar"] == 0
+
+
+def test_draw_all_draws_every_figure_there_is(make_study, tmp_path):
+    maps = {"step3-layer1-head2": np.full((TEXT, TEXT + 1), 1 / (TEXT + 1))}
+    drawn = draw_all(make_study(added=1, maps=maps), tmp_path / "out", formats=("svg",))
+    assert drawn.skipped == {}
+    assert [path.name for path in drawn.written] == [f"{name}.svg" for name in FIGURES]
+    assert all(path.read_bytes().startswith(b"<?xml") for path in drawn.written)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in drawn.written}
+
+
+def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
+    runs = [make_study("plain"), make_study("no/sink", folder="b", added=1, leave_out=("heldout", "tokens"))]
+    names = ("sink_path", "attention_map", "sink_tokens", "sink_share")
+    drawn = draw_all(runs, tmp_path, formats=("png",), themes=("light", "dark"), names=names)
+    assert [path.name for path in drawn.written] == [
+        "sink_path-plain.png",
+        "sink_path-plain-dark.png",
+        "sink_path-no-sink.png",
+        "sink_path-no-sink-dark.png",
+        "sink_tokens-plain.png",
+        "sink_tokens-plain-dark.png",
+        "sink_share.png",
+        "sink_share-dark.png",
+    ]
+    assert set(drawn.skipped) == {"attention_map-plain", "attention_map-no-sink", "sink_tokens-no-sink"}
+    assert "needs the table tokens" in drawn.skipped["sink_tokens-no-sink"]
+    assert drawn.written[0].read_bytes() != drawn.written[1].read_bytes()
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+def test_the_same_run_gives_the_same_bytes(make_study, tmp_path, form):
+    run = make_study(added=1)
+    names = ("value_norm_scatter", "received_map")
+    first, second = (draw_all(run, tmp_path / name, formats=(form,), names=names).written for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_study, tmp_path):
+    run = make_study()
+    for wrong, message in (
+        ({"names": ("sink_pth",)}, r"names of figures are .*: got 'sink_pth'. Did you mean 'sink_path'"),
+        ({"formats": ("pgn",)}, r"formats of figures are png, svg, pdf: got 'pgn'. Did you mean 'png'"),
+        ({"themes": ("black",)}, r"one of light, dark: got 'black'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw_all(run, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_run_is_no_reason_to_skip(make_study, tmp_path):
+    run = make_study()
+    with RunWriter(tmp_path / "bad", kind="study", model=run.info.model, settings={}, seed=3) as bad:
+        arrays = run.arrays("attention", part=0)
+        arrays["positions"] = arrays["positions"][:, None]
+        bad.arrays("attention", arrays, run.dims("attention", part=0) | {"positions": ("step", "one")}, part=0)
+    with pytest.raises(ValueError, match="'positions' has axes"):
+        draw_all(open_run(tmp_path / "bad"), tmp_path / "out", names=("sink_share",))
+    assert dataclasses.is_dataclass(draw_all(run, tmp_path / "out", names=()))
