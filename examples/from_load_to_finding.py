@@ -1,4 +1,4 @@
-"""From `load` to a finding: what are the sinks of the packaged model, do they move, and what does hiding them change?"""
+"""From `load` to a finding: what are the sinks of the packaged model, do they move, and what does hiding them do?"""
 
 import numpy as np
 

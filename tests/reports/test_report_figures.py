@@ -201,7 +201,7 @@ def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
     (steps,) = score_histogram(make_study(change=dust)).patches
     values, edges, _ = steps.get_data()
     assert edges[0] == 2**-8
-    # Half of the keys, but for the six steps of each sample in which the sink is one of them.
+    # Half of the keys receive next to nothing.
     np.testing.assert_allclose([values.sum(), values[0]], [100, 50])
 
 
