@@ -349,3 +349,11 @@ def test_numbers_are_short():
     assert shown == ["0", "1.00", "12.3", "0.0123", "1.23e+05", "99999", "−2.50", "–", "∞"]
     assert number(0.0123, 2) == "0.012" and number(1e-5) == "1.00e−05"
     assert percent(0.1234) == "12.3\u00a0%" and percent(float("nan")) == "–"
+
+
+def test_the_threshold_stays_in_the_histogram_where_no_token_comes_near_it(make_study):
+    axes = score_histogram(make_study(text_share=1 / 24))
+    low, high = axes.get_xlim()
+    assert low <= 1 and high > 4
+    # a label outside would leave the axes no room, which is a warning
+    axes.figure.canvas.draw()

@@ -77,11 +77,11 @@ def page(studies: list[Study], content: dict[str, Any], short: str, parts: Seque
     return Template(asset("template.html")).substitute(
         title="Where attention goes while the model writes",
         lead=escape(
-            f"A study of {names}: received attention at every denoising step, its sinks, and what hiding them changes."
+            f"A study of {names}: which tokens receive attention at each recorded step, and which of them are sinks."
         ),
         hash=script_hash(),
         style=asset("style.css"),
-        status="\n".join(_status(study) for study in studies),
+        status="\n".join(_status(study) + _edited(study) for study in studies),
         explorer=asset("explorer.html") + f'<p class="shown">{escape(shown)}</p>' if explored else "",
         short=short,
         sections="\n".join(part.html() for part in parts),
@@ -97,16 +97,19 @@ def beside(parts: Sequence[str]) -> str:
 
 
 def findings(sentences: Sequence[str], verdicts: Sequence[tuple[str, bool | None, str]]) -> str:
-    """What a reader should know first, and statements with whether they hold: (run, holds, sentence)."""
+    """What a reader should know first, and statements held against the run: (statement with answer, holds, sentence)."""
     said = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     marks = {True: "yes", False: "no", None: "open"}
-    words = {True: "holds", False: "does not hold", None: "cannot tell"}
     judged = "".join(
-        f'<li data-holds="{marks[holds]}">{escape(sentence)}<small>{escape(name)}: {words[holds]}</small></li>'
+        f'<li data-holds="{marks[holds]}">{escape(sentence)}<small>{escape(name)}</small></li>'
         for name, holds, sentence in verdicts
     )
     parts = [f"<div><h2>In short</h2><ul>{said}</ul></div>"] if said else []
-    parts += [f"<div><h2>Held against the papers</h2><ul>{judged}</ul></div>"] if judged else []
+    how = (
+        "A failure signature is a sign that a model leans on fixed anchors, as autoregressive ones do (Rulli et al.): "
+        "● seen, ○ not seen, ? cannot tell."
+    )
+    parts += [f'<div><h2>Held against the papers</h2><p class="how">{how}</p><ul>{judged}</ul></div>'] if judged else []
     return f'<div class="short">{"".join(parts)}</div>' if parts else ""
 
 
@@ -162,6 +165,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+
+
+def _edited(study: Study) -> str:
+    """Numbers of a run under an intervention must not be read as those of the model alone."""
+    edits = [str(edit) for edit in study.run.info.settings.get("edits") or ()]
+    said = f"{study.label} was watched while {' and '.join(edits)} changed its attention: its numbers are those of the"
+    return f'<p class="status">{escape(said)} edited model.</p>' if edits else ""
 
 
 def _status(study: Study) -> str:

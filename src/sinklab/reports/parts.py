@@ -7,6 +7,8 @@ from collections.abc import Callable
 from html import escape
 
 from . import sentences as say
+from sinklab.sinks import Verdict
+
 from .comparison import compare
 from .page import Card, Part, beside, findings, number_table, plain_table, run_facts
 from .sentences import number, percent
@@ -21,12 +23,25 @@ SHOWN_TOKENS = 15
 def short(studies: list[Study]) -> str:
     """The findings that open the page, and the verdicts."""
     judged = [
-        (verdict.name if len(studies) == 1 else f"{study.label}, {verdict.name}", verdict.holds, verdict.sentence)
+        (_answer(study, verdict, alone=len(studies) == 1), verdict.holds, verdict.sentence)
         for study in studies
         if study.layers
         for verdict in study.verdicts
     ]
     return findings(say.in_short(studies), judged)
+
+
+def _answer(study: Study, verdict: Verdict, *, alone: bool) -> str:
+    """Which statement was held against which run, and whether it was found; masking says how much was hidden."""
+    seen = ("seen", "not seen") if verdict.signature else ("holds", "does not hold")
+    answer = "cannot tell" if verdict.holds is None else seen[0] if verdict.holds else seen[1]
+    kind = "failure signature" if verdict.signature else "statement"
+    hidden = 0
+    if verdict.name == "masking is costly" and study.heldout is not None:
+        frame = study.heldout
+        hidden = frame[(frame["control"] == "sinks") & (frame["k"] > 0)]["k"].min()
+    how = f" (K = {hidden:.0f} per layer and head, held-out text)" if hidden > 0 else ""
+    return f"{'' if alone else f'{study.label}: '}{kind} “{verdict.name}”{how}: {answer}"
 
 
 def parts(studies: list[Study]) -> list[Part]:

@@ -30,7 +30,8 @@ def score_histogram(runs: Runs, axes: Axes | None = None, *, theme: str = "light
     studies, look = recorded(runs), theme_named(theme)
     with themed(look):
         own, axes = axes is None, own_axes(axes, 4.6, 2.8)
-        low, high = np.inf, 0.0
+        # The line at the threshold and its label are always inside.
+        low, high = 1.0, 16.0
         for index, study in enumerate(studies):
             histogram = study.histogram
             assert histogram is not None
