@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsing import browser as browser
+from browsing import one as one
+from browsing import page as page
+from browsing import two as two
 
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import report

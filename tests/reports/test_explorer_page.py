@@ -1,79 +1,13 @@
-"""The explorer in a real browser: it renders, controls move the pictures, nothing is loaded, nothing complains."""
-
-from collections.abc import Iterator
-from pathlib import Path
+"""The explorer in a real browser: it renders, and controls move the pictures."""
 
 import pytest
-from chromium import PROGRAM, Page
+from browsing import HEADS, MAP, PATHS, SCATTER, choice, choose, readout, shown, step
+from chromium import PROGRAM
 from simulated import Simulation, simulate
 
 from sinklab.reports import report
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
-
-MAP, PATHS, HEADS, SCATTER = (f".{name} canvas" for name in ("map", "paths", "heads", "scatter"))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with Page(tmp_path_factory.mktemp("browser")) as page:
-        yield page
-
-
-@pytest.fixture
-def page(browser: Page) -> Iterator[Page]:
-    """A tab at 1280 × 800 that must not have asked for anything, nor complained."""
-    browser.requests.clear()
-    browser.complaints.clear()
-    browser.size(1280, 800)
-    yield browser
-    assert browser.complaints == []
-    assert browser.requests and all(address.startswith(("file://", "data:", "about:")) for address in browser.requests)
-    assert len({address.partition("#")[0] for address in browser.requests if address.startswith("file://")}) == 1
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run of two samples with one added sink."""
-    folder = tmp_path_factory.mktemp("one")
-    run = simulate(folder / "run", Simulation(samples=2, added=1, steps=16, key_norms=True))
-    return report(run, folder / "out", figures=(), tables=()).as_uri()
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A denoiser next to an autoregressive decoder with other sizes."""
-    folder = tmp_path_factory.mktemp("two")
-    sizes = {
-        "denoiser": Simulation(steps=16, layers=4),
-        "decoder": Simulation(steps=31, layers=2, heads=6, family="autoregressive"),
-    }
-    runs = [simulate(folder / name, size, name=name) for name, size in sizes.items()]
-    return report(runs, folder / "out", figures=(), tables=()).as_uri()
-
-
-def shown(page: Page) -> dict[str, str]:
-    return {name: page.pixels(name) for name in (MAP, PATHS, HEADS, SCATTER)}
-
-
-def step(page: Page) -> str:
-    return page.run("document.querySelector('.step-name').textContent")
-
-
-def choice(page: Page, name: str) -> str:
-    return page.run(f"document.querySelector('.choose-{name}').selectedOptions[0].text")
-
-
-def readout(page: Page) -> str:
-    return page.run("document.querySelector('.readout').innerText")
-
-
-def choose(page: Page, selector: str, value: object) -> None:
-    page.run(
-        f"(() => {{ const box = document.querySelector('{selector}'); box.value = '{value}';"
-        "for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind, { bubbles: true })); })()"
-    )
-    page.settle()
 
 
 def test_everything_is_drawn(page, one):
@@ -195,18 +129,6 @@ def test_a_click_on_the_map_of_heads_chooses(page, one):
     assert "0 static, 1 moving" in page.run("document.querySelector('.heads .note').textContent")
 
 
-def test_light_and_dark(page, one):
-    page.open(one)
-    light = page.run("getComputedStyle(document.body).backgroundColor"), shown(page)
-    page.press("t")
-    dark = page.run("getComputedStyle(document.body).backgroundColor"), shown(page)
-    assert light[0] == "rgb(246, 245, 241)" and dark[0] == "rgb(18, 19, 23)"
-    assert all(light[1][name] != dark[1][name] for name in dark[1])
-    page.size(1280, 800, dark=True)
-    page.open(one)
-    assert (page.run("getComputedStyle(document.body).backgroundColor"), shown(page)) == dark
-
-
 def test_two_runs_side_by_side_are_linked(page, two):
     page.open(two)
     names = "[...document.querySelectorAll('.step-name')].map((name) => name.textContent)"
@@ -264,41 +186,3 @@ def test_only_the_greatest_keys_of_a_head_are_said_to_be_so(page, tmp_path):
     assert "received\n< " in readout(page)
     page.press("m")
     assert page.run("document.querySelector('.map .note').textContent") == ""
-
-
-@pytest.mark.parametrize(("width", "height", "phone"), [(1280, 800, False), (390, 844, True)])
-def test_it_is_readable_at(page, one, two, width, height, phone, tmp_path):
-    page.size(width, height, phone=phone)
-    page.open(one if width == 1280 else two)
-    # Nothing is wider than the window, and on a desk the pictures stand in the first window.
-    assert page.run("document.documentElement.scrollWidth") <= width
-    bottoms = page.run(
-        "['.player', '.map', '.heads', '.readout'].map((s) => document.querySelector(s).getBoundingClientRect().bottom)"
-    )
-    assert phone or max(bottoms) <= height
-    fonts = page.run("getComputedStyle(document.querySelector('.canvas-text')).fontSize")
-    assert float(fonts.removesuffix("px")) >= 15
-    picture = page.picture(tmp_path / "page.png")
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
-    evil = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
-    path: Path = report(make_study(evil[:60], folder="evil", added=1), tmp_path / "out", figures=(), tables=())
-    page.open(path.as_uri())
-    assert page.run("document.title") == "Where attention goes while the model writes"
-    assert page.run("document.querySelectorAll('img').length") == 0
-    assert "<b>man</b>" in page.run("document.querySelector('.canvas-text').textContent")
-
-
-def test_without_its_script_the_page_still_says_what_was_found(browser, one):
-    browser.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        browser.call("Page.navigate", url="about:blank")
-        browser.call("Page.navigate", url=one)
-        browser.wait("document.querySelector('footer') !== null")
-        text = browser.run("document.body.innerText")
-    finally:
-        browser.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert "static figures lie beside the page" in text
-    assert "In short" in text and "the added sink receives" in text and "What was run" in text

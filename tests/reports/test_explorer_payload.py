@@ -69,7 +69,9 @@ def test_a_small_run_is_on_the_page_whole(tmp_path):
     study = as_studies(simulate(tmp_path / "run", size))[0]
     content = arrays_of(study)
     assert len(content["samples"]) == 2
-    assert content["shown"].startswith("2 of 2 samples, every step, every key of every head. Received attention is ")
+    assert content["shown"].startswith("2 of 2 samples, every recorded step, every key of every recorded head. Rec")
+    errors = [shown[name]["error"] for shown in content["samples"] for name in ("norm_scale", "key_norm_scale")]
+    assert f"; norms within {100 * max(errors):.1f} %." in content["shown"]
     for shown, sample in zip(content["samples"], study.samples, strict=True):
         arrays, scale = shown["arrays"], scale_of(shown)
         received = sample.received_TLHK
@@ -140,6 +142,29 @@ def test_samples_beyond_the_budget_are_left_out_and_said_so(tmp_path):
     assert [shown["index"] for shown in content["samples"]] == list(range(len(content["samples"])))
     # The first sample is there however small the budget is.
     assert len(arrays_of(study, budget=10)["samples"]) == 1
+
+
+def test_what_is_said_holds_for_every_sample(tmp_path, monkeypatch):
+    """A note about the first sample alone would promise too much of a longer second one."""
+    monkeypatch.setattr("sinklab.reports.payload.MOST_CELLS", 2000)
+    run = simulate(tmp_path / "run", Simulation(samples=2))
+    array = run.array
+
+    # The first sample seems to have stopped after five steps, and to have weaker sinks.
+    def shorter(name, key, part):
+        values = array(name, key, part=part)
+        values = values / 4 if part == 0 and key == "received" else values
+        return values[:5] if part == 0 else values
+
+    monkeypatch.setattr(type(run), "array", lambda self, name, key, part=None: shorter(name, key, part))
+    content = arrays_of(as_studies(run)[0])
+    assert [sample["stride"] for sample in content["samples"]] == [1, 1]
+    high = max(sample["scale"]["high"] for sample in content["samples"])
+    assert content["samples"][0]["scale"]["high"] < high and f"to {2**high}× an even share" in content["shown"]
+    monkeypatch.setattr("sinklab.reports.payload.MOST_CELLS", 1000)
+    content = arrays_of(as_studies(run)[0])
+    assert [sample["stride"] for sample in content["samples"]] == [1, 2]
+    assert "2 of 2 samples, one recorded step in 2, " in content["shown"]
 
 
 def test_long_samples_are_thinned_to_every_nth_step(tmp_path, monkeypatch):

@@ -101,8 +101,27 @@ def test_numbers_stand_in_tables(pair, tmp_path):
     ):
         assert heading in content
     assert "plain: greatest text" in content and "excess, sum, 3" in content
-    assert "does not hold" in content and "sink, sinks only at the start" in content
-    assert "2 of 2 samples, every step, every key of every head" in content
+    assert "2 of 2 samples, every recorded step, every key of every recorded head" in content
+
+
+def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_path):
+    content = read(alone(make_study("cheap", sinks=0.5), tmp_path / "cheap")).content
+    # One hidden sink costs 0.1 of 4 nats, 2.5 %.
+    assert "failure signature “masking is costly” (K = 1 per layer and head, held-out text): not seen" in content
+    assert "failure signature “sinks only at the start”: not seen" in content
+    assert "statement “96 % filtered”: does not hold" in content
+    runs = [make_study("dear", sinks=2.0), make_study("unknown", leave_out=("heldout",))]
+    content = read(alone(runs, tmp_path / "dear")).content
+    assert "dear: failure signature “masking is costly” (K = 1 per layer and head, held-out text): seen" in content
+    assert "unknown: failure signature “masking is costly”: cannot tell" in content
+
+
+def test_a_run_under_an_intervention_says_so(tmp_path):
+    settings = {"edits": ["mask_sinks:k=5", "<b>"]}
+    with RunWriter(tmp_path / "run", kind="study", model={"name": "tiny"}, settings=settings, seed=0) as run:
+        run.table("generations", {"sample": [0], "prompt": ["Once"], "completion": [" upon"]}, part=0)
+    content = read(alone(open_run(tmp_path / "run"), tmp_path / "out")).content
+    assert "tiny was written under mask_sinks:k=5 and <b>: its numbers are those of the edited model." in content
 
 
 def test_other_data_other_sentences(make_study, tmp_path):
@@ -137,7 +156,10 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
     assert data == {"type": "application/json", "id": "payload"} and plain == {}
     assert len(json.loads(content)["runs"]) == 2
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src data:"
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in html
     assert page.addresses == ["data:,"] and not {"img", "iframe", "object"} & set(page.tags)
     style = html[html.index("<style>") : html.index("</style>")]

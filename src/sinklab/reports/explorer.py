@@ -41,10 +41,7 @@ def script_hash() -> str:
 
 def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
     """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each run."""
-    palette = {
-        name: {"scale": theme.scale, "runs": theme.runs, "added": theme.added, "states": theme.states}
-        for name, theme in THEMES.items()
-    }
+    palette = {name: {"scale": theme.scale, "runs": theme.runs} for name, theme in THEMES.items()}
     runs = [
         {
             "label": study.label,

@@ -97,7 +97,7 @@ def beside(parts: Sequence[str]) -> str:
 
 
 def findings(sentences: Sequence[str], verdicts: Sequence[tuple[str, bool | None, str]]) -> str:
-    """What a reader should know first, and statements held against the run: (statement with answer, holds, sentence)."""
+    """What a reader should know first, and statements with their answers: (name and answer, holds, sentence)."""
     said = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     marks = {True: "yes", False: "no", None: "open"}
     judged = "".join(
@@ -170,8 +170,8 @@ def _shown(value: Any) -> str:
 def _edited(study: Study) -> str:
     """Numbers of a run under an intervention must not be read as those of the model alone."""
     edits = [str(edit) for edit in study.run.info.settings.get("edits") or ()]
-    said = f"{study.label} was watched while {' and '.join(edits)} changed its attention: its numbers are those of the"
-    return f'<p class="status">{escape(said)} edited model.</p>' if edits else ""
+    said = f"{study.label} was written under {' and '.join(edits)}: its numbers are those of the edited model."
+    return f'<p class="status">{escape(said)}</p>' if edits else ""
 
 
 def _status(study: Study) -> str:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from html import escape
 
-from . import sentences as say
 from sinklab.sinks import Verdict
 
+from . import sentences as say
 from .comparison import compare
 from .page import Card, Part, beside, findings, number_table, plain_table, run_facts
 from .sentences import number, percent
@@ -36,10 +36,10 @@ def _answer(study: Study, verdict: Verdict, *, alone: bool) -> str:
     seen = ("seen", "not seen") if verdict.signature else ("holds", "does not hold")
     answer = "cannot tell" if verdict.holds is None else seen[0] if verdict.holds else seen[1]
     kind = "failure signature" if verdict.signature else "statement"
-    hidden = 0
+    hidden = math.nan
     if verdict.name == "masking is costly" and study.heldout is not None:
         frame = study.heldout
-        hidden = frame[(frame["control"] == "sinks") & (frame["k"] > 0)]["k"].min()
+        hidden = float(frame[frame["control"] == "sinks"]["k"].min())
     how = f" (K = {hidden:.0f} per layer and head, held-out text)" if hidden > 0 else ""
     return f"{'' if alone else f'{study.label}: '}{kind} “{verdict.name}”{how}: {answer}"
 

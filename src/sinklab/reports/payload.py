@@ -80,7 +80,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
         samples.append(shown)
         used += shown.used
     contents = [shown.content for shown in samples]
-    return {"samples": contents, "vocabulary": vocabulary.rows, "shown": _said(contents, len(places))}
+    return {"samples": contents, "vocabulary": vocabulary.rows, "shown": _said(contents, study)}
 
 
 def _base(sample: Sample, vocabulary: Vocabulary, budget: int) -> Shown:
@@ -118,6 +118,7 @@ def _base(sample: Sample, vocabulary: Vocabulary, budget: int) -> Shown:
             continue
         packed, norm_scale = _norms(norms_TLK[keep], exists_TK, 0.3 * budget)
         if name == "key_norms" and used + size(packed) > 0.7 * budget:
+            content["left_out"] = "key norms"
             continue
         arrays[name] = packed
         content["norm_scale" if name == "norms" else "key_norm_scale"] = norm_scale.as_json()
@@ -196,23 +197,30 @@ def _greatest(received_TLHK: np.ndarray, count: int) -> list[tuple[np.ndarray, n
     return list(zip(keys_RLHT, values_RLHT, strict=True))
 
 
-def _said(samples: Sequence[dict[str, Any]], recorded: int) -> str:
-    """What of the run is on the page, and how exact."""
+def _said(samples: Sequence[dict[str, Any]], study: Study) -> str:
+    """What of the run is on the page, and how exact: of several samples the coarsest."""
     if not samples:
         return "No attention was recorded."
-    first = samples[0]
-    scale = first["scale"]
+    recorded = len(study.recorded)
+    stride = max(sample["stride"] for sample in samples)
+    ranks = [len(sample["ranks"]) for sample in samples if "ranks" in sample]
+    left_out = {sample["left_out"] for sample in samples if "left_out" in sample}
+    kept = "every key of every recorded head"
+    if ranks:
+        some = "each head" if len(ranks) == len(samples) else f"each head in {len(ranks)} of them"
+        kept = f"every key of the mean over heads, and the {min(ranks)} greatest of {some}"
     parts = [
         f"{len(samples)} of {recorded} samples" if recorded > 1 else "One sample",
-        "every step" if first["stride"] == 1 else f"one recorded step in {first['stride']}",
-        "every key of every head"
-        if "ranks" not in first
-        else f"every key of the mean over heads, and the {len(first['ranks'])} greatest of each head",
+        "every recorded step" if stride == 1 else f"one recorded step in {stride}",
+        kept,
+        *(f"no {name}" for name in sorted(left_out)),
     ]
-    whole = len(samples) == recorded and first["stride"] == 1 and "ranks" not in first
+    whole = len(samples) == recorded and stride == 1 and not ranks and not left_out
     more = "" if whole else " A larger page (megabytes) holds more."
+    scale = max((sample["scale"] for sample in samples), key=lambda scale: scale["high"])
+    norms = [sample[name]["error"] for sample in samples for name in ("norm_scale", "key_norm_scale") if name in sample]
     return (
         f"{', '.join(parts)}.{more} Received attention is stored in {scale['levels']} logarithmic levels from "
-        f"{2 ** scale['low']:.2g}× to {2 ** scale['high']:g}× an even share, each within {100 * scale['error']:.1f} %; "
-        "the run folder holds the numbers as recorded."
+        f"{2 ** scale['low']:.2g}× to {2 ** scale['high']:g}× an even share, each within {100 * scale['error']:.1f} %"
+        f"{f'; norms within {100 * max(norms):.1f} %' if norms else ''}. The run folder holds the numbers as recorded."
     )

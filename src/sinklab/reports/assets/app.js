@@ -16,11 +16,13 @@ const app = {
   paint() {
     if (this.dirty) return;
     this.dirty = true;
-    requestAnimationFrame(() => {
-      this.dirty = false;
-      for (const pane of this.panes) pane.draw();
-      controls.draw();
-    });
+    requestAnimationFrame(() => this.draw());
+  },
+
+  draw() {
+    this.dirty = false;
+    for (const pane of this.panes) pane.draw();
+    controls.draw();
   },
 
   get pane() {

@@ -5,8 +5,10 @@ const CHART = { height: 210, left: 54, right: 12, top: 8, bottom: 36 };
 function axisOf(axis, values) {
   const known = values.filter((value) => Number.isFinite(value) && (!axis.log || value > 0));
   // Without a single number there is still an empty frame.
-  const low = axis.low ?? (known.length ? Math.min(...known) : 1);
+  let low = axis.low ?? (known.length ? Math.min(...known) : 1);
   let high = axis.high ?? (known.length ? Math.max(...known) : 2);
+  // A single layer stands in the middle: beside it there is no other to name.
+  if (!(high > low) && axis.whole) [low, high] = [low - 0.5, low + 0.5];
   if (!(high > low)) high = axis.log ? low * 2 : low + 1;
   const part = axis.log
     ? (value) => Math.log(value / low) / Math.log(high / low)

@@ -36,7 +36,9 @@ const controls = {
     by("close-help").addEventListener("click", () => this.dialog.close());
     this.drawScale();
     document.addEventListener("keydown", (event) => this.onKey(event));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
+    for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+      matchMedia(query).addEventListener("change", () => this.recolour());
+    }
   },
 
   setUpPair(pair, linked) {
@@ -81,7 +83,8 @@ const controls = {
     colours.forget();
     this.drawScale();
     findings.draw();
-    app.paint();
+    // At once: a printer does not wait for the next frame.
+    app.draw();
   },
 
   help() {

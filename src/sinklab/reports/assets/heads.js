@@ -111,7 +111,7 @@ class HeadMap {
       }
     }
     this.drawAxes();
-    this.outline(view.layer, view.head, colours.of("accent"), 2);
+    this.outline(view.layer, view.head, colours.of("accent"), tall > 8 || view.head !== MEAN ? 2 : 1);
     if (this.hovered) this.outline(this.hovered.layer, this.hovered.head, colours.of("ink"), 1);
     this.say();
   }
@@ -141,15 +141,17 @@ class HeadMap {
     const { sample, view } = this.pane;
     const at = this.hovered || view;
     const { metric } = this;
-    let text = `From ${number(metric.low)} to ${number(metric.high)}${metric.unit}`;
+    const { low, high } = this.span;
+    let text = "";
     if (at.layer !== ALL_LAYERS) {
       const row = metric.values.slice(at.layer * sample.H, (at.layer + 1) * sample.H).filter((value) => value !== null);
       const mean = row.reduce((sum, value) => sum + value, 0) / row.length;
       const value = at.head === MEAN ? mean : metric.values[at.layer * sample.H + at.head];
       const name = `Layer ${sample.run.layers[at.layer]}`;
-      text = `${name}${at.head === MEAN ? "" : `, head ${sample.run.heads[at.head]}`}: ${number(value)}${metric.unit}`;
+      text = `${name}${at.head === MEAN ? "" : `, head ${sample.run.heads[at.head]}`}: ${number(value)}${metric.unit}. `;
     }
-    this.pane.find(".heads .note").textContent = `${metric.about}. ${text}.`;
+    text += `Colours from ${number(low)} to ${number(high)}${metric.unit}${metric.log ? ", logarithmic" : ""}.`;
+    this.pane.find(".heads .note").textContent = `${metric.about}. ${text}`;
     this.board.canvas.setAttribute("aria-label", `${metric.about}, by layer and head. ${text}`);
   }
 }

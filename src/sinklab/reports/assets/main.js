@@ -14,7 +14,7 @@ app.arrange = async function arrange(count, wanted = {}) {
     const run = Math.min(Math.max(of("run", index, index === 0 ? 0 : shown === 0 ? 1 : 0), 0), app.runs.length - 1);
     const leader = this.panes[0];
     // Half way there are masks and words: a first look shows what the colours mean.
-    pane.view.step = of("step", index, app.runs[run].samples[0].T >> 1);
+    pane.view.step = Math.max(of("step", index, app.runs[run].samples[0].T >> 1), 0);
     pane.view.layer = Math.max(of("layer", index, leader?.view.layer ?? first.first_layer), ALL_LAYERS);
     pane.view.head = Math.max(of("head", index, leader?.view.head ?? MEAN), MEAN);
     pane.pinned = of("key", index, -1);
@@ -42,7 +42,9 @@ async function begin() {
   controls.setUp();
   const wanted = {};
   for (const name of ["run", "sample", "step", "layer", "head", "key"]) wanted[name] = numbers(name);
-  const count = Math.min(wanted.run.length || 2, 2, app.runs.length);
+  // A phone has room for one run at a time; the button shows both.
+  const room = matchMedia("(max-width: 640px)").matches ? 1 : 2;
+  const count = Math.min(wanted.run.length || room, 2, app.runs.length);
   await app.arrange(count, wanted);
   // The page writes its address without this event: it comes from a reader who pasted another view.
   addEventListener("hashchange", () => location.reload());

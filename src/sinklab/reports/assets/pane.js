@@ -50,6 +50,7 @@ class Pane {
     if (this.pinned >= shown.K) this.pinned = -1;
     this.element.dataset.size = shown.P > LONG ? "long" : shown.P > SHORT ? "medium" : "short";
     this.element.dataset.family = shown.run.family;
+    this.element.dataset.added = shown.added;
     this.fillChoices();
     app.changed(this);
   }

@@ -17,7 +17,7 @@ class Paths {
 
   place(width, height) {
     const { sample } = this.pane;
-    const strip = sample.added ? 22 : 0;
+    const strip = sample.added ? 8 + 14 * sample.added : 0;
     this.box = { left: 34, top: 8, width: width - 46, height: height - 32 - strip, strip };
   }
 
@@ -27,8 +27,8 @@ class Paths {
 
   y(key) {
     const { sample } = this.pane;
-    const { top, height, strip } = this.box;
-    if (key < sample.added) return top + height + strip * 0.6;
+    const { top, height } = this.box;
+    if (key < sample.added) return top + height + 13 + 14 * key;
     return top + height - ((key - sample.added + 0.5) / sample.P) * height;
   }
 
@@ -40,11 +40,11 @@ class Paths {
     const step = Math.floor(((x - left) / width) * sample.T);
     if (step < 0 || step >= sample.T) return null;
     const position = Math.floor(((top + height - y) / height) * sample.P);
-    if (position < 0) return { step, key: sample.added ? 0 : 0 };
+    if (position < 0 && sample.added) return { step, key: Math.min(Math.max(Math.round((y - top - height - 13) / 14), 0), sample.added - 1) };
     // The nearest dot of the step, so that small dots can be hit.
     const near = [...this.dots(step).keys()].sort((a, b) => Math.abs(this.y(a) - y) - Math.abs(this.y(b) - y))[0];
     const close = near !== undefined && Math.abs(this.y(near) - y) < 9;
-    return { step, key: close ? near : sample.added + Math.min(position, sample.P - 1) };
+    return { step, key: close ? near : sample.added + Math.min(Math.max(position, 0), sample.P - 1) };
   }
 
   onMove(event) {
@@ -94,8 +94,7 @@ class Paths {
     context.globalAlpha = chosen ? 0.35 : 0.9;
     for (let step = 0; step < sample.T; step++) {
       for (const [key, count] of this.dots(step)) {
-        const age = key < sample.added ? "just committed" : sample.age(step, key - sample.added);
-        context.fillStyle = key < sample.added ? colours.theme.added : colours.age(age);
+        context.fillStyle = key < sample.added ? colours.of("added") : colours.age(sample.age(step, key - sample.added));
         context.beginPath();
         context.arc(this.x(step), this.y(key), Math.max(1.1, 6.5 * Math.sqrt(count / heads)), 0, 7);
         context.fill();

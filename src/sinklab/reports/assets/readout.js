@@ -28,7 +28,7 @@ class Readout {
   name(step, key) {
     const { sample } = this.pane;
     const where = positionName(sample, key) + (step === this.pane.view.step ? "" : `, step ${sample.steps[step]}`);
-    if (key < sample.added) return [where, "added", "wide"];
+    if (key < sample.added) return [where, "no token of the text", "wide"];
     const position = key - sample.added;
     const token = sample.token(step, position);
     const age = sample.age(step, position);

@@ -109,7 +109,7 @@ class Scatter {
     if (!point) return;
     const { context } = this.board;
     const added = key < sample.added;
-    context.fillStyle = added ? colours.theme.added : colours.age(sample.age(step, key - sample.added));
+    context.fillStyle = added ? colours.of("added") : colours.age(sample.age(step, key - sample.added));
     context.beginPath();
     context.arc(point[0], point[1], added ? size + 1.5 : size, 0, 7);
     context.fill();

@@ -33,7 +33,9 @@ const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 /** A token's text on one line, white space visible. */
 function visibleText(text) {
   if (text === "") return "∅";
-  return text.replaceAll("\r", "␍").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  const seen = text.replaceAll("\r", "␍").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  // Zero-width and direction marks would hide or reorder what stands around them.
+  return seen.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
 /** A token's text as it runs on the canvas: line breaks break, and are seen. */

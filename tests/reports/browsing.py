@@ -1,0 +1,73 @@
+"""Fixtures and words for tests of the explorer in a real browser."""
+
+from collections.abc import Iterator
+
+import pytest
+from chromium import Page
+from simulated import Simulation, simulate
+
+from sinklab.reports import report
+
+MAP, PATHS, HEADS, SCATTER = (f".{name} canvas" for name in ("map", "paths", "heads", "scatter"))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with Page(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page) -> Iterator[Page]:
+    """A tab at 1280 × 800 that must not have asked for anything, nor complained."""
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.size(1280, 800)
+    yield browser
+    assert browser.complaints == []
+    assert browser.requests and all(address.startswith(("file://", "data:", "about:")) for address in browser.requests)
+    assert len({address.partition("#")[0] for address in browser.requests if address.startswith("file://")}) == 1
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of two samples with one added sink."""
+    folder = tmp_path_factory.mktemp("one")
+    run = simulate(folder / "run", Simulation(samples=2, added=1, steps=16, key_norms=True))
+    return report(run, folder / "out", figures=(), tables=()).as_uri()
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A denoiser next to an autoregressive decoder with other sizes."""
+    folder = tmp_path_factory.mktemp("two")
+    sizes = {
+        "denoiser": Simulation(steps=16, layers=4),
+        "decoder": Simulation(steps=31, layers=2, heads=6, family="autoregressive"),
+    }
+    runs = [simulate(folder / name, size, name=name) for name, size in sizes.items()]
+    return report(runs, folder / "out", figures=(), tables=()).as_uri()
+
+
+def shown(page: Page) -> dict[str, str]:
+    return {name: page.pixels(name) for name in (MAP, PATHS, HEADS, SCATTER)}
+
+
+def step(page: Page) -> str:
+    return page.run("document.querySelector('.step-name').textContent")
+
+
+def choice(page: Page, name: str) -> str:
+    return page.run(f"document.querySelector('.choose-{name}').selectedOptions[0].text")
+
+
+def readout(page: Page) -> str:
+    return page.run("document.querySelector('.readout').innerText")
+
+
+def choose(page: Page, selector: str, value: object) -> None:
+    page.run(
+        f"(() => {{ const box = document.querySelector('{selector}'); box.value = '{value}';"
+        "for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind, { bubbles: true })); })()"
+    )
+    page.settle()

@@ -1,0 +1,141 @@
+"""What the explorer says and draws, recomputed from the arrays of the run folder."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browsing import MAP, PATHS, SCATTER, readout
+from chromium import PROGRAM, Page
+from simulated import Simulation, simulate
+
+from sinklab.records import Run, open_run
+from sinklab.reports import report
+from sinklab.reports.style import THEMES
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+
+# What the pictures show, recomputed from the arrays of the run folder. T steps, L layers, H heads, K keys.
+
+
+def arrays(run: Run, part: int = 0) -> dict[str, np.ndarray]:
+    """As recorded, in double precision; ``even`` is received attention over an even share."""
+    names = ("received", "visible", "positions", "value_norm")
+    found = {name: run.array("attention", name, part=part).astype(float) for name in names}
+    found["weight"] = found["received"] / found["visible"][:, None, None]
+    return found | {"even": found["weight"] * found["positions"][:, None, None, None]}
+
+
+def said(page: Page, label: str) -> float:
+    return float(re.search(rf"{label}\n([0-9.e−-]+)", readout(page)).group(1).replace("−", "-"))
+
+
+@pytest.mark.parametrize("run", [0, 1])
+@pytest.mark.parametrize(("layer", "head"), [(1, 2), (0, -1), (-1, -1)])
+def test_the_readout_says_what_numpy_finds_in_the_run_folder(page, two, run, layer, head):
+    name = ("denoiser", "decoder")[run]
+    found = arrays(open_run(Path(two.removeprefix("file://")).parents[1] / name))
+    layers = slice(None) if layer < 0 else [layer]
+    heads = slice(None) if head < 0 else [head]
+    main_TLH = np.nanargmax(found["weight"], axis=-1)
+    for step, key in ((3, 0), (9, 4), (15, 7)):
+        page.open(f"{two}#run={run}&step={step}&layer={layer}&head={head}&key={key}")
+        expected = found["even"][step][layers][:, heads, key].mean()
+        # Codes are within 1.7 %, and three digits within 0.5 %.
+        assert said(page, "received") == pytest.approx(expected, rel=0.022), (step, key)
+        weight = found["weight"][step][layers][:, heads, key].mean()
+        assert said(page, "mean weight") == pytest.approx(100 * weight, rel=0.022), (step, key)
+        norm = found["value_norm"][step][layers][:, key].mean()
+        assert said(page, "value norm") == pytest.approx(norm, rel=0.015), (step, key)
+        of = main_TLH[step][layers]
+        assert f"main sink of\n{(of == key).sum()} of {of.size} heads" in readout(page)
+
+
+def pixel(page: Page, selector: str, x: float, y: float) -> tuple[int, ...]:
+    """Colour of a canvas at a place in CSS pixels."""
+    rgb = page.run(
+        f"[...document.querySelector('{selector}').getContext('2d').getImageData({round(x)}, {round(y)}, 1, 1).data]"
+    )
+    page.complaints.clear()
+    return tuple(rgb[:3])
+
+
+def extent(page: Page, selector: str) -> tuple[float, float]:
+    return tuple(page.run(f"(c => [c.clientWidth, c.clientHeight])(document.querySelector('{selector}'))"))
+
+
+def on_scale(value: float, high: float) -> np.ndarray:
+    """The colour of a value on the logarithmic scale from 1 to ``high``."""
+    stops = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in THEMES["light"].scale])
+    at = np.clip(np.log(max(value, 1)) / np.log(high), 0, 1) * (len(stops) - 1)
+    return np.array([np.interp(at, range(len(stops)), stops[:, channel]) for channel in range(3)])
+
+
+def test_the_pictures_show_what_numpy_finds_in_the_run_folder(page, one):
+    run = open_run(Path(one.removeprefix("file://")).parents[1] / "run")
+    found, other = arrays(run), arrays(run, 1)
+    steps, _, _, keys = found["even"].shape
+    page.open(f"{one}#step=5&layer=1&head=2&key=3")
+    # One colour scale for everything on the page.
+    high = 2.0 ** np.ceil(np.log2(max(found["even"].max(), other["even"].max())))
+    width, height = extent(page, MAP)
+    # Left of the text stands the added sink, 12 pixels wide, and a gap of 5.
+    across = (width - 34 - 6 - 12 - 5) / (keys - 1)
+    for step, key in ((0, 0), (2, 9), (11, 20), (15, 13)):
+        x = 40 if key == 0 else 34 + 17 + (key - 0.5) * across
+        shown_colour = pixel(page, MAP, x, 6 + (step + 0.5) / steps * (height - 26))
+        expected = on_scale(found["even"][step, 1, 2, key], high)
+        assert np.abs(shown_colour - expected).max() < 6, (step, key)
+
+    page.press("m")
+    width, height = extent(page, SCATTER)
+    high = np.log2(2.0 ** np.ceil(np.log2(found["even"].max())))
+    # A reader finds the dot of a key where its two numbers say that it is.
+    key = int(found["even"][5, 1].mean(0)[1:].argmax()) + 1
+    score, norm = found["even"][5, 1].mean(0)[key], found["value_norm"][5, 1, key]
+    x = 38 + (np.log2(score) + 4) / (high + 4) * (width - 50)
+    y = 8 + (height - 42) * (1 - norm / (1.08 * found["value_norm"][:, 1].max()))
+    page.point(SCATTER, x / width, y / height)
+    assert readout(page).startswith(f"position {key - 1} ")
+
+
+def test_the_paths_stand_where_numpy_finds_the_main_sinks(page, two):
+    found = arrays(open_run(Path(two.removeprefix("file://")).parents[1] / "denoiser"))
+    page.open(f"{two}#run=0&step=5&layer=1")
+    width, height = extent(page, PATHS)
+    steps, _, _, keys = found["weight"].shape
+    main_TH = found["weight"][:, 1].argmax(-1)
+    # prompt, masked, just committed, committed, as in style.css
+    states = [(138, 144, 153), (47, 143, 196), (0, 158, 115), (0, 80, 125)]
+    # A line stands at the step that is shown.
+    for step in set(range(steps)) - {5}:
+        for key in range(keys):
+            y = 8 + (height - 32) * (1 - (key + 0.5) / keys)
+            dot = pixel(page, PATHS, 34 + (step + 0.5) / steps * (width - 46), y)
+            seen = min(np.abs(np.subtract(dot, state)).max() for state in states) < 30
+            # Dots of greater shares reach over their neighbours.
+            assert seen or key not in main_TH[step], (step, key, dot)
+            assert not seen or np.abs(main_TH[step] - key).min() < 2, (step, key, dot)
+
+
+def test_the_map_of_heads_says_what_numpy_finds_in_the_run_folder(page, one):
+    # Numbers of whole runs are over both samples.
+    run = open_run(Path(one.removeprefix("file://")).parents[1] / "run")
+    mean_LH = np.mean([arrays(run, part)["weight"].max(-1).mean(0) for part in (0, 1)], axis=0)
+    for layer, head in ((0, 0), (2, 3)):
+        page.open(f"{one}#layer={layer}&head={head}")
+        note = page.run("document.querySelector('.heads .note').textContent")
+        shown_weight = float(re.search(rf"Layer {layer}, head {head}: ([0-9.]+) %", note).group(1))
+        assert shown_weight == pytest.approx(100 * mean_LH[layer, head], rel=0.006)
+    low, high = (float(text) for text in re.search(r"from ([0-9.]+) to ([0-9.]+) %, logarithmic", note).groups())
+    assert (low, high) == (pytest.approx(100 * mean_LH.min(), rel=0.006), pytest.approx(100 * mean_LH.max(), rel=0.006))
+
+
+def test_each_of_several_added_sinks_has_a_place_of_its_own(page, tmp_path):
+    run = simulate(tmp_path / "run", Simulation(added=3, layers=1))
+    page.open(report(run, tmp_path / "out", figures=(), tables=()).as_uri())
+    height = extent(page, PATHS)[1]
+    base = 8 + height - 32 - (8 + 14 * 3)
+    for sink in (0, 1, 2):
+        page.point(PATHS, 0.5, (base + 13 + 14 * sink) / height)
+        assert readout(page).startswith(f"added sink {sink + 1}")

@@ -1,0 +1,113 @@
+"""Nothing of a run is read as markup, nothing leaves the page, and no other script enters it."""
+
+import time
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from browsing import readout
+from chromium import PROGRAM
+
+from sinklab.reports import report
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium at hand: the page is not rendered")
+
+
+def test_texts_of_a_run_are_text_and_never_markup(page, make_study, tmp_path):
+    evil = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title = 'broken'\">"
+    path: Path = report(make_study(evil[:60], folder="evil", added=1), tmp_path / "out", figures=(), tables=())
+    page.open(path.as_uri())
+    assert page.run("document.title") == "Where attention goes while the model writes"
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert "<b>man</b>" in page.run("document.querySelector('.canvas-text').textContent")
+
+
+def test_without_its_script_the_page_still_says_what_was_found(browser, one):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.call("Page.navigate", url="about:blank")
+        browser.call("Page.navigate", url=one)
+        browser.wait("document.querySelector('footer') !== null")
+        text = browser.run("document.body.innerText")
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert "static figures lie beside the page" in text
+    assert "In short" in text and "the added sink receives" in text and "What was run" in text
+
+
+def test_signs_that_cannot_be_seen_are_named(page, make_study, tmp_path):
+    run = make_study(words=["\u202eright\u200b"])
+    page.open(report(run, tmp_path / "out", figures=(), tables=()).as_uri() + "#key=0")
+    assert "“⟨U+202E⟩right⟨U+200B⟩” prompt" in readout(page)
+
+
+class Listener(BaseHTTPRequestHandler):
+    """Notes every request that arrives."""
+
+    def __init__(self, heard: list[str], *args: object) -> None:
+        self.heard = heard
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        self.heard.append(self.path)
+        self.send_response(204)
+        self.send_header("Access-Control-Allow-Origin", "*")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+ROADS = """(async (to) => {
+  const add = (tag, set, parent = document.body) => parent.append(Object.assign(document.createElement(tag), set));
+  await fetch(to + "/fetch", { mode: "no-cors" }).catch(() => 0);
+  try { navigator.sendBeacon(to + "/beacon", "x"); } catch {}
+  try { new WebSocket(to.replace("http", "ws") + "/socket"); } catch {}
+  try { new EventSource(to + "/events"); } catch {}
+  new Image().src = to + "/image";
+  add("script", { src: to + "/script.js" });
+  add("script", { textContent: "document.title = 'broken'" });
+  add("iframe", { src: to + "/frame" });
+  add("video", { src: to + "/video" });
+  add("object", { data: to + "/object" });
+  add("link", { rel: "stylesheet", href: to + "/style.css" }, document.head);
+  const far = "@font-face { font-family: far; src: url(TO/font) } body { font-family: far; background: url(TO/back) }";
+  add("style", { textContent: far.replaceAll("TO", to) });
+  await new Promise((done) => setTimeout(done, 700));
+  add("form", { action: to + "/form", id: "leak" });
+  document.getElementById("leak").submit();
+})"""
+
+
+def test_the_policy_lets_nothing_out_and_no_other_script_in(page, one, tmp_path):
+    heard: list[str] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Listener, heard))
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    try:
+        # Without the policy the same roads are open, so that what follows could fail.
+        bare = tmp_path / "bare.html"
+        bare.write_text("<div id='explorer' data-ready='true'></div>")
+        page.open(bare.as_uri())
+        page.run(f"{ROADS}('{address}')")
+        time.sleep(0.3)
+        assert {"/fetch", "/beacon", "/events", "/image", "/script.js", "/frame", "/style.css", "/form?"} <= set(heard)
+        heard.clear()
+        page.open(one)
+        title = page.run("document.title")
+        page.run(f"{ROADS}('{address}')")
+        time.sleep(0.3)
+        assert heard == []
+        assert page.run("document.title") == title
+        answer = page.call("Runtime.evaluate", expression="eval('1')", allowUnsafeEvalBlockedByCSP=False)
+        assert "EvalError" in str(answer)
+    finally:
+        server.shutdown()
+        server.server_close()
+        # The browser complains of each road that was closed, and counts what it did not let out.
+        page.complaints.clear()
+        page.requests[:] = [one]
