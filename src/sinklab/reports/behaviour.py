@@ -24,7 +24,9 @@ def about_path(study: Study) -> str:
     if not pairs:
         return f"{study.label} has a single step, so nothing can move."
     moves = sum(facts.moves for facts in study.facts) / pairs
-    text = f"In {study.label}, the main sink of a head changes place at {percent(moves)} of steps"
+    text = (
+        f"In {study.label}, the main sink of a head (whatever receives most) changes place at {percent(moves)} of steps"
+    )
     if not study.sink_count:
         return f"{text}."
     added = sum(facts.added_mains for facts in study.facts) / sum(facts.mains for facts in study.facts)
@@ -50,19 +52,21 @@ def about_motion(study: Study) -> str:
         text += "; no sink ended while it was watched"
     elif not math.isnan(lasts):
         text += f"; a key stays a sink for {number(lasts)} steps"
-    text += f"{_drift(motion)}."
+    text += f"{_drift(motion, in_text=bool(study.sink_count))}."
     if study.text_motion is None or math.isnan(study.text_motion.mobility):
         return text
     return f"{text} Among text positions alone that chance is {percent(study.text_motion.mobility)}."
 
 
-def _drift(motion: MotionSummary) -> str:
+def _drift(motion: MotionSummary, *, in_text: bool) -> str:
+    # An added sink has no place on the canvas: the drift is that of the others.
+    which = "main sinks in the text" if in_text else "main sinks"
     if math.isnan(motion.drift):
         return ""
     if motion.drift_word == "neither":
         return "; no drift to the left or right that stands out of the error"
     return (
-        f"; the main sinks drift to the {motion.drift_word}, by {percent(abs(motion.drift_relative))} of the text from "
+        f"; the {which} drift to the {motion.drift_word}, by {percent(abs(motion.drift_relative))} of the text from "
         "the first step to the last"
     )
 

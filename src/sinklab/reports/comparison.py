@@ -81,7 +81,7 @@ def _motion(study: Study) -> dict[str, float]:
         if motion is not None:
             found |= {
                 f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
-                f"moves of the {what}, % of steps": 100 * motion.moves_per_step,
+                f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
                 f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
             }
     overlap = np.array(list(study.measured.overlap_by_step.values()))
