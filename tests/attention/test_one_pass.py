@@ -14,6 +14,7 @@ from sinklab.attention import (
     attention_statistics,
     key_norms,
     noop_bound,
+    products,
     received_attention,
     row_entropy,
     row_logsumexp,
@@ -89,21 +90,52 @@ def test_sizes_that_take_the_fast_product(kind: str, size: float) -> None:
 
 
 def test_the_fast_product_is_exact_and_asks_for_float32() -> None:
-    large = WORTHWHILE
-    assert product_for(torch.empty(1, dtype=torch.float64), large) is None
-    assert product_for(torch.empty(1, dtype=torch.bfloat16), large) is None
-    assert product_for(torch.empty(1), large - 1) is None
+    large, cpu = WORTHWHILE, torch.device("cpu")
+    assert product_for(cpu, torch.float64, large) is None
+    assert product_for(torch.device("meta"), torch.float32, large) is None
+    assert product_for(cpu, torch.float32, large - 1) is None
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        assert product_for(torch.empty(1), large) is None
+        assert product_for(cpu, torch.float32, large) is None
     finally:
         torch.set_float32_matmul_precision(before)
-    product = product_for(torch.empty(1), large)
+    product = product_for(cpu, torch.float32, large)
     if product is None:
         pytest.skip("this processor or build of torch gains nothing by another product")
     q, k = torch.randn(33, 24), torch.randn(70, 24)
     torch.testing.assert_close(product(q, k).double(), q.double() @ k.double().T, rtol=1e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("where", ["torch.backends.mkldnn.matmul", "torch.backends.mkldnn", "torch.backends"])
+def test_precision_set_by_the_newer_switches_stops_nothing(where: str) -> None:
+    switch = torch.backends
+    for name in where.split(".")[2:]:
+        switch = getattr(switch, name)
+    if not hasattr(switch, "fp32_precision"):
+        pytest.skip("this build of torch has no such switch")
+    q, k = torch.randn(1, 1, 520, 8), torch.randn(1, 1, 520, 8)
+    expected, before = received_attention(q, k), switch.fp32_precision
+    switch.fp32_precision = "bf16"
+    try:
+        product = product_for(torch.device("cpu"), torch.float32, WORTHWHILE)
+        if product is not None:
+            dense = q[0, 0].double() @ k[0, 0].double().T
+            torch.testing.assert_close(product(q[0, 0], k[0, 0]).double(), dense, rtol=1e-5, atol=1e-5)
+        # what torch's own products round to is the user's choice
+        torch.testing.assert_close(received_attention(q, k), expected, rtol=0.05, atol=0.05)
+    finally:
+        switch.fp32_precision = before
+
+
+def test_the_product_is_found_whatever_the_default_dtype() -> None:
+    found = products._onednn()
+    products._onednn.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (products._onednn() is None) == (found is None)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Products(TorchDispatchMode):
@@ -119,6 +151,15 @@ class Products(TorchDispatchMode):
         if name in ("bmm", "_linear_pointwise") and out.shape[-1] == self.keys and out.shape[-2] > 1:
             self.count += 1
         return out
+
+
+def test_half_precision_is_widened_and_takes_the_same_product() -> None:
+    q, k = torch.randn(1, 2, 520, 8).bfloat16(), torch.randn(1, 1, 520, 8).bfloat16()
+    found = received_attention(q, k)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, received_attention(q.float(), k.float()))
+    dense = torch.softmax(dense_scores(q, k, None, False), -1).sum(-2)
+    torch.testing.assert_close(found.double(), dense, rtol=1e-5, atol=1e-5)
 
 
 def test_everything_costs_one_pass_over_the_scores() -> None:

@@ -35,19 +35,21 @@ def test_visible_without_mask_and_causal() -> None:
     assert real_queries(None, 2, 3, 5) is None
 
 
-@pytest.mark.parametrize("form", ["row", "expanded", "square", "additive", "finfo_min"])
+@pytest.mark.parametrize("form", ["row", "expanded", "square", "additive", "finfo_min", "billion"])
 @pytest.mark.parametrize("prefix", [0, 2])
 def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
     seen = torch.ones(2, 1, 1, prefix + 4, dtype=torch.bool)
     seen[0, ..., prefix] = False
     square = seen.expand(2, 1, 4, prefix + 4)
-    floor = -math.inf if form == "additive" else torch.finfo(torch.float32).min
+    floor = {"additive": -math.inf, "finfo_min": torch.finfo(torch.float32).min, "billion": -1e9}.get(form, 0.0)
     mask = {
         "row": seen,
         "expanded": square,
         "square": square.clone(),
         "additive": torch.zeros(square.shape).masked_fill(~square, floor),
         "finfo_min": torch.zeros(square.shape).masked_fill(~square, floor),
+        # a bias by distance hides nothing, however far
+        "billion": torch.full(square.shape, -5000.0).masked_fill(~square, floor),
     }[form]
     visible = visible_queries(mask, 2, 4, prefix + 4)
     assert visible[:, 0].tolist() == [[3] * prefix + [0, 3, 3, 3], [4] * (prefix + 4)]

@@ -42,7 +42,7 @@ def test_whole_run(golden, name: str, trace_first: bool) -> None:
             recording.mark(step)
             canvases.append(step.ids_BS)
     assert torch.equal(torch.stack(canvases).int(), tensors[f"{name}.canvas"].int())
-    for statistic, tolerance in (("received", 3e-4), ("row_entropy", 3e-4), ("value_norm", 1e-4)):
+    for statistic, tolerance in (("received", 2e-5), ("row_entropy", 2e-5), ("value_norm", 1e-5)):
         ours = torch.from_numpy(recording.array(statistic)[:, 0]).double()
         torch.testing.assert_close(ours, tensors[f"{name}.{statistic}"].double(), rtol=0, atol=tolerance)
     if run["K"]:

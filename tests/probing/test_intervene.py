@@ -303,7 +303,7 @@ def test_wrong_use_is_refused_by_name() -> None:
     ):
         model(IDS)
     with (
-        pytest.raises(ValueError, match="12 to choose from, but a row of this batch has 8 and 8"),
+        pytest.raises(ValueError, match="12 to choose from, but row 0 of this batch has 8 and 8"),
         intervene(model := llama(), MaskSinks(6, control="random")),
     ):
         model(IDS, attention_mask=PADDED)

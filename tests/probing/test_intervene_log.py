@@ -103,6 +103,18 @@ def test_the_table_has_a_row_per_forward_edit_row_layer_and_head() -> None:
     assert table.realised.between(0, 1).all()
 
 
+def test_keys_that_stay_the_same_are_listed_once() -> None:
+    # 256 hidden positions, 1024 heads and 256 steps would be 67 million numbers.
+    model = llama()
+    with torch.no_grad(), intervene(model, MaskPositions((3, 5))) as log:
+        for ids in (IDS, OTHER):
+            model(ids)
+    keys = log.table(keys=True)["keys"]
+    half = len(keys) // 2
+    assert keys == [[3, 5]] * (2 * 2 * 2 * 4)
+    assert all(one is other for one, other in zip(keys[:half], keys[half:], strict=True))
+
+
 def test_a_table_can_be_written_and_read_as_parquet(tmp_path) -> None:
     model = HandWritten()
     with intervene(model, MaskSinks(epsilon=0.5)) as log:

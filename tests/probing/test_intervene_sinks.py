@@ -3,13 +3,16 @@
 # B batch, L layers, H heads, S keys
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
 from tiny_models import HandWritten, Prefixed, llama
 from torch import Tensor
 
-from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.probing import MaskPositions, MaskSinks, as_spec, intervene, parse_edit, trace
 from sinklab.sinks import Excess, find_sinks
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -61,6 +64,27 @@ def test_epsilon_takes_every_key_above_the_threshold(padded: bool) -> None:
     assert torch.equal(taken, find_sinks(first, Excess(0.5), visible))
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_rows_of_unequal_length_lose_unequal_numbers_of_keys(epsilon: float) -> None:
+    # The long row has more keys above the threshold than the short one has keys.
+    model = llama().double()
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[0, :15] = 0
+    ids = torch.randint(1, 30, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), intervene(model, MaskSinks(epsilon=epsilon)) as log:
+        model(ids, attention_mask=mask)
+        together = model(ids, attention_mask=mask).logits
+    removed_BLH = log.removals[0].removed_BLH
+    assert removed_BLH[1].max() >= 5 > removed_BLH[0].max() > 0
+    # rotary angles are float32: the same text at other positions differs a little
+    for row, part in ((0, ids[:1, 15:]), (1, ids[1:])):
+        with torch.no_grad(), intervene(model, MaskSinks(epsilon=epsilon)) as alone:
+            model(part)
+            logits = model(part).logits
+        assert torch.equal(alone.removals[0].removed_BLH[0], removed_BLH[row])
+        torch.testing.assert_close(logits, together[row : row + 1, -part.shape[1] :], rtol=1e-3, atol=1e-5)
+
+
 def test_nobody_above_epsilon_leaves_the_call_alone() -> None:
     model = HandWritten()
     plain = model(IDS)
@@ -107,8 +131,10 @@ def test_carried_keys_stay_away_until_the_limit(limit: int) -> None:
 def test_lowest_is_a_control_of_as_many_keys() -> None:
     model = llama()
     with torch.no_grad(), intervene(model, MaskSinks(3, control="lowest")) as log, trace(model) as recording:
-        model(IDS, attention_mask=PADDED)
-        model(IDS, attention_mask=PADDED)
+        for _ in range(3):
+            model(IDS, attention_mask=PADDED)
+    # a masked key receives nothing: it is among the lowest ever after
+    assert log.removals[1].overlap_BLH.unique().tolist() == [1.0]
     a_BLHS = recording.received[0].masked_fill(PADDED[:, None, None] == 0, torch.inf)
     expected = a_BLHS.topk(3, -1, largest=False).indices
     assert torch.equal(log.removals[0].columns_BLHM, expected)
@@ -249,6 +275,17 @@ def test_guidance_carries_each_forward_apart() -> None:
             model(ids)
     assert torch.equal(log.removals[3].columns_BLHM, alone.removals[1].columns_BLHM)
     assert log.removals[3].removed_BLH.unique().tolist() == [2]
+
+
+def test_numbers_may_be_numpys_and_become_python_ints() -> None:
+    given, numbers = np.int64(2), np.arange(2)
+    ours = MaskSinks(given, source="carried", limit=given, spare=numbers, layers=numbers, heads=numbers)
+    assert ours == MaskSinks(2, source="carried", limit=2, spare=(0, 1), layers=(0, 1), heads=(0, 1))
+    assert parse_edit(json.loads(json.dumps(as_spec(ours)))) == ours
+    assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
+    for wrong in (True, 2.0, np.float64(2)):
+        with pytest.raises(ValueError, match="k counts the keys to remove"):
+            MaskSinks(wrong)
 
 
 def test_wrong_fields_are_refused_by_name() -> None:

@@ -3,6 +3,7 @@
 # B batch, L layers, H heads, Q queries, S keys
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import HandWritten, llama
@@ -157,8 +158,20 @@ def test_no_step_that_was_chosen_ran() -> None:
         model(IDS)
     assert recording.step_numbers == [] and recording.received == []
     assert recording.layers == ["blocks.0", "blocks.1"]
-    with pytest.raises(ValueError, match="nothing was recorded yet"):
+    with pytest.raises(ValueError, match="1 steps ran, and steps= chooses none of them"):
         recording.array("received")
+
+
+def test_numbers_may_be_numpys_and_name_a_head_twice() -> None:
+    model, numbers = four_layers(), np.arange(4)
+    with trace(model, layers=numbers[1:3], heads=(1, -1), steps=numbers, maps=[numbers[[0, 2, 1]]]) as recording:
+        model(IDS)
+    assert recording.layer_indices == [1, 2] and recording.head_indices == [1]
+    assert recording.received[0].shape == (2, 2, 1, 12)
+    assert recording.map(0, 2, 1).shape == (2, 12, 12)
+    with trace(model, layers=numbers[3], heads=numbers[0]) as recording:
+        model(IDS)
+    assert recording.layer_indices == [3] and recording.head_indices == [0]
 
 
 @pytest.mark.parametrize("causal", [False, True])

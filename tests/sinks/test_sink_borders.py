@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sinklab.sinks import block_effects, recovered_heads, split_sinks
+from sinklab.sinks import block_effects, split_sinks
 
 
 def test_moves_at_block_borders():
@@ -62,30 +62,3 @@ def test_split_sinks_counts_only_what_stands_out_when_shares_are_given():
         split_sinks(main, share[:, :, :, :1])
     with pytest.raises(ValueError, match="got 1 and 2 layers"):
         found + split_sinks(np.zeros((1, 3, 2, 2), dtype=int))
-
-
-def test_recovered_heads():
-    # Keys 4 to 7 are hidden. Heads: back at once, back late, lost for good, never lost, no sink before.
-    before = np.array([[5, 4, 7, 2, 6]])
-    passed = np.array([[True, True, True, True, False]])
-    after = np.array([[[1, 9, 5, 2, 1]], [[1, 9, 4, 2, 1]], [[1, 8, 9, 2, 1]]])
-    sinks = np.array(
-        [[[True, False, True, True, True]], [[True, True, True, True, True]], [[True, True, False, True, True]]]
-    )
-    found = recovered_heads(before, passed, after, sinks, (4, 8))
-    assert found.lost.tolist() == [[True, True, True, False, False]]
-    assert found.recovered.tolist() == [[True, True, False, False, False]]
-    assert found.delay.tolist() == [[0, 1, -1, -1, -1]]
-    samples = recovered_heads(
-        np.stack([before] * 2), np.stack([passed] * 2), np.stack([after] * 2), np.stack([sinks] * 2), (4, 8)
-    )
-    assert samples.delay[1].tolist() == found.delay.tolist()
-    # A step that does not exist has no sink, whatever is said of it.
-    absent = recovered_heads(before, passed, np.full_like(after, -1), np.ones_like(sinks), (4, 8))
-    assert not absent.recovered.any()
-    none = recovered_heads(before, passed, after[:0], sinks[:0], (4, 8))
-    assert not none.recovered.any() and (none.delay == -1).all()
-    with pytest.raises(ValueError, match=r"got \(4, 4\)"):
-        recovered_heads(before, passed, after, sinks, (4, 4))
-    with pytest.raises(ValueError, match=r"got \(1, 4\), \(1, 5\), \(3, 1, 5\)"):
-        recovered_heads(before[:, :4], passed, after, sinks, (4, 8))

@@ -48,7 +48,7 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
     """Softmax rows, block by block of heads and queries. Peak memory: a few buffers of about chunk x S numbers."""
     batch, heads, queries = scores.rows_shape
     keys, device = scores.k_BKSD.shape[2], scores.q_BHQD.device
-    product = product_for(scores.q_BHQD, queries * keys)
+    product = product_for(device, scores.dtype, queries * keys)
     on_cpu = device.type == "cpu"
     budget = _BUDGET_ALONE if product else _BUDGET.get(device.type, _BUDGET_ACCELERATOR)
     tallest = queries if product else 256 if on_cpu else 1024

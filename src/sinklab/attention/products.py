@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +17,24 @@ Product = Callable[[Tensor, Tensor], Tensor]
 WORTHWHILE = 1 << 18
 
 
-def product_for(tensor: Tensor, scores_of_a_head: int) -> Product | None:
-    """A product that beats `torch.bmm` for tensors like this one; None where there is none.
+def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int) -> Product | None:
+    """A product that beats `torch.bmm` for factors of this dtype; None where there is none.
 
     On AVX-512 processors that are not Intel's, MKL multiplies at half the width of oneDNN, which torch uses for its
     compiled linear layers. float32 in and out, no lower precision inside.
     """
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or scores_of_a_head < WORTHWHILE:
+    if device.type != "cpu" or dtype != torch.float32 or scores_of_a_head < WORTHWHILE:
         return None
-    # Anything but "highest" lets oneDNN round the factors to bfloat16.
-    return _onednn() if torch.get_float32_matmul_precision() == "highest" else None
+    return _onednn() if _is_exact() else None
+
+
+def _is_exact() -> bool:
+    """Whether products are asked for in full precision: else oneDNN may round the factors to bfloat16."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:
+        # torch refuses to say once somebody has set torch.backends.….fp32_precision.
+        return False
 
 
 @cache
@@ -41,8 +50,9 @@ def _onednn() -> Product | None:
         return linear(q_CD, k_SD, None, "none", [], "")
 
     # An operator that torch does not document: it is held to the documented one before it is trusted.
-    q_CD = torch.linspace(-2, 2, 32 * 8, device="cpu").view(32, 8)
-    k_SD = torch.linspace(-1, 3, 40 * 8, device="cpu").view(40, 8).flip(0)
+    as_used: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+    q_CD = torch.linspace(-2, 2, 32 * 8, **as_used).view(32, 8)
+    k_SD = torch.linspace(-1, 3, 40 * 8, **as_used).view(40, 8).flip(0)
     with torch.no_grad():
         try:
             right = torch.allclose(product(q_CD, k_SD), q_CD @ k_SD.T, rtol=1e-5, atol=1e-5)

@@ -5,10 +5,13 @@
 import torch
 from torch import Tensor
 
+# What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near.
+_NO = -1e8
+
 
 def allowed(mask: Tensor) -> Tensor:
-    """A boolean (True = may attend) or additive mask as a boolean one; additive -inf and finfo.min both mean no."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    """A boolean (True = may attend) or additive mask as a boolean one: -inf, finfo.min and below -1e8 mean no."""
+    return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, _NO)
 
 
 def visible_queries(

@@ -76,7 +76,6 @@ class Recorder:
         self._task, self._selection = task, selection
         self._wanted = task.settings.statistics
         self._by_last_row = not task.is_diffusion and not task.settings.full_forward
-        self._shift = bool(getattr(task.loaded.model.config, "logit_shift", False))
         self._steps: list[dict[str, np.ndarray]] = []
         self.maps: dict[str, np.ndarray] = {}
         self.queries: dict[int, int] = {}
@@ -91,7 +90,8 @@ class Recorder:
         if places:
             chosen["maps"] = [(0, layer % self._selection.of_layers, head) for _, layer, head in places]
         names = self._traced()
-        if "received_by_state" in names:
+        # the last row of a text that grows is one query, whose state is known
+        if not self._by_last_row and {"received_by_state", *ROW_STATISTICS} & set(names):
             chosen |= {"canvas": self._canvas(step), "state_of": "predicted" if self._task.is_diffusion else "own"}
         with trace(self._task.loaded.model, names, **chosen) as recording:
             yield recording
@@ -127,8 +127,8 @@ class Recorder:
         if {"main_by_state", "received_by_state"} & set(self._wanted):
             step |= self._by_state(recording, received_LHK, int(moment.state_S[-1]))
         rows = [name for name in ROW_STATISTICS if name in self._wanted]
-        state_Q = self._query_states(recording, moment) if rows else np.empty(0, np.int8)
         for name in rows:
+            state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][0].numpy()
             # of a first forward over the whole prompt, a last row is the last query
             step[name] = _means(_first(recording, name)[..., -len(state_Q) :], state_Q)
         self.queries[moment.index] = int(step["visible"].max())
@@ -138,17 +138,6 @@ class Recorder:
                 layer = place[1] % self._selection.of_layers
                 map_QK = recording.map(0, layer, place[2])[0].float().numpy()
                 self.maps[f"step{place[0]}-layer{layer}-head{place[2]}"] = map_QK
-
-    def _query_states(self, recording: Recording, moment: Moment) -> np.ndarray:
-        """The state of each query that ran: of the position it predicts; of the last token alone for a last row."""
-        if self._by_last_row:
-            return moment.state_S[-1:]
-        if not self._task.is_diffusion:
-            return moment.state_S
-        columns_Q = np.asarray(recording.columns[0])
-        if self._shift:
-            columns_Q = np.minimum(columns_Q + 1, len(moment.state_S) - 1)
-        return moment.state_S[columns_Q]
 
     def _by_state(self, recording: Recording, received_LHK: np.ndarray, last: int) -> dict[str, np.ndarray]:
         if self._by_last_row:

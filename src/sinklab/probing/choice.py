@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Container, Iterable, Sequence
+import operator
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 Place = tuple[int, int, int]
 """(step, layer, head)"""
+
+
+def whole(number: Any) -> int | None:
+    """A whole number of any kind, numpy's too, as an int; None for anything else."""
+    try:
+        return None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return None
+
+
+def several(given: Any) -> Iterable[Any]:
+    """One number or name, or several, as several."""
+    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 @dataclass
@@ -33,16 +48,15 @@ class Choice:
         """Raises ValueError for what is not a choice at all; layers and heads are held to the model as it runs."""
         if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
             raise ValueError(f"steps is a container of step numbers such as range(0, 64, 8) or a set, got {steps!r}")
-        places = [tuple(place) if isinstance(place, Sequence) else (place,) for place in maps]
-        for place in places:
-            if len(place) != 3 or not all(isinstance(number, int) for number in place):
+        places = []
+        for place in maps:
+            triple = tuple(whole(number) for number in several(place))
+            if len(triple) != 3 or None in triple:
                 raise ValueError(
                     f"maps are triples of numbers (step, layer, head), got {place!r}: write maps=[(3, 5, 2)]"
                 )
-        one = (layers,) if isinstance(layers, int | str) else layers
-        chosen = None if one is None else tuple(dict.fromkeys(one))
-        kept = (heads,) if isinstance(heads, int) else heads
-        numbers = None if kept is None else tuple(dict.fromkeys(kept))
+            places.append(triple)
+        chosen, numbers = (None if given is None else tuple(dict.fromkeys(several(given))) for given in (layers, heads))
         for name, given in (("layers", chosen), ("heads", numbers)):
             if given is not None and not given:
                 raise ValueError(f"{name} names at least one, got none: leave it out to record all")
@@ -69,7 +83,7 @@ class Choice:
         """The query heads to record in a layer with so many; None for all. Raises ValueError for one that is not."""
         if self.heads is None:
             return None
-        return [_head(head, layer, total) for head in self.heads]
+        return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[Place, int]:
         """The maps wanted of the layer that runs as number `index`, as they were asked for, with their heads."""
@@ -106,7 +120,7 @@ class Choice:
 def _head(head: int, layer: str, total: int) -> int:
     if not -total <= head < total:
         raise ValueError(f"{layer or 'the model'} has the query heads 0 … {total - 1} (or −1 … −{total}), got {head}")
-    return head % total
+    return int(head) % total
 
 
 def _matches(path: str, pattern: str) -> bool:

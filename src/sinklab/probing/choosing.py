@@ -71,8 +71,8 @@ class Chooser:
                 count = wanted_BHS.sum(-1, keepdim=True)
             if options.limit is not None:
                 count = (options.limit - held_BH1).clamp(min=0, max=options.limit).clamp_max(count)
+            self._refuse(count, keys, free_BHS, held_BH1)
             most = count if isinstance(count, int) else int(count.max())
-            self._refuse(most, keys, free_BHS, held_BH1)
             columns_BHM = _largest(score_BHS.masked_fill(~wanted_BHS, -torch.inf), count, most)
             if options.control != "sinks":
                 others_BHS = free_BHS & ~flags(columns_BHM, score_BHS.shape[-1])
@@ -106,19 +106,29 @@ class Chooser:
         scale_B11 = positions_B11 / visible_BHS.amax((1, 2), keepdim=True)
         return find_sinks(score_BHS * scale_B11, Excess(self.options.epsilon), visible_BHS * scale_B11)
 
-    def _refuse(self, most: int, keys: Standing, free_BHS: Tensor, held_BH1: Tensor) -> None:
+    def _refuse(self, count: int | Tensor, keys: Standing, free_BHS: Tensor, held_BH1: Tensor) -> None:
+        """Every head for itself: rows of unequal length lose unequal numbers of keys."""
         options = self.options
-        visible = int(((keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - held_BH1).min())
-        free = int(free_BHS.sum(-1).min())
-        needed = most if options.control == "sinks" else 2 * most
-        if most and (most >= visible or needed > free):
-            what = f"k={options.k}" if options.k else f"epsilon={options.epsilon}, {most} keys in some head"
-            remedy = "lower k" if options.k else "raise epsilon"
-            again = ", or set a limit (keys that are gone stay gone)" if bool((held_BH1 > 0).any()) else ""
-            raise ValueError(
-                f"MaskSinks({what}, control={options.control!r}) needs more than {most} keys that are not padding, "
-                f"and {needed} to choose from, but a row of this batch has {visible} and {free}: {remedy}{again}"
-            )
+        visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - held_BH1
+        free_BH1 = free_BHS.sum(-1, keepdim=True)
+        count_BH1 = torch.zeros_like(free_BH1) + count
+        # A control takes as many keys again beside the sinks it stands for.
+        needed_BH1 = count_BH1 if options.control == "sinks" else 2 * count_BH1
+        wrong_BH1 = (count_BH1 > 0) & ((count_BH1 >= visible_BH1) | (needed_BH1 > free_BH1))
+        if not bool(wrong_BH1.any()):
+            return
+        row, head = wrong_BH1[..., 0].nonzero()[0].tolist()
+        count, needed, visible, free = (
+            int(numbers_BH1.expand_as(wrong_BH1)[row, head, 0])
+            for numbers_BH1 in (count_BH1, needed_BH1, visible_BH1, free_BH1)
+        )
+        what = f"k={options.k}" if options.k else f"epsilon={options.epsilon}, {count} keys in some head"
+        remedy = "lower k" if options.k else "raise epsilon"
+        again = ", or set a limit (keys that are gone stay gone)" if bool((held_BH1 > 0).any()) else ""
+        raise ValueError(
+            f"MaskSinks({what}, control={options.control!r}) needs more than {count} keys that are not padding, "
+            f"and {needed} to choose from, but row {row} of this batch has {visible} and {free}: {remedy}{again}"
+        )
 
     def _order(self, score_BHS: Tensor) -> Tensor:
         """What a control ranks keys by, highest first."""

@@ -142,8 +142,10 @@ class InterventionLog:
             table[name] = np.concatenate(parts[name]).astype(kind) if parts[name] else np.empty(0, kind)
         table["edit"] = labels
         if keys:
-            rows = (row for removal in self.removals for row in removal.columns_BLHM.flatten(0, 2).tolist())
-            table["keys"] = [[key for key in row if key >= 0] for row in rows]
+            # Fixed positions share one tensor from step to step: its lists are made once.
+            columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
+            rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
+            table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
     def add(self, removal: Removal) -> None:
@@ -182,3 +184,8 @@ _NUMBERS = {
     name: np.dtype("int32" if name in ("forward", "layer", "head", "row") else "float32") for name in TABLE_COLUMNS
 }
 del _NUMBERS["edit"]
+
+
+def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
+    """The keys of every batch row, layer and head, without the filling."""
+    return [[key for key in row if key >= 0] for row in columns_BLHM.flatten(0, 2).tolist()]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.choice import whole
 from sinklab.probing.choosing import Chooser, Standing, as_columns, flags, widened
 from sinklab.probing.editing import KeyEditor, Taken, is_full
 from sinklab.probing.log import InterventionLog
@@ -48,7 +49,7 @@ class MaskSinks:
     once stays away; every forward adds its own until `limit` keys are gone."""
     control: str = "sinks"
     """"sinks": the top k. "random", "recent", "lowest": as many keys that are not among them, drawn, the last ones, or
-    those that received least."""
+    those that received least (a masked key receives nothing: in a closed loop these stay the same from then on)."""
     seed: int = 0
     """Seed of the random control."""
     removal: str = "mask"
@@ -78,11 +79,13 @@ class MaskSinks:
                 f"MaskSinks takes k, how many keys, or epsilon, how far above an even share; got k={self.k} and "
                 f"epsilon={self.epsilon}: give one of them"
             )
-        for what, number in (("k", self.k), ("limit", self.limit)):
-            if number is not None and (not isinstance(number, int) or number < 1):
+        for what, given in (("k", self.k), ("limit", self.limit)):
+            number = whole(given)
+            if given is not None and (number is None or number < 1):
                 raise ValueError(
-                    f"{what} counts the keys to remove, at least 1, got {number!r}: for none, leave out the edit"
+                    f"{what} counts the keys to remove, at least 1, got {given!r}: for none, leave out the edit"
                 )
+            object.__setattr__(self, what, number)
         if self.epsilon is not None:
             Excess(self.epsilon)
         for name, allowed in _CHOICES.items():

@@ -171,7 +171,12 @@ class Recording:
         """
         tensors = [value.float() for value in getattr(self, name)] if name in _BESIDE else self.values(name)
         if not tensors:
-            raise ValueError("nothing was recorded yet: run the model inside the block")
+            ran = len(self._watcher.frames)
+            raise ValueError(
+                f"nothing was recorded: {ran} steps ran, and steps= chooses none of them"
+                if ran
+                else "nothing was recorded yet: run the model inside the block"
+            )
         if self.dims(name)[-1] == "position":
             tensors = [_spread(value, frame) for value, frame in zip(tensors, self._kept(), strict=True)]
         return stacked(tensors, 0).numpy()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from sinklab.probing.choice import Choice
+from sinklab.probing.choice import Choice, several, whole
 from sinklab.probing.log import InterventionLog
 
 
 def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int, ...]:
     """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below `least`."""
-    several = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    numbers = tuple(several)
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+    found = [whole(number) for number in several(given)]
+    numbers = tuple(number for number in found if number is not None)
+    if len(numbers) < len(found):
         raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
     if least is not None and numbers and min(numbers) < least:
         raise ValueError(f"{name}: numbers count from {least}, got {min(numbers)}: leave out what lies before")
@@ -27,8 +26,9 @@ def layer_names(given: Any) -> tuple[int | str, ...] | None:
     """`layers` of an edit as a tuple; None means all. Raises ValueError for what is neither number nor path."""
     if given is None:
         return None
-    layers = (given,) if isinstance(given, int | str) or not isinstance(given, Iterable) else tuple(given)
-    if not layers or not all(isinstance(one, int | str) and not isinstance(one, bool) for one in layers):
+    found = [one if isinstance(one, str) else whole(one) for one in several(given)]
+    layers = tuple(one for one in found if one is not None)
+    if not layers or len(layers) < len(found):
         raise ValueError(
             f"layers are numbers in the order of execution (-1 is the last) or module paths, got {given!r}: write a "
             'tuple such as (0, -1) or ("layers.3",); None means all'

@@ -1,6 +1,6 @@
 """What counts as an attention sink, how sinks move, and which tokens they are: pure functions on received attention."""
 
-from .borders import BlockEffects, RecoveredHeads, SplitSinks, block_effects, recovered_heads, split_sinks
+from .borders import BlockEffects, SplitSinks, block_effects, split_sinks
 from .classes import AGES, CLASSES, STATES, token_ages, token_class, token_classes
 from .curves import EPSILONS, EpsilonCurve, ScoreHistogram, epsilon_curve, score_histogram
 from .explained import Explained, explained_mass
@@ -36,7 +36,6 @@ __all__ = [
     "LayerSinks",
     "Motion",
     "MotionSummary",
-    "RecoveredHeads",
     "Rule",
     "RuleRow",
     "ScoreHistogram",
@@ -60,7 +59,6 @@ __all__ = [
     "overlap_by_head",
     "overlap_by_layer",
     "overlap_by_step",
-    "recovered_heads",
     "recovery",
     "score_histogram",
     "sink_rate",

@@ -98,7 +98,8 @@ def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold:
     """Failure signature «no recovery after the middle of the context was hidden» (Rulli et al.): fixed anchors.
 
     lost: boolean, any shape, one per head (of a sample): its main sink lay in what was hidden.
-    recovered: boolean, same shape: afterwards it had a new main sink that passes the rule (``recovered_heads``).
+    recovered: boolean, same shape: afterwards it had a new main sink that passes the rule. A study with ``truncate``
+        tabulates both.
     within: number of steps it was given, for the sentence.
     Holds (a bad sign) when fewer than ``threshold`` of the heads that lost recovered; None when no head lost or the
     95 % interval of the share (Wilson) contains the threshold.
