@@ -14,7 +14,7 @@ def test_sinks_only_at_the_start():
     np.testing.assert_allclose(found.value, 57 / 60)
     assert found.holds is True and found.signature
     assert found.sentence == (
-        "95 % of the sinks are at the first 4 positions (an even spread: 4 %): only at the start."
+        "95 % of the sinks in the text are at the first 4 positions (an even spread: 4 %): only at the start."
     )
     events[1, 70] = 30
     moved = start_only(events)

@@ -44,7 +44,7 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         return Verdict(name, None, math.nan, threshold, "There is no sink, so none sits at the start.")
     value = float(count[..., :first].sum()) / total
     chance = min(first, count.shape[-1]) / count.shape[-1]
-    where = f"{_percent(value)} of the sinks are at the first {first} positions (an even spread: {_percent(chance)})"
+    where = f"{_percent(value)} of the sinks in the text are at the first {first} positions (an even spread: {_percent(chance)})"
     if chance > threshold:
         return Verdict(name, None, value, threshold, f"{where}: the sequence is too short to tell.")
     holds = value > threshold
@@ -80,7 +80,7 @@ def masking_cost(
     # First order in the ratio changed / base, or the paired error of the difference.
     error = math.hypot(changed_error, changed / base * base_error) if paired_error is None else paired_error
     reach = 2 * error / base
-    numbers = f"{measure} goes from {base:.3g} to {changed:.3g}, " + (
+    numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, " + (
         f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
     )
     limit = f"the limit of {_percent(threshold)}"
