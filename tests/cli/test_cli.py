@@ -58,6 +58,7 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
     assert end.value.code == 0
     assert "sinklab tour" in printed
     assert all(re.search(rf"\b{command}\b", printed) for command in COMMANDS)
+    assert "Try" not in printed, "one line a command; its own help has the examples"
 
 
 class Reached(Exception):
@@ -258,7 +259,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("mask --k 1 --epsilon 3 --model {model}", "give --k or --epsilon, not both: got 1 and 3"),
         ("mask --k 0 --model {model}", "k counts the keys to remove, at least 1, got 0"),
         ("mask --also mask_sink:k=1 --model {model}", "did you mean 'mask_sinks'"),
-        ("mask --out {model} --model {model}", "mask writes two run folders into .*, which is taken"),
+        ("mask --out {model} --model {model}", "is written into an empty or absent folder, but .* is taken"),
         ("compare nowhere there", "nowhere is not a run folder: no such folder"),
         ("report", "report needs at least one run folder"),
         ("report nowhere", "nowhere is not a run folder: no such folder"),

@@ -56,7 +56,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     assert written.info.model["recorded_layers"] == [1]
     assert written.parts("maps") == (0, 1)
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2") == 2
-    assert "already holds" in capsys.readouterr().err
+    assert "but out is taken; choose another folder, or go on" in capsys.readouterr().err
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
     assert run(f"{command} --resume") == 2
     assert "can be continued only as it was begun: its model['recorded_layers']" in capsys.readouterr().err
@@ -107,6 +107,12 @@ def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.C
     assert lines[-1] == "next: sinklab compare out/plain out/masked"
 
 
+def test_mask_refuses_before_the_plain_run_begins(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert run(f"mask 'The sea' --model {model} --out out --source clean_pass --cache prefix {QUICK}") == 2
+    assert "decode without a cache" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
 def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: pytest.CaptureFixture) -> None:
     options = "--epsilon 0.5 --removal zero_value --control random --source clean_pass"
     options += " --also mask_positions:positions=1"
@@ -116,7 +122,7 @@ def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: py
     assert printed.startswith(f"edits: {spec} mask_positions:positions=1\nremoved by ")
     assert "removed by mask_positions: 1 keys a head in 3 forwards" in printed
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 2
-    assert "out, which is taken; pass --out" in capsys.readouterr().err
+    assert "but out is taken; choose another folder" in capsys.readouterr().err
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK} --resume") == 0
     assert capsys.readouterr().out == printed
 

@@ -45,7 +45,7 @@ def launch(folder: Path, settings: dict, *, resume: bool = False) -> subprocess.
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -129,8 +129,13 @@ def test_folders_that_are_taken_or_begun_otherwise_are_refused(tmp_path: Path) -
     assert several._missing(out, 3, resume=False) == [0, 1, 2]
     (out).mkdir()
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is taken"):
+    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or go on with the run that is there"):
         several._missing(out, 3, resume=False)
+    (tmp_path / "left.rank1").mkdir()
+    (tmp_path / "left.rank1" / "run.json").write_text("{}")
+    for processes in (several, Processes(0, 1)):
+        with pytest.raises(ValueError, match=r"left\.rank1 is taken"):
+            processes._missing(tmp_path / "left", 3, resume=False)
     quick = StudySettings(
         prompts=("The sea",), new_tokens=3, block_length=None, mask_sinks=(), statistics=(), heldout=""
     )

@@ -94,7 +94,7 @@ def test_files_of_prompts(tmp_path: Path, name: str, content: str) -> None:
     [
         ("p.txt", "\n\n", "holds 0 prompts, but at least 1 are needed"),
         ("p.md", "One", r"read from .txt, .jsonl, .json or .csv files, but .*p.md is none"),
-        ("p.jsonl", "{", "cannot be read as jsonl in UTF-8"),
+        ("p.jsonl", '"One"\n\n{', "cannot be read as jsonl in UTF-8: line 3, column 2: Expecting"),
         ("p.json", "[1]", "entry 1: a prompt is text, but this one is a int"),
         ("p.jsonl", '{"answer": "x"}', r"entry 1: no field prompt, .* \(it has answer\)"),
     ],
@@ -105,6 +105,13 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, content: str, mes
         read_prompts(tmp_path / name)
     with pytest.raises(ValueError, match=r"absent\.txt does not exist"):
         read_prompts(tmp_path / "absent.txt")
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+@pytest.mark.parametrize(("name", "form"), [("p.txt", "{}\n"), ("p.jsonl", '"{}"\n'), ("p.csv", "text,n\n{},1\n")])
+def test_separators_inside_a_prompt_do_not_end_it(tmp_path: Path, name: str, form: str, separator: str) -> None:
+    (tmp_path / name).write_text(form.format(f"a{separator}b"), "utf-8")
+    assert read_prompts(tmp_path / name) == (f"a{separator}b",)
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:

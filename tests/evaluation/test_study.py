@@ -179,7 +179,7 @@ def test_bad_settings_are_refused_before_a_folder_is_taken(
 def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"already holds notes.txt"):
+    with pytest.raises(ValueError, match=r"taken is taken; choose another folder, or go on with the run that"):
         study(tiny_loaded(), tmp_path / "taken", settings)
     with pytest.raises(ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"):
         study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
@@ -200,6 +200,7 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings,
         ),
         ({"every": 0}, "every counts steps, at least 1, got 0"),
         ({"only_steps": (3, -1)}, "steps are counted from 0, got only_steps with -1"),
+        ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),
         ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings: StudySettings, tm
         study(tiny_loaded(), tmp_path / "run", replace(short, new_tokens=5), resume=True)
     with pytest.raises(ValueError, match=r"its model\['weights_sha256'\] is"):
         study(tiny_loaded(seed=3), tmp_path / "run", short, resume=True)
-    with pytest.raises(ValueError, match=r"already holds attention-0000.safetensors"):
+    with pytest.raises(ValueError, match=r"run is taken; choose another folder"):
         study(tiny_loaded(), tmp_path / "run", short)
 
 

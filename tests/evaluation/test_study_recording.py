@@ -97,6 +97,7 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
     study(loaded, tmp_path / "some", some)
     whole, part = open_run(tmp_path / "all"), open_run(tmp_path / "some")
     assert (part.info.model["recorded_layers"], part.info.model["recorded_heads"]) == ([1], [1, 3])
+    assert (part.info.model["dtype"], part.info.model["device"]) == ("float32", "cpu")
     assert (part.info.model["layers"], part.info.model["heads"]) == (2, 4)
     assert whole.table("generations").equals(part.table("generations"))
     # a step whose map is kept is recorded too
@@ -117,6 +118,12 @@ def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
     assert part.dims("maps", part=0)["step3-layer0-head2"] == ("query_step3-layer0-head2", "key_step3-layer0-head2")
     ids, _ = step_of(part, 3)
     assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
+
+
+def test_steps_that_never_come_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"only_steps are steps 0 to \d+ of this run, but 99 is none"):
+        study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 99)))
+    assert not (tmp_path / "run").exists()
 
 
 def test_only_steps_records_these_alone(tmp_path: Path) -> None:

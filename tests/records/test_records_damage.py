@@ -76,7 +76,8 @@ def test_not_a_run(tmp_path):
         ("{}", r"run.json does not describe a run: it has no schema version"),
         ('{"schema": 3}', r"run.json has schema 3, and this version of sinklab reads schemas 1 to 2"),
         ('{"schema": true}', r"run.json has schema True"),
-        ('{"schema": 1, "kind": "study"}', r"run.json is damaged: it lacks model, settings, seed"),
+        ('{"schema": 1, "kind": "training"}', r"run.json is damaged: it lacks model, settings, seed"),
+        ('{"schema": 1, "kind": "study"}', r"has schema 1, in which a study kept all its samples in one file"),
         ('{"schema": 2, "kind": "study"}', r"run.json is damaged: it lacks model, settings, seed"),
     ],
 )
@@ -182,3 +183,16 @@ def test_existing_folders(tmp_path, folder):
     assert (stranger / "thesis.parquet").read_text() == "mine"
     with pytest.raises(ValueError, match="is a file"):
         writer(stranger / "thesis.parquet").__enter__()
+
+
+def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path):
+    """The command line says in one line that the disk is full, whichever file was being written."""
+    from sinklab.records.storage import save_arrays
+
+    with pytest.raises(OSError, match="arrays cannot be written"):
+        save_arrays({"a": np.ones(5)}, {"a": ("x",)}, tmp_path / "absent" / "a.safetensors")
+
+
+def test_every_file_can_be_read_by_whom_run_json_can(folder):
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert len(modes) > 2 and set(modes.values()) == {modes["run.json"]}, modes

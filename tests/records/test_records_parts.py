@@ -125,6 +125,23 @@ def open_run_status(path):
     return json.loads((path / "run.json").read_text())["status"]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["a", "c"], r"its settings\['prompts'\]\[1\] is 'b', and now it is 'c'"),
+        (["a", "b", "c"], r"its len\(settings\['prompts'\]\) is 2, and now it is 3"),
+    ],
+)
+def test_of_a_long_list_the_first_difference_is_named(tmp_path, prompts, message):
+    with RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": ["a", "b"]}})):
+        pass
+    with (
+        pytest.raises(ValueError, match=message),
+        RunWriter(tmp_path / "run", **(RUN | {"settings": {"prompts": prompts}}), resume=True),
+    ):
+        pass
+
+
 def test_resume_begins_where_there_is_nothing(tmp_path):
     with RunWriter(tmp_path / "run", **RUN, resume=True) as run:
         assert not run.has("tokens", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,11 +28,7 @@ READING_DEFAULTS = Reading()
 WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
 TRAIN_DEFAULTS = TrainSettings()
 
-app = tyro.extras.SubcommandApp()
-app.command(tour)
 
-
-@app.command
 def generate(
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional],
     model: str = "tiny",
@@ -67,7 +63,6 @@ def generate(
         print(line)
 
 
-@app.command
 def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> None:
     """Say what a model is and what memory it needs, from its config.json alone; no weights are read.
 
@@ -88,7 +83,6 @@ def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> Non
     print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
 
 
-@app.command
 def trace(
     prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     model: str = "tiny",
@@ -124,11 +118,6 @@ def trace(
         print(line)
 
 
-app.command(mask)
-app.command(compare)
-
-
-@app.command
 def train(settings: tyro.conf.OmitArgPrefixes[TrainSettings] = TRAIN_DEFAULTS) -> None:
     """Train a small diffusion language model from scratch, with or without a sink token.
 
@@ -150,17 +139,27 @@ def train(settings: tyro.conf.OmitArgPrefixes[TrainSettings] = TRAIN_DEFAULTS) -
     print(f"model: {folder}\nnext: sinklab trace --model {folder}")
 
 
-app.command(report)
+COMMANDS: tuple[Callable[..., None], ...] = (tour, generate, info, trace, mask, compare, report, train)
+
+
+def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
+    """The commands: a line for each in the list of them, all of its docstring in the help of the one that is asked."""
+    app = tyro.extras.SubcommandApp()
+    for command in COMMANDS:
+        lines = (command.__doc__ or "").splitlines()
+        app.command(help=None if command.__name__ in arguments[:1] else lines[0])(command)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a mistake in the input, or a disk that refuses, is one line on stderr and exit status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     # the models live on this machine or are named by the user; their progress bars are noise here
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        app.cli(args=arguments, prog="sinklab", description=ABOUT)
+        _app(arguments).cli(args=arguments, prog="sinklab", description=ABOUT)
     except (ValueError, OSError) as error:
         print(f"sinklab: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -33,7 +33,8 @@ def mask(
 
     Writes two run folders, OUT/plain and OUT/masked, and prints how much attention was removed, how far the selections
     of successive steps overlap, and how much of the text stayed. In each layer and head the keys that received most at
-    the step before are hidden (closed loop; the first step is whole).
+    the step before are hidden (closed loop; the first step is whole). A key that is hidden receives nothing, so the
+    closed loop hides others at the next step and overlaps little; --source clean_pass or carried holds on to the sinks.
 
     Try
         sinklab mask "The house stood at the end of a" --k 5

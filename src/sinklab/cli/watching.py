@@ -12,6 +12,7 @@ import tyro
 
 from sinklab.cli.progress import working
 from sinklab.cli.writing import Reading
+from sinklab.evaluation.processes import refuse_taken
 from sinklab.evaluation.settings import PROMPTS, StudySettings
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resu
     """`sinklab trace`: the lines to print; none in a process that is not the first."""
     from sinklab.evaluation import study
 
+    if not resume:
+        refuse_taken(out)
     with working() as progress:
         folder = study(loaded_here(model, reading), out, settings, progress=progress, resume=resume)
     return _first([f"run folder: {folder}", f"next: sinklab report {folder}"])
@@ -85,20 +88,21 @@ def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resu
 
 def compare_masked(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
     """`sinklab mask`: a plain run and one under the settings' edits, and what the edits did."""
-    from sinklab.evaluation import study
+    from sinklab.evaluation import check_study, study
     from sinklab.probing import parse_edit
     from sinklab.records import open_run
 
     for spec in settings.edits:
         parse_edit(spec)
-    taken = out.is_dir() and any(out.iterdir())
-    if (taken and not resume) or out.is_file():
-        raise ValueError(f"mask writes two run folders into {out}, which is taken; pass --out with another name")
+    if not resume:
+        refuse_taken(out)
     folders = {"plain": dataclasses.replace(settings, edits=()), "masked": settings}
     with working() as progress:
         loaded = loaded_here(model, reading)
         if loaded.family != "diffusion":
             folders["masked"] = dataclasses.replace(settings, edits=tuple(map(_by_last_row, settings.edits)))
+        # the second run may be hours away: what is wrong with it shows now
+        check_study(loaded, folders["masked"])
         for name, one in folders.items():
             progress.stage(f"the {name} run")
             study(loaded, out / name, one, progress=progress, resume=resume)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinklab.evaluation.heldout import HeldoutRows, heldout_curve, heldout_rows, row_losses
-    from sinklab.evaluation.observation import study
+    from sinklab.evaluation.observation import check_study, study
     from sinklab.evaluation.progress import Progress
     from sinklab.evaluation.prompts import Prompt, encode, read_prompts
     from sinklab.evaluation.settings import StudySettings
@@ -20,6 +20,7 @@ __all__ = [
     "Prompt",
     "StudySettings",
     "agreement",
+    "check_study",
     "encode",
     "heldout_curve",
     "heldout_rows",
@@ -34,6 +35,7 @@ _HOMES = {
     "Prompt": "prompts",
     "StudySettings": "settings",
     "agreement": "writing",
+    "check_study": "observation",
     "encode": "prompts",
     "heldout_curve": "heldout",
     "heldout_rows": "heldout",

@@ -64,6 +64,11 @@ class Task:
         """Canvas positions of the finished text."""
         return len(self.prompt.ids) + self.settings.new_tokens
 
+    @property
+    def most_steps(self) -> int:
+        """Steps that the text may take at most."""
+        return max(self.settings.steps or 0, self.settings.new_tokens)
+
     def moments(self, log: InterventionLog | None = None) -> Iterator[Moment]:
         """Write the text; every `next` runs the model once.
 

@@ -75,6 +75,12 @@ def study(
     return path
 
 
+def check_study(loaded: Loaded, settings: StudySettings) -> None:
+    """Refuse what `study` would refuse, without running the model or taking a folder. Raises ValueError."""
+    Selection.of(loaded.model.config, settings)
+    _tasks(loaded, settings)
+
+
 def _seed(path: Path, settings: StudySettings, resume: bool) -> int:
     """The seed that was given, that of the run that is resumed, or a new one."""
     if settings.seed is not None:
@@ -99,11 +105,13 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
         task = Task(loaded, prompt, settings, sample_seed(seed, sample), seeded(edits, sample))
         task.check()
         _check_hidden(task, text)
-        last = max(settings.steps or 0, settings.new_tokens) - 1
+        last = task.most_steps - 1
         if late := [place for place in settings.map_places() if place[0] > last]:
             raise ValueError(
                 f"maps are kept of steps 0 to {last}, but {':'.join(map(str, late[0]))} asks for step {late[0][0]}"
             )
+        if settings.only_steps and max(settings.only_steps) > last:
+            raise ValueError(f"only_steps are steps 0 to {last} of this run, but {max(settings.only_steps)} is none")
         tasks.append(task)
     return tasks
 
@@ -122,7 +130,7 @@ def _check_hidden(task: Task, text: str) -> None:
             raise ValueError(
                 f"{name} hides at least 1 and fewer than all keys, but asks for {k} of the {keys} keys of {text!r} "
                 + (f"with {settings.new_tokens} new tokens" if task.is_diffusion else "at the first step")
-                + "; choose smaller numbers"
+                + "; choose smaller numbers, or none at all"
             )
 
 
@@ -198,6 +206,8 @@ def describe(loaded: Loaded, selection: Selection | None = None) -> dict[str, An
         "hidden_size": backbone.hidden_size,
         "parameters": loaded.model.num_parameters(),
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        # of several processes each may have a device of its own, of the same type
+        "device": loaded.model.device.type,
         "gate": getattr(config, "gate", "none"),
         "weights_sha256": weights_hash(loaded.model.state_dict()),
         **sink,

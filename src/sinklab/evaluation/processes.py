@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,20 +72,21 @@ class Processes:
 
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=PATIENCE)
+            # its threads must end before the interpreter does: a process that aborts takes the others with it
+            atexit.register(_leave)
 
     def missing(self, out: Path, samples: int, *, resume: bool) -> list[int]:
         """The samples that are still to be written, by whichever process; agreed between all.
 
         Raises:
-            ValueError: for a folder that is taken when nothing is resumed, and when an interrupted run was begun by
+            ValueError: for a place that is taken when nothing is resumed, and when an interrupted run was begun by
                 another number of processes.
         """
         return self.agreed(self._missing(out, samples, resume) if self.is_first else None)
 
     def _missing(self, out: Path, samples: int, resume: bool) -> list[int]:
         if not resume:
-            if self.world > 1 and out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise ValueError(f"A run folder is written once: {out} is taken. Choose an empty folder, or resume.")
+            refuse_taken(out)
             return list(range(samples))
         ranks = rank_folders(out)
         done: set[int] = set()
@@ -101,6 +103,27 @@ class Processes:
                 "(accelerate launch --num_processes), or write into another folder"
             )
         return todo
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def refuse_taken(out: Path) -> None:
+    """Refuse a place that holds files, or a run that several processes began and have not joined.
+
+    Raises:
+        ValueError: naming what is there.
+    """
+    there = [out] if out.is_file() or (out.is_dir() and any(out.iterdir())) else [*rank_folders(out).values()]
+    if there:
+        raise ValueError(
+            f"a run is written into an empty or absent folder, but {there[0]} is taken; choose another folder, or "
+            "go on with the run that is there (--resume, in Python resume=True)"
+        )
 
 
 def rank_folders(out: Path) -> dict[int, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
         # utf-8-sig: a byte-order mark is no text
         text = source.read_text(encoding="utf-8-sig")
         rows = _rows(text, source.suffix)
-    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{source} cannot be read as {source.suffix[1:]} in UTF-8: {error}") from error
     found = [_prompt_of(row, f"{source}, entry {number}") for number, row in enumerate(rows, 1)]
     if samples is not None and samples < 1:
@@ -90,9 +91,19 @@ def _rows(text: str, suffix: str) -> list[Any]:
             whole = lists[0] if len(lists) == 1 else [whole]
         return whole if isinstance(whole, list) else [whole]
     if suffix == ".csv":
-        return list(csv.DictReader(text.splitlines(keepends=True)))
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [json.loads(line) for line in lines] if suffix == ".jsonl" else lines
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    # a line ends at a line feed alone: JSON may hold other separators, such as U+2028, as they are
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if suffix == ".txt":
+        return [line for _, line in lines]
+    return [_parsed(line, number) for number, line in lines]
+
+
+def _parsed(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
 
 
 def _prompt_of(row: Any, where: str) -> str:

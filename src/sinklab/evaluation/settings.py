@@ -95,6 +95,8 @@ class StudySettings(DecodingSettings):
             raise ValueError(f"every counts steps, at least 1, got {self.every}; 1 records every step.")
         if wrong := [step for step in self.only_steps if step < 0]:
             raise ValueError(f"steps are counted from 0, got only_steps with {wrong[0]}.")
+        if self.only_steps and self.every > 1:
+            raise ValueError(f"every={self.every} and only_steps both choose the steps to record; give one of them.")
         self.map_places()
 
     def map_places(self) -> tuple[tuple[int, int, int], ...]:

@@ -92,4 +92,4 @@ def truncated(task: Task, steps: int) -> Truncation:
     length = task.positions if task.is_diffusion else len(task.started()) + cut
     start = length * 3 // 8
     stop = max(length * 5 // 8, start + 1)
-    return Truncation(start, stop, cut, prefix, max(steps, task.settings.new_tokens))
+    return Truncation(start, stop, cut, prefix, max(steps, task.most_steps))

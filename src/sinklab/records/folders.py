@@ -20,6 +20,13 @@ def begun_before(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(old, dict):
             key = next(key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key])
             field, old, new = f"{field}[{key!r}]", old.get(key, "absent"), new.get(key, "absent")
+        if isinstance(old, list) and isinstance(new, list):
+            # of many prompts the first that is another one
+            place = next((place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
+            if place is None:
+                field, old, new = f"len({field})", len(old), len(new)
+            else:
+                field, old, new = f"{field}[{place}]", old[place], new[place]
         raise ValueError(
             f"{path} can be continued only as it was begun: its {field} is {old!r}, and now it is {new!r}. "
             "Give the same settings, or write into another folder."

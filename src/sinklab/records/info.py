@@ -57,6 +57,11 @@ def read_info(path: Path) -> RunInfo:
             'Read it with the version that wrote it (see "versions" in the file), or run again.'
         )
     if raw["schema"] == 1:
+        if raw.get("kind") == "study":
+            raise ValueError(
+                f"{path} has schema 1, in which a study kept all its samples in one file; this version of sinklab "
+                f"reads studies of schema {SCHEMA}. Write it again: the settings are in the file."
+            )
         # Before there were parts everything was whole.
         raw.setdefault("parts", {})
     fields = [field.name for field in dataclasses.fields(RunInfo)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -47,7 +48,11 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """
     part = target.with_name(f".{target.name}{PART_SUFFIX}")
     try:
+        part.touch()
+        mode = part.stat().st_mode
         write(part)
+        # some writers (safetensors) make files that nobody but their owner may read
+        part.chmod(mode)
         with open(part, "rb+") as handle:
             os.fsync(handle.fileno())
         os.replace(part, target)
@@ -55,6 +60,17 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def save_arrays(arrays: dict[str, np.ndarray], dims: Mapping[str, tuple[str, ...]], path: Path) -> None:
+    """Write a safetensors file; OSError when the disk refuses, as of every other file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(arrays, path, metadata={DIMS_KEY: json.dumps(dims)})
+    except SafetensorError as error:
+        raise OSError(f"{path.parent}: arrays cannot be written: {error}") from error
 
 
 def moved(source: Path, target: Path) -> None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 from .folders import begun_before, emptied
 from .storage import (
     ARRAYS_SUFFIX,
-    DIMS_KEY,
     RUN_FILE,
     SCHEMA,
     TABLE_SUFFIX,
     checked_dims,
     checked_name,
     file_name,
+    save_arrays,
     stored,
     to_numpy,
     write_beside,
@@ -149,11 +149,9 @@ class RunWriter:
         Floats are stored as ``dtype``, one for all or one per key; None, or a key that is not named, means float16, or
         float32 with a warning where float16 would overflow. With ``part`` the file is one part of several.
         Returns the path of the safetensors file. Raises ValueError for missing or contradictory dims, for arrays of
-        text, and when an explicit ``dtype`` would turn a finite number into infinity.
+        text, and when an explicit ``dtype`` would turn a finite number into infinity; OSError for a disk that refuses.
         """
         self._must_be_open("arrays", name)
-        from safetensors.numpy import save_file
-
         self._check_place(name, "arrays", part)
         dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
         if wrong := [given for given in dtypes.values() if given not in (None, *DTYPES)]:
@@ -164,7 +162,7 @@ class RunWriter:
         names = checked_dims(dense, dims)
         dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
         target = self.path / file_name(name, ARRAYS_SUFFIX, part)
-        write_beside(target, lambda beside: save_file(dense, beside, metadata={DIMS_KEY: json.dumps(names)}))
+        write_beside(target, lambda beside: save_arrays(dense, names, beside))
         self._note("arrays", name, part)
         return target
 
