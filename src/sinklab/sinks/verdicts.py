@@ -44,7 +44,10 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         return Verdict(name, None, math.nan, threshold, "There is no sink, so none sits at the start.")
     value = float(count[..., :first].sum()) / total
     chance = min(first, count.shape[-1]) / count.shape[-1]
-    where = f"{_percent(value)} of the sinks in the text are at the first {first} positions (an even spread: {_percent(chance)})"
+    where = (
+        f"{_percent(value)} of the sinks in the text are at the first {first} positions "
+        f"(an even spread: {_percent(chance)})"
+    )
     if chance > threshold:
         return Verdict(name, None, value, threshold, f"{where}: the sequence is too short to tell.")
     holds = value > threshold
