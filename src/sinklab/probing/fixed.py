@@ -110,7 +110,6 @@ class _PositionEditor(KeyEditor):
     ) -> None:
         self.positions, (self.first, self.end) = positions, steps
         self.longest = 0
-        self.waiting = False
         log.on_end.append(self._refuse_missing)
         super().__init__(options, log, forwards_per_step)
 
