@@ -18,19 +18,8 @@ from typing import Any
 import numpy as np
 from measure import memory_mb, reset_peak, write_result
 
-from sinklab.records import RunWriter, open_run
+from sinklab.records import STUDY_DIMS, RunWriter, open_run
 
-DIMS = {
-    "received": ("step", "layer", "head", "key"),
-    "visible": ("step", "key"),
-    "positions": ("step",),
-    "step_number": ("step",),
-    "value_norm": ("step", "layer", "key"),
-    "key_norm": ("step", "layer", "key"),
-    "main_by_state": ("step", "state", "layer", "head"),
-    "share_by_state": ("step", "state", "layer", "head"),
-    "row_entropy": ("step", "state", "layer", "head"),
-}
 WORDS = [" the", " of", ",", ".", "\n", " and", " a", " house", " old", "1"]
 
 
@@ -93,7 +82,8 @@ def write(folder: Path, shape: argparse.Namespace, arrays: dict[str, np.ndarray]
     steps = list(range(shape.steps))
     with RunWriter(folder, kind="study", model=model, settings={"new_tokens": shape.steps}, seed=0) as run:
         for sample in range(shape.samples):
-            run.arrays("attention", arrays, DIMS, dtype={"visible": "float32", "positions": "float32"}, part=sample)
+            dims = {name: STUDY_DIMS[name] for name in arrays}
+            run.arrays("attention", arrays, dims, dtype={"visible": "float32", "positions": "float32"}, part=sample)
             run.table("tokens", tokens(shape, sample), part=sample)
             columns = {"sample": [sample] * len(steps), "step": steps, "block": [step // 32 for step in steps]}
             counts = {"masked": steps[::-1], "committed": [1] * len(steps), "queries": [shape.positions] * len(steps)}

@@ -18,22 +18,25 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer([TEXT] * 4, VOCABULARY)
 
 
-def tiny_model(sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object) -> DiffusionLM:
+def tiny_backbone(context: int = 64, **changes: object) -> LlamaConfig:
     """Two layers, 32 wide, with weights large enough that attention is not uniform."""
+    fields = {
+        "vocab_size": len(tiny_tokenizer()),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": context,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+    }
+    return LlamaConfig(**(fields | changes))
+
+
+def tiny_model(sink: int = 0, *, seed: int = 0, context: int = 64, **settings: object) -> DiffusionLM:
     tokenizer = tiny_tokenizer()
-    backbone = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
+    backbone = tiny_backbone(context, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
     kind = "token" if sink else "none"
     torch.manual_seed(seed)
     fields = {"mask_token_id": tokenizer.mask_token_id, "sink_kind": kind, "sink_count": sink, **settings}

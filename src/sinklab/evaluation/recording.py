@@ -13,21 +13,10 @@ import numpy as np
 import torch
 
 from sinklab.evaluation.decoding import Moment, Task
-from sinklab.evaluation.settings import ROW_STATISTICS, STATES, StudySettings
-from sinklab.probing import Recording, trace
+from sinklab.evaluation.settings import ROW_STATISTICS, StudySettings
+from sinklab.probing import STATES, Recording, trace
+from sinklab.records import STUDY_DIMS
 
-DIMS = {
-    "received": ("step", "layer", "head", "key"),
-    "visible": ("step", "key"),
-    "positions": ("step",),
-    "step_number": ("step",),
-    "value_norm": ("step", "layer", "key"),
-    "key_norm": ("step", "layer", "key"),
-    "main_by_state": ("step", "state", "layer", "head"),
-    "share_by_state": ("step", "state", "layer", "head"),
-    "received_by_state": ("step", "state", "layer", "head", "key"),
-    **dict.fromkeys(ROW_STATISTICS, ("step", "state", "layer", "head")),
-}
 DTYPES = {"visible": "float32", "positions": "float32"}
 
 
@@ -167,7 +156,7 @@ class Recorder:
 
 def dims_of(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
     """Names of the axes of the arrays of a sample."""
-    return {name: DIMS[name] for name in arrays}
+    return {name: STUDY_DIMS[name] for name in arrays}
 
 
 def dims_of_maps(maps: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:

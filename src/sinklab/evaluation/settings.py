@@ -26,8 +26,6 @@ STATISTICS = (
 )
 """What a study can record. Row statistics are kept as means over the queries of a state."""
 ROW_STATISTICS = ("row_entropy", "row_logsumexp", "output_norm", "noop_bound")
-STATES = ("masked", "committed", "prompt")
-"""States of a position, and of a query by the position it predicts: index 0, 1, 2."""
 
 
 @dataclass(frozen=True)

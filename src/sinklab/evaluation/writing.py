@@ -13,10 +13,9 @@ import numpy as np
 from sinklab.evaluation.decoding import Moment, Task
 from sinklab.evaluation.progress import Meter
 from sinklab.evaluation.recording import DTYPES, Recorder, Selection, dims_of, dims_of_maps
-from sinklab.evaluation.settings import STATES
 from sinklab.evaluation.truncation import truncated
 from sinklab.models import Loaded
-from sinklab.probing import InterventionLog, MaskSinks, intervene
+from sinklab.probing import STATES, InterventionLog, MaskSinks, intervene
 from sinklab.records import RunWriter
 
 

@@ -9,24 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from sinklab.records import Run
+from sinklab.records import STUDY_DIMS, Run
 from sinklab.sinks import Excess, even_share, find_sinks, main_sink
 
 RULE = Excess(3.0)
-_AXES = {
-    "received": ("step", "layer", "head", "key"),
-    "visible": ("step", "key"),
-    "positions": ("step",),
-    "step_number": ("step",),
-    "value_norm": ("step", "layer", "key"),
-    "key_norm": ("step", "layer", "key"),
-    "main_by_state": ("step", "state", "layer", "head"),
-    "share_by_state": ("step", "state", "layer", "head"),
-    "row_entropy": ("step", "state", "layer", "head"),
-    "row_logsumexp": ("step", "state", "layer", "head"),
-    "output_norm": ("step", "state", "layer", "head"),
-    "noop_bound": ("step", "state", "layer", "head"),
-}
 
 
 class NotRecorded(ValueError):
@@ -54,11 +40,11 @@ class Recorded:
             return frozenset()
         dims = self.run.dims("attention", part=self.index)
         needed = {"received", "visible", "positions", "step_number"}
-        wrong = [key for key, axes in _AXES.items() if (key in dims or key in needed) and dims.get(key) != axes]
+        wrong = [key for key, axes in STUDY_DIMS.items() if (key in dims or key in needed) and dims.get(key) != axes]
         if wrong:
             raise ValueError(
                 f"{self.run.path / f'attention-{self.index:04d}.safetensors'} is not that of a study: {wrong[0]!r} has "
-                f"axes {dims.get(wrong[0])}, expected {_AXES[wrong[0]]}."
+                f"axes {dims.get(wrong[0])}, expected {STUDY_DIMS[wrong[0]]}."
             )
         return frozenset(dims)
 
