@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.data import SPECIAL_TOKENS, pack, read_corpus, train_tokenizer
+from sinklab.data import SPECIAL_TOKENS, check_vocabulary, pack, pack_with_documents, read_corpus, train_tokenizer
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 
@@ -149,3 +149,33 @@ def test_packing_refuses_what_does_not_fit() -> None:
     endless.eos_token = None
     with pytest.raises(ValueError, match="no eos_token, which separates documents"):
         pack([TEXT], endless, 4)
+
+
+def test_documents_are_numbered_inside_their_rows() -> None:
+    tokenizer = tiny_tokenizer()
+    ids_RS, documents_RS = pack_with_documents([TEXT, "a", "b", TEXT, "The sea."], tokenizer, 6)
+    assert documents_RS.shape == ids_RS.shape
+    ends_RS = (ids_RS == tokenizer.eos_token_id).long()
+    # an end of text belongs to the document before it
+    assert torch.equal(documents_RS.long(), ends_RS.cumsum(1) - ends_RS)
+    assert documents_RS.max() >= 2
+    assert (documents_RS[0] == 0).all(), "a document longer than a row runs on"
+    assert torch.equal(pack([TEXT, "a", "b", TEXT, "The sea."], tokenizer, 6), ids_RS)
+
+
+def test_documents_that_are_encoded_together_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [f"{number} {TEXT}" for number in range(9)]
+    together = pack(documents, tiny_tokenizer(), 8)
+    for size in ("_BATCH_DOCUMENTS", "_BATCH_CHARACTERS"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"sinklab.data.packing.{size}", 1)
+            assert torch.equal(pack(documents, tiny_tokenizer(), 8), together)
+
+
+def test_a_tokenizer_must_fit_the_embedding() -> None:
+    tokenizer = tiny_tokenizer()
+    check_vocabulary(tokenizer, 280)
+    check_vocabulary(tokenizer, 300)
+    last = tokenizer.convert_ids_to_tokens(279)
+    with pytest.raises(ValueError, match=rf"largest id is 279 \({last!r}\) and the embedding has 279 rows; take the"):
+        check_vocabulary(tokenizer, 279)

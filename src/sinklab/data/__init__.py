@@ -1,7 +1,28 @@
 """Text corpora, tokenizer training and batches."""
 
-from sinklab.data.corpora import read_corpus
-from sinklab.data.packing import pack
+from sinklab.data.corpora import corpus_documents, fingerprint, read_corpus
+from sinklab.data.packing import check_vocabulary, pack, pack_with_documents
+from sinklab.data.pairs import Pair, PairCounts, PairRows, Pairs, pair_rows, read_pairs
+from sinklab.data.rows import Rows, collate
+from sinklab.data.streams import StreamedRows
 from sinklab.data.tokenizers import SPECIAL_TOKENS, train_tokenizer
 
-__all__ = ["SPECIAL_TOKENS", "pack", "read_corpus", "train_tokenizer"]
+__all__ = [
+    "SPECIAL_TOKENS",
+    "Pair",
+    "PairCounts",
+    "PairRows",
+    "Pairs",
+    "Rows",
+    "StreamedRows",
+    "check_vocabulary",
+    "collate",
+    "corpus_documents",
+    "fingerprint",
+    "pack",
+    "pack_with_documents",
+    "pair_rows",
+    "read_corpus",
+    "read_pairs",
+    "train_tokenizer",
+]

@@ -1,35 +1,43 @@
-"""Documents from files, or from the documentation that comes with every CPython."""
+"""Documents from files, from the Hub, or from the documentation that comes with every CPython."""
 
 from __future__ import annotations
 
 import ast
 import gzip
+import hashlib
 import json
+import platform
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 PYTHON_DOCS = "python-docs"
+HUB = "hub:"
 _NO_DOCS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
-_SUFFIXES = tuple(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl"))
+_SUFFIXES = (*(kind + zipped for zipped in ("", ".gz") for kind in (".txt", ".md", ".jsonl")), ".parquet")
 
 
 def read_corpus(source: str | Path, *, text_field: str = "text") -> Iterator[str]:
-    """Yield the documents of a corpus, in a fixed order.
+    """Yield the documents of a corpus, in a fixed order, without the blank ones.
 
     Args:
-        source: a folder or a file (.txt, .md, .jsonl, each also .gz), or ``"python-docs"``: Python's own documentation
-            topics and the docstrings of the standard library, present on every machine.
-        text_field: the field that holds the text in JSON lines.
+        source: a folder or a file (.txt, .md, .jsonl, each also .gz; .parquet); ``"hub:NAME"`` or
+            ``"hub:NAME:CONFIG"``, the split ``train`` of a dataset of the Hub (or of a folder that `datasets` reads),
+            which is streamed; or ``"python-docs"``: Python's own documentation topics and the docstrings of the
+            standard library, present on every machine.
+        text_field: the field that holds the text in JSON lines, Parquet files and datasets.
 
     Raises:
-        ValueError: if the source does not exist, holds no readable file or no text, or a JSON line has no such field.
+        ValueError: if the source does not exist, holds no readable file or no text, has no such field, or needs
+            `datasets`, which is not installed.
     """
-    documents = _python_docs() if str(source) == PYTHON_DOCS else _from_files(Path(source), text_field)
     empty = True
-    for text in documents:
+    for text in corpus_documents(source, text_field=text_field):
         if text.strip():
             empty = False
             yield text
@@ -37,39 +45,113 @@ def read_corpus(source: str | Path, *, text_field: str = "text") -> Iterator[str
         raise ValueError(f"the corpus {source} holds no text; training needs at least one document that is not blank")
 
 
-def _from_files(source: Path, text_field: str) -> Iterator[str]:
+def corpus_documents(source: str | Path, *, text_field: str = "text", start: int = 0) -> Iterator[str]:
+    """Yield every document of a corpus from number ``start`` on, blank ones too, so that numbers stay places.
+
+    What is skipped is neither parsed nor decoded where its kind allows it.
+
+    Raises:
+        ValueError: as :func:`read_corpus`, but for a corpus without text.
+    """
+    if str(source).startswith(HUB):
+        yield from _from_hub(str(source), text_field, start)
+        return
+    unread = _python_docs() if str(source) == PYTHON_DOCS else _from_files(Path(source), text_field)
+    for read in islice(unread, start, None):
+        yield read()
+
+
+def fingerprint(source: str | Path, *, text_field: str = "text") -> str:
+    """SHA-256 of what a corpus is at a glance: names and sizes of its files, and its first document.
+
+    It costs no pass over the corpus; it cannot see a change inside later files that keeps their sizes.
+
+    Raises:
+        ValueError: as :func:`corpus_documents`.
+    """
+    facts: list[Any] = [text_field, next(corpus_documents(source, text_field=text_field), None)]
+    if str(source).startswith(HUB):
+        facts.append(str(source))
+    elif str(source) == PYTHON_DOCS:
+        facts += [PYTHON_DOCS, platform.python_version()]
+    else:
+        # names below the source: a copy elsewhere is the same corpus
+        facts += [(path.relative_to(source).as_posix(), path.stat().st_size) for path in _files(Path(source))]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _files(source: Path) -> list[Path]:
     if not source.exists():
-        raise ValueError(f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}")
+        raise ValueError(
+            f"the corpus {source} does not exist; name a folder, a file or {PYTHON_DOCS!r}, or a dataset as hub:NAME"
+        )
     found = sorted(source.rglob("*")) if source.is_dir() else [source]
     files = [path for path in found if path.is_file() and path.name.endswith(_SUFFIXES)]
     if not files:
         raise ValueError(f"the corpus {source} holds no file of a known kind ({', '.join(_SUFFIXES)})")
-    for path in files:
-        yield from _from_file(path, text_field)
+    return files
 
 
-def _from_file(path: Path, text_field: str) -> Iterator[str]:
+def _from_files(source: Path, text_field: str) -> Iterator[Callable[[], str]]:
+    for path in _files(source):
+        if path.name.endswith(".parquet"):
+            yield from _from_parquet(path, text_field)
+        elif ".jsonl" in path.name:
+            yield from _from_lines(path, text_field)
+        else:
+            yield partial(_whole, path)
+
+
+def _whole(path: Path) -> str:
+    return "".join(text_lines(path))
+
+
+def _from_lines(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
+    for number, line in enumerate(text_lines(path), 1):
+        if line.strip():
+            yield partial(_from_line, line, text_field, f"{path}, line {number}")
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, gzipped where its name says so.
+
+    Raises:
+        ValueError: if it cannot be read, naming it.
+    """
     opener = gzip.open if path.name.endswith(".gz") else open
     try:
         # utf-8-sig: a byte-order mark is no text
         with opener(path, "rt", encoding="utf-8-sig") as lines:
-            if ".jsonl" not in path.name:
-                yield lines.read()
-                return
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _from_line(line, text_field, f"{path}, line {number}")
+            yield from lines
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
-def _from_line(line: str, text_field: str, where: str) -> str:
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """The object on a line of JSON.
+
+    Raises:
+        ValueError: if it is none, naming the place.
+    """
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: each line must be one JSON object, but this one is no JSON: {error.msg}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: each line must be one JSON object, but this one is a {type(row).__name__}")
+    return row
+
+
+def _from_line(line: str, text_field: str, where: str) -> str:
+    return text_of(json_object(line, where), text_field, where)
+
+
+def text_of(row: Mapping[str, Any], text_field: str, where: str) -> str:
+    """The text in a field of a row.
+
+    Raises:
+        ValueError: if the row has no such field, naming those it has, or the field holds no text.
+    """
     if text_field not in row:
         raise ValueError(
             f"{where}: no field {text_field!r} (it has {', '.join(row)}); name the field that holds the text"
@@ -79,21 +161,62 @@ def _from_line(line: str, text_field: str, where: str) -> str:
     return row[text_field]
 
 
-def _python_docs() -> Iterator[str]:
+def _from_parquet(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            # the row's other fields are named where the text is missing, but not read
+            columns = [text_field] if text_field in names else names
+            number = 0
+            for batch in table.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    yield partial(text_of, row, text_field, f"{path}, row {number}")
+                    number += 1
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _from_hub(source: str, text_field: str, start: int) -> Iterator[str]:
+    name, _, config = source.removeprefix(HUB).partition(":")
+    if not name:
+        raise ValueError(f"a dataset of the Hub is named as hub:NAME or hub:NAME:CONFIG, but the corpus is {source!r}")
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{source} is read with the package datasets, which is not installed; pip install 'sinklab[data]'"
+        ) from error
+    try:
+        rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the corpus {source} must be a dataset with a split train, but: {reason}") from error
+    for number, row in enumerate(rows.skip(start), start):
+        yield text_of(row, text_field, f"{source}, row {number}")
+
+
+def _python_docs() -> Iterator[Callable[[], str]]:
     from pydoc_data.topics import topics
 
-    yield from (topics[name] for name in sorted(topics))
+    for name in sorted(topics):
+        yield partial(topics.__getitem__, name)
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
-        if _NO_DOCS & set(path.relative_to(library).parts):
-            continue
-        try:
-            with warnings.catch_warnings():
-                # odd escapes in somebody's source are not the caller's concern
-                warnings.simplefilter("ignore")
-                tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, ValueError):
-            continue
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-        yield "\n\n".join(text for text in texts if text)
+        if not _NO_DOCS & set(path.relative_to(library).parts):
+            yield partial(_docstrings, path)
+
+
+def _docstrings(path: Path) -> str:
+    try:
+        with warnings.catch_warnings():
+            # odd escapes in somebody's source are not the caller's concern
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):
+        return ""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    return "\n\n".join(text for text in texts if text)

@@ -1,0 +1,211 @@
+"""Questions with steps and answers (GSM8K-Aug), for fine-tuning: noise and loss fall on what is answered alone."""
+
+# R rows, S sequence
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sinklab.data.arithmetic import ARITHMETIC, arithmetic_lines
+from sinklab.data.corpora import json_object, text_lines, text_of
+from sinklab.data.packing import check_packing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+STYLES = ("published", "corrected")
+_SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A question, the steps to its answer (maybe none), and the answer."""
+
+    question: str
+    thought: str
+    answer: str
+
+    def texts(self) -> tuple[str, str, str]:
+        """The three pieces as the model reads them, the answer without what follows it."""
+        return f"Question: {self.question}", f"Answer: {self.thought} ", f"#### {self.answer}"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a file."""
+
+    pairs: tuple[Pair, ...]
+    skipped: int = 0
+    """Lines that are no ``question||steps #### answer``; the published code leaves them out too."""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self.pairs)
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What became of pairs on their way into rows."""
+
+    lines: int
+    """Pairs that were kept; each has two rows."""
+    dropped: int
+    """Pairs that were left out because they are too long."""
+    longest: int
+    """Tokens of the longest pair, kept or not."""
+
+
+class PairRows(NamedTuple):
+    """Rows for fine-tuning, two of each pair one behind the other: the steps, then the answer."""
+
+    ids_RS: Tensor
+    """Token ids, int32."""
+    maskable_RS: Tensor
+    """True where noise and loss fall, never in the prompt; bool."""
+    attention_RS: Tensor | None
+    """False at padding; None where padding is attended to."""
+    counts: PairCounts
+
+
+def read_pairs(source: str | Path) -> Pairs:
+    """Read questions with steps and answers.
+
+    Args:
+        source: a file of lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` (.txt), or of JSON objects with the fields
+            ``question`` and ``answer``, steps and answer divided by ``####`` (.jsonl), each also .gz; or
+            ``"arithmetic"``: invented sums, present on every machine.
+
+    Raises:
+        ValueError: if there is no such file, it cannot be read, or no line is a pair.
+    """
+    if str(source) == ARITHMETIC:
+        return _pairs_of((line.split("||") for line in arithmetic_lines()), source)
+    path = Path(source)
+    if not path.is_file() or not path.name.endswith(_SUFFIXES):
+        fact = "is of another kind" if path.is_file() else "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(
+            f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are {ARITHMETIC!r}, but "
+            f"{source} {fact}"
+        )
+    return _pairs_of(_fields(path), source)
+
+
+def _fields(path: Path) -> Iterator[list[str]]:
+    for number, line in enumerate(text_lines(path), 1):
+        if not line.strip():
+            continue
+        if ".jsonl" not in path.name:
+            yield line.split("||")
+            continue
+        where = f"{path}, line {number}"
+        row = json_object(line, where)
+        yield [text_of(row, name, where) for name in ("question", "answer")]
+
+
+def _pairs_of(lines: Iterable[list[str]], source: str | Path) -> Pairs:
+    pairs, skipped = [], 0
+    for fields in lines:
+        parts = [part.strip() for part in (*fields[:1], *"".join(fields[1:]).split("####"))]
+        if len(fields) == 2 and len(parts) == 3 and parts[0] and parts[2]:
+            pairs.append(Pair(*parts))
+        else:
+            skipped += 1
+    if not pairs:
+        raise ValueError(
+            f"{source} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its {skipped} lines is one"
+        )
+    return Pairs(tuple(pairs), skipped)
+
+
+def pair_rows(
+    pairs: Iterable[Pair], tokenizer: PreTrainedTokenizerBase, length: int, *, style: str = "published"
+) -> PairRows:
+    """Two rows of each pair: question → steps, and question with steps → answer.
+
+    ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
+    tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows
+    are filled with end tokens, which are attended to and have noise and loss. ``corrected`` has one start token, an
+    end token with loss after the steps and after the answer, and padding without attention, noise and loss.
+
+    Args:
+        pairs: as from :func:`read_pairs`.
+        tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the ``eos_token``.
+        length: tokens a row, S. A pair whose longer row does not fit is left out with both rows, and counted.
+        style: ``published`` or ``corrected``.
+
+    Raises:
+        ValueError: for an unknown style, a tokenizer without end token, or if no pair fits.
+    """
+    check_packing(tokenizer, length)
+    if style not in STYLES:
+        near = difflib.get_close_matches(style, STYLES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"style must be one of {', '.join(STYLES)}, but is {style!r}{hint}")
+    corrected = style == "corrected"
+    pad = tokenizer.pad_token_id if corrected and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    given = list(pairs)
+    # room for every pair is taken at once: rows of a whole data set are gigabytes, which joining would double
+    ids_RS = torch.full((2 * len(given), length), int(pad), dtype=torch.int32)
+    maskable_RS = torch.zeros(ids_RS.shape, dtype=torch.bool)
+    attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool) if corrected else None
+    rows, dropped, longest = 0, 0, 0
+    for examples in _examples(given, tokenizer, corrected):
+        most = max(len(prompt) + len(target) for prompt, target in examples)
+        longest = max(longest, most)
+        if most > length:
+            dropped += 1
+            continue
+        for prompt, target in examples:
+            filled = len(prompt) + len(target)
+            ids_RS[rows, :filled] = torch.tensor(prompt + target, dtype=torch.int32)
+            maskable_RS[rows, len(prompt) : filled if corrected else length] = True
+            if attention_RS is not None:
+                attention_RS[rows, :filled] = True
+            rows += 1
+    if rows == 0:
+        raise ValueError(
+            f"no question with its answer fits a row of {length} tokens: the longest of {len(given)} has {longest}; "
+            "use a longer length"
+        )
+    attention_RS = None if attention_RS is None else attention_RS[:rows]
+    return PairRows(ids_RS[:rows], maskable_RS[:rows], attention_RS, PairCounts(rows // 2, dropped, longest))
+
+
+def _examples(
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool
+) -> Iterator[tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]]:
+    """Prompt and target of the two examples of each pair."""
+    begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
+    inner = [] if corrected else begin
+    tail = "" if corrected else "\n"
+    left = iter(pairs)
+    while some := [pair.texts() for pair in islice(left, _BATCH)]:
+        questions, thoughts, answers = zip(*some, strict=True)
+        columns = (list(questions), list(thoughts), [answer + tail for answer in answers])
+        for question, thought, answer in zip(*(_encoded(texts, tokenizer) for texts in columns), strict=True):
+            prompt, steps = begin + question, inner + thought
+            # the published rows are filled with end tokens: the one after the steps is the first of them
+            first = (prompt, steps + end if corrected else steps)
+            yield first, (prompt + steps, inner + answer + end)
+
+
+def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    # split: where a text spells out a special token, it is text and not the token
+    encoded: Any = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    return encoded["input_ids"]
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The start token, where the tokenizer puts one before a text."""
+    ids: Any = tokenizer("a")["input_ids"]
+    return ids[:1] if tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id else []

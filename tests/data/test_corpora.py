@@ -1,0 +1,131 @@
+import gzip
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sinklab.data import corpora, corpus_documents, fingerprint, read_corpus
+
+TEXTS = ["one", "", "two", " \n", "three", "four"]
+
+
+def lines(*texts: str) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def mixed(folder: Path) -> Path:
+    """`TEXTS` over files of every kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.jsonl").write_bytes(lines("one", ""))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines("two")))
+    (folder / "c.txt").write_text(" \n")
+    pq.write_table(pa.table({"id": [3, 4], "text": ["three", "four"]}), folder / "d.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("start", range(8))
+def test_documents_are_counted_over_every_kind_of_file_and_blank_ones_count(tmp_path: Path, start: int) -> None:
+    assert list(corpus_documents(mixed(tmp_path), start=start)) == TEXTS[start:]
+    assert list(read_corpus(tmp_path)) == ["one", "two", "three", "four"]
+
+
+def test_what_is_skipped_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"no json\n" + lines("one"))
+    assert list(corpus_documents(tmp_path, start=1)) == ["one"]
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: .* no JSON"):
+        list(corpus_documents(tmp_path))
+
+
+def test_python_docs_can_be_begun_anywhere() -> None:
+    whole = corpus_documents("python-docs")
+    for _ in range(3):
+        next(whole)
+    assert next(corpus_documents("python-docs", start=3)) == next(whole)
+
+
+def test_parquet_files_are_refused_by_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet, row 0: no field 'text' \(it has id, body\)"):
+        list(corpus_documents(tmp_path))
+    with pytest.raises(ValueError, match=r"a.parquet, row 0: field 'id' must be text, but is a int"):
+        list(corpus_documents(tmp_path, text_field="id"))
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match=r"a.parquet cannot be read as Parquet: "):
+        list(corpus_documents(tmp_path))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that `datasets` reads as a dataset, and a cache of its own."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    pq.write_table(pa.table({"id": list(range(6)), "text": TEXTS}), folder / "train.parquet")
+    return folder
+
+
+def test_a_dataset_is_streamed_and_can_be_begun_anywhere(hub: Path) -> None:
+    for start in (0, 2, 5, 9):
+        assert list(corpus_documents(f"hub:{hub}", start=start)) == TEXTS[start:]
+    assert list(read_corpus(f"hub:{hub}")) == ["one", "two", "three", "four"]
+
+
+def test_a_configuration_of_a_dataset_can_be_named(hub: Path) -> None:
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("small", "large"))
+    (hub / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    (hub / "small.jsonl").write_bytes(lines("small"))
+    (hub / "large.jsonl").write_bytes(lines("large"))
+    assert list(read_corpus(f"hub:{hub}:large")) == ["large"]
+    with pytest.raises(ValueError, match=r"must be a dataset with a split train, but: .*\['small', 'large'\]"):
+        list(read_corpus(f"hub:{hub}"))
+
+
+def test_datasets_that_cannot_be_used_are_refused_by_name(hub: Path) -> None:
+    with pytest.raises(ValueError, match=r"row 0: no field 'body' \(it has id, text\)"):
+        list(read_corpus(f"hub:{hub}", text_field="body"))
+    with pytest.raises(ValueError, match=r"named as hub:NAME or hub:NAME:CONFIG, but the corpus is 'hub:'"):
+        list(read_corpus("hub:"))
+    with pytest.raises(ValueError, match="the corpus hub:nobody/nothing must be a dataset with a split train, but: "):
+        list(read_corpus("hub:nobody/nothing"))
+    shutil.move(hub / "train.parquet", hub / "test.parquet")
+    with pytest.raises(ValueError, match=r"must be a dataset with a split train, but: .*train"):
+        list(read_corpus(f"hub:{hub}"))
+
+
+def test_without_datasets_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"not installed; pip install 'sinklab\[data\]'"):
+        next(corpus_documents("hub:some/thing"))
+
+
+def test_a_fingerprint_is_that_of_the_files_and_not_of_their_place(tmp_path: Path) -> None:
+    first = fingerprint(mixed(tmp_path / "a"))
+    assert fingerprint(str(mixed(tmp_path / "b"))) == first
+    assert len(first) == 64
+    (tmp_path / "b" / "c.txt").rename(tmp_path / "b" / "e.txt")
+    renamed = fingerprint(tmp_path / "b")
+    (tmp_path / "b" / "e.txt").write_text("more")
+    grown = fingerprint(tmp_path / "b")
+    # same size, another first document
+    (tmp_path / "a" / "a.jsonl").write_bytes(lines("eno", ""))
+    assert len({first, renamed, grown, fingerprint(tmp_path / "a")}) == 4
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        fingerprint(tmp_path / "nowhere")
+
+
+def test_a_fingerprint_reads_no_further_than_the_first_document(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines("one") + b"no json\n")
+    single = fingerprint(tmp_path / "a.jsonl")
+    assert single != fingerprint("python-docs")
+    assert fingerprint("python-docs") == fingerprint("python-docs")
+
+
+def test_datasets_of_the_hub_have_a_fingerprint(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fingerprint(f"hub:{hub}") == fingerprint(f"hub:{hub}")
+    monkeypatch.setattr(corpora, "_from_hub", lambda source, field, start: iter(["one"]))
+    assert fingerprint("hub:some/thing") != fingerprint("hub:some/thing:small")

@@ -1,0 +1,190 @@
+import copy
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from sinklab.data import Pair, pair_rows, read_pairs
+from tiny_diffusion import tiny_tokenizer
+
+LINES = (
+    "Tom has 3 pens.  He buys 4. How many?||<<3+4=7>> #### 7\n",
+    "A price of $20 doubles twice. What is it?||<<20*2=40>> <<40*2=80>> #### 80\n",
+    "How many legs has a dog?|| #### 4\n",
+)
+PAIRS = (
+    Pair("Tom has 3 pens.  He buys 4. How many?", "<<3+4=7>>", "7"),
+    Pair("A price of $20 doubles twice. What is it?", "<<20*2=40>> <<40*2=80>>", "80"),
+    Pair("How many legs has a dog?", "", "4"),
+)
+
+
+def beginning() -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a start token before each text, as Llama's does."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    start = ("<|begin|>", tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[start])
+    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id == 280
+    return tokenizer
+
+
+def published_rows(lines: tuple[str, ...], tokenizer: PreTrainedTokenizerFast, length: int) -> tuple[list, list]:
+    """The published rows and the lengths of their prompts, written out from the raw lines."""
+    rows, prompts = [], []
+    for line in lines:
+        question, rest = line.split("||")
+        thought, answer = rest.split("####")
+        pieces = [tokenizer(text)["input_ids"] for text in (f"Question: {question}", f"Answer: {thought}")]
+        last = [*tokenizer(f"####{answer}")["input_ids"], tokenizer.eos_token_id]
+        both = pieces[0] + pieces[1]
+        for row, prompt in [(both, len(pieces[0])), (both + last, len(both))]:
+            rows.append(row + [tokenizer.eos_token_id] * (length - len(row)))
+            prompts.append(prompt)
+    return rows, prompts
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
+def test_pairs_are_read_from_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    text = "".join((LINES[0], "\n", *LINES[1:]))
+    if "jsonl" in name:
+        objects = [{"question": pair.question, "answer": f"{pair.thought}\n#### {pair.answer}"} for pair in PAIRS]
+        text = "".join(json.dumps(row) + "\n" for row in objects)
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    pairs = read_pairs(tmp_path / name)
+    assert pairs.pairs == PAIRS
+    assert pairs.skipped == 0
+
+
+def test_lines_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
+    odd = (
+        "a question|| no answer\n",
+        "no steps #### 4\n",
+        "two||parts||#### 4\n",
+        "q||a #### 3 #### 4\n",
+        "q|| ####\n",
+    )
+    (tmp_path / "a.txt").write_text("".join((*LINES, *odd, "||<<1+1=2>> #### 2\n")))
+    pairs = read_pairs(str(tmp_path / "a.txt"))
+    assert tuple(pairs) == PAIRS
+    assert (len(pairs), pairs.skipped) == (3, 6)
+    (tmp_path / "b.txt").write_text("".join(odd))
+    with pytest.raises(ValueError, match=r"b.txt must hold lines such as 'question\|\|.*, but none of its 5 lines"):
+        read_pairs(tmp_path / "b.txt")
+
+
+def test_invented_sums_are_pairs_without_a_file() -> None:
+    pairs = read_pairs("arithmetic")
+    assert len(pairs) == 8000
+    assert pairs.skipped == 0
+    question, thought, answer = pairs.pairs[0].texts()
+    assert question.startswith("Question: ")
+    assert thought.startswith("Answer: <<")
+    assert thought.endswith(f"={answer.removeprefix('#### ')}>> ")
+
+
+def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x")
+    for source, fact in [
+        (tmp_path / "none.txt", "does not exist"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "a.csv", ""),
+    ]:
+        with pytest.raises(
+            ValueError, match=f"read from one file .* or are 'arithmetic', but .*{fact or 'another kind'}"
+        ):
+            read_pairs(source)
+    (tmp_path / "a.jsonl").write_text('{"question": "q", "solution": "s"}\n')
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: no field 'answer' \(it has question, solution\)"):
+        read_pairs(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
+    tokenizer = beginning() if begins else tiny_tokenizer()
+    ids_RS, maskable_RS, attention_RS, counts = pair_rows(PAIRS, tokenizer, 100)
+    rows, prompts = published_rows(LINES, tokenizer, 100)
+    assert ids_RS.dtype == torch.int32
+    assert ids_RS.tolist() == rows
+    assert attention_RS is None
+    assert maskable_RS.tolist() == [[place >= prompt for place in range(100)] for prompt in prompts]
+    assert (counts.lines, counts.dropped) == (3, 0)
+    if begins:
+        assert [row.count(tokenizer.bos_token_id) for row in rows] == [2, 3] * 3
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> None:
+    tokenizer = beginning() if begins else tiny_tokenizer()
+    ids_RS, maskable_RS, attention_RS, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    assert attention_RS is not None
+    for row, (pair, answered) in enumerate([(pair, answered) for pair in PAIRS for answered in (False, True)]):
+        question, thought, answer = pair.texts()
+        prompt, target = (question + thought, answer) if answered else (question, thought)
+        kept = ids_RS[row][attention_RS[row]].tolist()
+        length = len(kept)
+        assert attention_RS[row].tolist() == [True] * length + [False] * (100 - length)
+        assert ids_RS[row, length:].eq(tokenizer.pad_token_id).all()
+        assert kept.count(tokenizer.eos_token_id) == 1
+        assert kept[-1] == tokenizer.eos_token_id
+        assert kept.count(280) == begins
+        asked_M = ids_RS[row][maskable_RS[row]].tolist()
+        assert kept[length - len(asked_M) :] == asked_M
+        assert tokenizer.decode(asked_M[:-1]) == target
+        assert tokenizer.decode(kept[begins : length - len(asked_M)]) == prompt
+
+
+def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end() -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.pad_token = None
+    ids_RS, maskable_RS, attention_RS, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    assert ids_RS[~attention_RS].eq(tokenizer.eos_token_id).all()
+    assert not maskable_RS[~attention_RS].any()
+
+
+@pytest.mark.parametrize("style", ["published", "corrected"])
+def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
+    tokenizer = tiny_tokenizer()
+    lengths = [len(tokenizer("".join(pair.texts()))["input_ids"]) for pair in PAIRS]
+    # all but the longest: its question with steps would fit
+    length = max(lengths) + (style == "published")
+    whole = pair_rows(PAIRS, tokenizer, 100, style=style)
+    rows = pair_rows(PAIRS, tokenizer, length, style=style)
+    assert (rows.counts.lines, rows.counts.dropped, rows.counts.longest) == (2, 1, length + 1)
+    assert whole.counts.longest == length + 1
+    assert torch.equal(rows.ids_RS, torch.cat([whole.ids_RS[:2], whole.ids_RS[4:]])[:, :length])
+    assert pair_rows(PAIRS, tokenizer, length + 1, style=style).counts.dropped == 0
+    with pytest.raises(ValueError, match=f"fits a row of 20 tokens: the longest of 3 has {length + 1}; use a longer"):
+        pair_rows(PAIRS, tokenizer, 20, style=style)
+
+
+def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
+    tokenizer = tiny_tokenizer()
+    rows = pair_rows([Pair("What is <|mask|>?", "<|mask|>", "<|mask|>")], tokenizer, 100)
+    assert tokenizer.mask_token_id not in rows.ids_RS
+
+
+def test_an_unknown_style_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"published, corrected, but is 'correct'; did you mean 'corrected'\?"):
+        pair_rows(PAIRS, tiny_tokenizer(), 100, style="correct")
+
+
+def test_real_pairs_give_the_published_rows() -> None:
+    folder = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "gsm8k_aug"
+    if not folder.is_dir():
+        pytest.skip("no shared data here")
+    assert len(read_pairs(folder / "train_eq_derived.txt.gz")) == 6973
+    pairs = read_pairs(folder / "valid.txt")
+    assert (len(pairs), pairs.skipped) == (500, 0)
+    tokenizer = beginning()
+    with open(folder / "valid.txt", encoding="utf-8") as file:
+        lines = tuple(file)
+    # in characters rather than words a question is long
+    rows = pair_rows(pairs, tokenizer, 1024)
+    assert rows.counts.dropped == 0
+    assert rows.ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]

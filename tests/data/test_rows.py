@@ -1,0 +1,79 @@
+import pickle
+
+import pytest
+import torch
+
+from sinklab.data import Rows, collate
+
+
+def numbered(rows: int = 7, length: int = 3) -> torch.Tensor:
+    return torch.arange(rows * length, dtype=torch.int32).view(rows, length)
+
+
+def firsts(rows: Rows, count: int | None = None) -> list[int]:
+    return [int(rows[n]["input_ids"][0]) // 3 for n in range(count or len(rows))]
+
+
+def test_every_pass_has_each_row_once_in_an_order_of_its_own() -> None:
+    order = firsts(Rows(numbered(), seed=5, total=21))
+    passes = [order[start : start + 7] for start in (0, 7, 14)]
+    assert [sorted(part) for part in passes] == [list(range(7))] * 3
+    assert len({tuple(part) for part in passes}) == 3
+    assert firsts(Rows(numbered(), seed=6, total=21)) != order
+
+
+def test_a_row_does_not_depend_on_what_was_read_before() -> None:
+    rows = Rows(numbered(), seed=5, total=30)
+    order = firsts(rows)
+    again = pickle.loads(pickle.dumps(Rows(numbered(), seed=5, total=1_000_000)))
+    for n in (29, 0, 8, 13, 7):
+        assert int(again[n]["input_ids"][0]) // 3 == order[n]
+        assert int(again[n]["row"]) == n
+
+
+def test_without_a_seed_rows_keep_their_order() -> None:
+    rows = Rows(numbered())
+    assert len(rows) == 7
+    assert firsts(rows) == list(range(7))
+    assert len(Rows(numbered(), total=4)) == 4
+
+
+def test_a_sequential_loader_ends_after_the_run() -> None:
+    loader = torch.utils.data.DataLoader(Rows(numbered(), seed=0, total=10), batch_size=4, collate_fn=collate)
+    assert torch.cat([batch["row"] for batch in loader]).tolist() == list(range(10))
+    with pytest.raises(IndexError, match="row 10 of 10"):
+        Rows(numbered(), seed=0, total=10)[10]
+
+
+def test_what_belongs_to_a_row_stays_with_it_and_batches_have_the_types_of_the_model() -> None:
+    ids_RS = numbered()
+    parts = {"documents_RS": (ids_RS % 2).to(torch.int16), "maskable_RS": ids_RS % 3 > 0, "attention_RS": ids_RS > 5}
+    rows = Rows(ids_RS, **parts, seed=1, total=14)
+    batch = collate([rows[n] for n in range(8, 12)])
+    ids_BS = batch["input_ids"]
+    assert ids_BS.shape == (4, 3)
+    assert ids_BS.dtype == batch["row"].dtype == batch["documents"].dtype == torch.int64
+    assert batch["row"].tolist() == [8, 9, 10, 11]
+    assert torch.equal(batch["documents"], ids_BS % 2)
+    assert torch.equal(batch["maskable"], ids_BS % 3 > 0)
+    assert torch.equal(batch["attention_mask"], ids_BS > 5)
+    assert batch["maskable"].dtype == torch.bool
+
+
+def test_parts_that_were_not_given_are_absent() -> None:
+    assert collate([Rows(numbered())[0]]).keys() == {"input_ids", "row"}
+
+
+def test_rows_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least one token, but their shape is \(0, 3\)"):
+        Rows(numbered(0))
+    with pytest.raises(ValueError, match=r"maskable must have the shape of the rows, \(7, 3\), but has \(7, 2\)"):
+        Rows(numbered(), maskable_RS=torch.ones(7, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="total must be at most 7, but is 8; give a seed"):
+        Rows(numbered(), total=8)
+    with pytest.raises(ValueError, match="at least one row, but total is 0"):
+        Rows(numbered(), seed=0, total=0)
+    with pytest.raises(ValueError, match="a batch needs at least one row"):
+        collate([])
+    with pytest.raises(ValueError, match=r"same parts, but one has \['input_ids', 'row'\], \['documents', 'input_ids"):
+        collate([Rows(numbered(), documents_RS=numbered())[0], Rows(numbered())[0]])

@@ -1,0 +1,195 @@
+import json
+import os
+import pickle
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sinklab.data import StreamedRows, collate, corpus_documents, pack, pack_with_documents, read_corpus, streams
+from tiny_diffusion import TEXT, tiny_tokenizer
+
+LENGTH = 8
+BLOCK = 3
+
+
+def corpus(folder: Path, texts: list[str] | None = None) -> Path:
+    """Short and long documents with blank ones between: about 14 rows a pass."""
+    texts = ["", TEXT[:40], " \n", TEXT, "The sea.", "", TEXT[20:90], "rain"] if texts is None else texts
+    folder.mkdir(exist_ok=True)
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def stream(folder: Path, **changes: object) -> StreamedRows:
+    return StreamedRows(folder, tiny_tokenizer(), LENGTH, **({"seed": 4, "shuffle_rows": BLOCK} | changes))
+
+
+def ids(rows: list[dict[str, torch.Tensor]]) -> list[list[int]]:
+    return [row["input_ids"].tolist() for row in rows]
+
+
+def same(rows: list[dict[str, torch.Tensor]], others: list[dict[str, torch.Tensor]]) -> bool:
+    return all(
+        left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+        for left, right in zip(rows, others, strict=True)
+    )
+
+
+def test_the_order_of_the_corpus_is_that_of_pack(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    rows = list(stream(folder, shuffle_rows=1, repeat=False))
+    assert ids(rows) == pack(read_corpus(folder), tiny_tokenizer(), LENGTH).tolist()
+    assert [int(row["row"]) for row in rows] == list(range(len(rows)))
+    assert rows[0]["input_ids"].dtype == torch.int64
+
+
+def test_rows_are_shuffled_inside_their_block_alone(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    plain = ids(list(stream(folder, shuffle_rows=1, repeat=False)))
+    shuffled = ids(list(stream(folder, repeat=False)))
+    orders = set()
+    for start in range(0, len(plain), BLOCK):
+        block, before = shuffled[start : start + BLOCK], plain[start : start + BLOCK]
+        assert sorted(block) == sorted(before)
+        orders.add(tuple(before.index(row) for row in block))
+    assert len(orders) > 2, "each block has an order of its own"
+    assert ids(list(stream(folder, repeat=False, seed=5))) != shuffled
+    assert ids(list(stream(folder, repeat=False))) == shuffled
+
+
+def test_passes_follow_one_another_without_a_gap(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    rows = list(islice(stream(folder, shuffle_rows=1), 40))
+    twice = pack([*read_corpus(folder)] * 4, tiny_tokenizer(), LENGTH)[:40]
+    assert ids(rows) == twice.tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, {"skip_rows": 4}, {"documents": "separate"}, {"shuffle_rows": 1}])
+def test_every_row_can_be_gone_on_from(tmp_path: Path, changes: dict) -> None:
+    folder = corpus(tmp_path)
+    expected = list(islice(stream(folder, **changes), 45))
+    cursors = [torch.zeros(4, dtype=torch.int64), *(row["cursor"] for row in expected)]
+    assert cursors[-1][1] >= 2, "the case needs several passes"
+    for row in range(40):
+        for earlier in {row, max(0, row - 1), max(0, row - 5)}:
+            again = stream(folder, **changes)
+            again.start_at(row, cursors[earlier])
+            assert same(list(islice(again, 5)), expected[row : row + 5]), (row, earlier)
+
+
+def test_going_on_tokenizes_nothing_before_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{number}: {TEXT}" for number in range(200)]
+    folder = corpus(tmp_path, texts)
+    rows = list(islice(stream(folder, shuffle_rows=8), 1000))
+    at = next(n for n, row in enumerate(rows) if row["cursor"][2] >= 100)
+    read: list[str] = []
+
+    def encode(documents: object, tokenizer: object) -> object:
+        for text in documents:
+            read.append(text)
+            yield torch.tensor(tokenizer(text)["input_ids"] + [tokenizer.eos_token_id], dtype=torch.int32)
+
+    monkeypatch.setattr(streams, "encode", encode)
+    again = stream(folder, shuffle_rows=8)
+    again.start_at(at + 1, rows[at]["cursor"].tolist())
+    assert same(list(islice(again, 4)), rows[at + 1 : at + 5])
+    assert read[0] == texts[int(rows[at]["cursor"][2])]
+    assert len(read) < 10
+
+
+def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+    take = streams._Tokens.take
+    monkeypatch.setattr(streams._Tokens, "take", lambda self, wanted: cut.append(wanted) or take(self, wanted))
+    read = []
+    for _ in islice(stream(corpus(tmp_path), shuffle_rows=5), 30):
+        read.append(len(cut))
+    assert read == [5 + row for row in range(1, 31)]
+
+
+def test_held_out_rows_are_left_out_in_every_pass(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    whole = stream(folder, skip_rows=5, shuffle_rows=1)
+    heldout_RS, documents_RS = whole.heldout()
+    expected_RS, numbers_RS = pack_with_documents(read_corpus(folder), tiny_tokenizer(), LENGTH)
+    assert torch.equal(heldout_RS, expected_RS[:5])
+    assert torch.equal(documents_RS, numbers_RS[:5])
+    once = ids(list(stream(folder, skip_rows=5, shuffle_rows=1, repeat=False)))
+    assert once == expected_RS[5:].tolist()
+    tokens = torch.cat([row["input_ids"] for row in islice(whole, 60)])
+    one_pass = torch.cat([*streams.encode(read_corpus(folder), tiny_tokenizer())])[5 * LENGTH :]
+    assert torch.equal(tokens, one_pass.repeat(9)[: tokens.numel()].long())
+
+
+def test_separate_documents_are_numbered_inside_the_row(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    end = tiny_tokenizer().eos_token_id
+    rows = list(islice(stream(folder, documents="separate"), 30))
+    seen = 0
+    for row in rows:
+        ends_S = (row["input_ids"] == end).long()
+        assert row["documents"].tolist() == (ends_S.cumsum(0) - ends_S).tolist()
+        seen = max(seen, int(row["documents"][-1]))
+    assert seen >= 1
+    assert "documents" not in next(iter(stream(folder)))
+
+
+def test_a_loader_with_one_worker_reads_the_same_and_two_are_refused(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    expected = collate(list(islice(stream(folder), 4, 8)))
+    rows = pickle.loads(pickle.dumps(stream(folder)))
+    for workers in (0, 1):
+        loader = DataLoader(rows, batch_size=4, num_workers=workers, collate_fn=collate)
+        _, batch = islice(loader, 2)
+        assert batch.keys() == {"input_ids", "row", "cursor"}
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)
+    with pytest.raises(ValueError, match="read by 0 or 1 workers, but there are 2; set workers=1"):
+        next(iter(DataLoader(rows, batch_size=4, num_workers=2, collate_fn=collate)))
+
+
+def test_a_corpus_that_fills_no_row_is_refused(tmp_path: Path) -> None:
+    short = corpus(tmp_path / "short", ["", "sea"])
+    with pytest.raises(ValueError, match=r"short has 3 tokens, which do not fill one row of 8; use a shorter length"):
+        next(iter(stream(short)))
+    folder = corpus(tmp_path / "whole")
+    rows = pack(read_corpus(folder), tiny_tokenizer(), LENGTH).shape[0]
+    assert len(list(stream(folder, skip_rows=rows - 1, repeat=False))) == 1
+    with pytest.raises(ValueError, match=f"do not fill one row of 8 behind {rows} held-out rows"):
+        next(iter(stream(folder, skip_rows=rows)))
+    with pytest.raises(ValueError, match=f"behind {rows + 1} held-out rows"):
+        stream(folder, skip_rows=rows + 1).heldout()
+    with pytest.raises(ValueError, match="has 0 tokens"):
+        next(iter(stream(corpus(tmp_path / "blank", [" "]))))
+
+
+def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    folder = corpus(tmp_path)
+    for changes, message in [
+        ({"shuffle_rows": 0}, "shuffle_rows must be at least 1, which keeps the order, but is 0"),
+        ({"skip_rows": -1}, "skip_rows must be at least 0, but is -1"),
+        ({"documents": "joint"}, "documents must be joined or separate, but is 'joint'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            stream(folder, **changes)
+    with pytest.raises(ValueError, match="at least 2 tokens"):
+        StreamedRows(folder, tiny_tokenizer(), 1)
+    with pytest.raises(ValueError, match="row 4 is in block 1 of 3 rows and the cursor in block 2"):
+        stream(folder).start_at(4, [2, 0, 3, 1])
+
+
+def test_real_books_stream_as_they_pack(tmp_path: Path) -> None:
+    books = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "books_pd" / "valid.jsonl.gz"
+    if not books.is_file():
+        pytest.skip("no shared data here")
+    texts = [text[:10_000] for text in corpus_documents(books)]
+    assert len(texts) == 5
+    folder = corpus(tmp_path, texts)
+    packed_RS = pack(texts, tiny_tokenizer(), 128)
+    rows = StreamedRows(folder, tiny_tokenizer(), 128, shuffle_rows=32)
+    expected = list(islice(rows, 400))
+    assert sorted(ids(expected[:96])) == sorted(packed_RS[:96].tolist())
+    rows.start_at(257, expected[256]["cursor"])
+    assert same(list(islice(rows, 143)), expected[257:])
