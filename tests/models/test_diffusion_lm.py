@@ -300,5 +300,5 @@ def test_bad_input_is_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match="labels"):
-        model(ids, labels=ids)
+    with pytest.raises(TypeError, match="label_ids"):
+        model(ids, label_ids=ids)

@@ -10,7 +10,14 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-SINK_KINDS = ("none", "token", "zero")
+SINK_TENSORS = {
+    "none": (),
+    "token": ("sink_embeddings",),
+    "zero": ("sink_embeddings",),
+    "kv": ("sink_keys", "sink_values"),
+}
+"""Sink kind -> the model's parameters that are the sink."""
+SINK_KINDS = tuple(SINK_TENSORS)
 SINK_SIDES = ("front", "end")
 GATES = ("none", "elementwise")
 SINK_COUNTS = (0, 1, 2, 4)
@@ -80,9 +87,11 @@ class DiffusionLMConfig(PreTrainedConfig):
         backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2 or
             qwen3.
         sink_kind: ``none``; ``token`` (a learned embedding run through the layers, Eq. 5–6); ``zero`` (the same with
-            its value states forced to zero in every layer, Table 5).
+            its value states forced to zero in every layer, Table 5); ``kv`` (learned keys and values of each layer,
+            without rotary positions: it takes none, and the text starts at 0).
         sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
-        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq. 7).
+        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq. 7); ``kv`` has no
+            positions and is ``front``.
         gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) before the output projection (Eq. 8–10).
         gate_bias: None for a gate without bias, as in Eq. 9 (starts near 0.5); a number adds a bias that starts there
             (4 opens it).
@@ -147,6 +156,11 @@ class DiffusionLMConfig(PreTrainedConfig):
                 f"sink_kind and sink_count must agree, but are {sink_kind!r} and {sink_count}; use "
                 "kind 'none' with count 0"
             )
+        if sink_kind == "kv" and sink_side != "front":
+            raise ValueError(
+                "sink_side must be 'front' for sink_kind 'kv', whose keys have no position, but is "
+                f"{sink_side!r}; leave it out"
+            )
         _check_numbers({"text_vocab_size": text_vocab_size, "output_vocab_size": output_vocab_size, "context": context})
         _check_numbers({"mask_token_id": mask_token_id, "eot_token_id": eot_token_id})
         _check_numbers({name: kwargs[name] for name in SPECIAL if name in kwargs})
@@ -166,7 +180,8 @@ class DiffusionLMConfig(PreTrainedConfig):
         self.sink_count = sink_count
         self.sink_side = sink_side
         self.gate = gate
-        self.gate_bias = gate_bias
+        # an int would make a bias of whole numbers
+        self.gate_bias = None if gate_bias is None else float(gate_bias)
         self.mask_token_id = mask_token_id
         self.logit_shift = logit_shift
         self.text_vocab_size = text_vocab_size
@@ -190,13 +205,32 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     @property
     def text_positions(self) -> int:
-        """Tokens of text that the positions reach; every sink takes one."""
-        return self.backbone.max_position_embeddings - self.sink_count
+        """Tokens of text that the positions reach; every sink that is a token takes one."""
+        return self.backbone.max_position_embeddings - (0 if self.sink_kind == "kv" else self.sink_count)
 
     @property
     def text_start(self) -> int:
         """Position of the first token of text: behind the sinks that stand in front."""
-        return self.sink_count if self.sink_side == "front" else 0
+        return self.sink_count if self.sink_side == "front" and self.sink_kind != "kv" else 0
+
+    @property
+    def sink_shape(self) -> tuple[int, ...]:
+        """Shape of each of the sink's tensors: (N, D) for tokens, (layers, N, key heads, head width) for ``kv``."""
+        if self.sink_kind == "kv":
+            return (self.backbone.num_hidden_layers, self.sink_count, self.kv_heads, self.head_dim)
+        return (self.sink_count, self.backbone.hidden_size)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return (
+            getattr(self.backbone, "head_dim", None) or self.backbone.hidden_size // self.backbone.num_attention_heads
+        )
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads of a layer."""
+        return self.backbone.num_key_value_heads or self.backbone.num_attention_heads
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

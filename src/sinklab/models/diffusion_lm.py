@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.models import gate as gate_module
-from sinklab.models import masks, rotary
+from sinklab.models import isolated, masks, rotary
 from sinklab.models import sink as sink_module
-from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.asked import Asked
+from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
 from sinklab.models.denoising import ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
 from sinklab.models.head import Head, ResizableVocabulary
@@ -25,16 +26,23 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
     The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink adds
-    ``sink_embeddings`` (N, D), the gate ``gates.i``. The sink enters every layer as a key/value prefix, which
-    equals the masked (L + N)² form of Eq. 6 exactly and needs no attention mask.
+    ``sink_embeddings`` (N, D), or keys and values of each layer, the gate ``gates.i``. The sink enters every layer as
+    a key/value prefix, which equals the masked (L + N)² form of Eq. 6 exactly and needs no attention mask.
     """
 
+    sink_embeddings: Tensor
+    sink_keys: Tensor
+    sink_values: Tensor
     config_class = DiffusionLMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
+    sink_form = "auto"
+    """How sink tokens are trained: ``prefix`` (run alone, as at inference) or ``sequence`` (run with the text); ``auto``
+    takes the second on CUDA, where it spares many small kernels. The results are equal.
+    """
     _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]  # noqa: RUF012
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -44,9 +52,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         self.model = AutoModel.from_config(backbone)
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
         rotary.attach(self.model, config.rope_dtype)
-        sink_module.attach(self.model)
-        if config.sink_count:
-            self.sink_embeddings = nn.Parameter(torch.empty(config.sink_count, backbone.hidden_size))
+        isolated.attach(self.model)
+        for name in SINK_TENSORS[config.sink_kind]:
+            self.register_parameter(name, nn.Parameter(torch.empty(config.sink_shape)))
         if config.gate != "none":
             self.gates = nn.ModuleList()
             for attention in (layer.self_attn for layer in self.model.layers):
@@ -65,8 +73,10 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.constant_(module.bias, getattr(module, "bias_start", 0.0))
-        elif module is self and self.config.sink_count:
-            init.normal_(self.sink_embeddings, mean=0.0, std=std)
+        elif module is self:
+            for name in SINK_TENSORS[self.config.sink_kind]:
+                # values of zero: a new kv sink takes attention, and adds nothing yet
+                init.zeros_(self.sink_values) if name == "sink_values" else init.normal_(getattr(self, name), std=std)
 
     @classmethod
     def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
@@ -79,7 +89,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         # not .to(dtype): that would round the rotary frequencies too
         model: Any = cls._from_config(DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype)
         missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
-        ours = ("sink_embeddings", "gates.")
+        ours = ("sink_embeddings", "sink_keys", "sink_values", "gates.")
         if unexpected or any(not name.startswith(ours) for name in missing):
             raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
         return model
@@ -118,12 +128,17 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         count = self.config.sink_count
         if not count:
             return None
+        if self.config.sink_kind == "kv":
+            return kvsink.prefix(self.model, self.sink_keys, self.sink_values)
+        positions_UN = self._sink_positions(length, lengths_B)
+        zero_values = self.config.sink_kind == "zero"
+        return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero_values)
+
+    def _sink_positions(self, length: int, lengths_B: Tensor | None) -> Tensor:
         start_U1 = torch.zeros(1, 1, dtype=torch.long, device=self.sink_embeddings.device)
         if self.config.sink_side == "end":
             start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
-        positions_UN = start_U1 + torch.arange(count, device=start_U1.device)
-        zero_values = self.config.sink_kind == "zero"
-        return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero_values)
+        return start_U1 + torch.arange(self.config.sink_count, device=start_U1.device)
 
     def hidden_states(
         self,
@@ -131,6 +146,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         attention_mask: Tensor | None = None,
         sink_prefix: SinkPrefix | None = None,
         causal: bool = False,
+        visible: Tensor | None = None,
     ) -> Tensor:
         """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
@@ -144,18 +160,25 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         real_BS = masks.padding(input_ids, attention_mask)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
-        extra: dict[str, Any] = {}
-        prefix = sink_prefix if sink_prefix is not None else self.sink_prefix(length, lengths_B)
-        if prefix is not None:
-            extra["sink_prefix"] = prefix
         embeds_BSD = self.model.embed_tokens(input_ids)
+        sinks = self.config.sink_count
+        in_sequence = sink_prefix is None and isolated.takes_part(self)
+        prefix: Any = sink_prefix
+        if in_sequence:
+            prefix = isolated.InSequence(sinks, self.config.sink_kind == "zero")
+            embeds_BSD = isolated.in_front(self.sink_embeddings, embeds_BSD)
+            position_ids = isolated.in_front(self._sink_positions(length, lengths_B), position_ids)
+        elif prefix is None:
+            prefix = self.sink_prefix(length, lengths_B)
         mask = masks.attention_mask(
             real_BS,
             length,
-            sinks=self.config.sink_count,
+            sinks=sinks,
             causal=causal,
             backend=self.model.config._attn_implementation,
             like=embeds_BSD,
+            visible=visible,
+            in_sequence=in_sequence,
         )
         out = self.model(
             inputs_embeds=embeds_BSD,
@@ -163,9 +186,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             position_ids=position_ids,
             use_cache=False,
             is_causal=causal,
-            **extra,
+            **({} if prefix is None else {"sink_prefix": prefix}),
         )
-        return out.last_hidden_state
+        return out.last_hidden_state[:, sinks:] if in_sequence else out.last_hidden_state
 
     def forward(
         self,
@@ -174,8 +197,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         logits_to_keep: Tensor | None = None,
         sink_prefix: SinkPrefix | None = None,
         causal: bool = False,
+        *,
+        visible: Tensor | None = None,
+        labels: Tensor | None = None,
+        label_weights: Tensor | None = None,
+        head_chunk: int = 4096,
+        liger: bool | None = None,
     ) -> MaskedLMOutput:
-        """Logits for the token at each position.
+        """Logits for the token at each position, or with ``labels`` the training loss without ever all logits.
 
         Args:
             input_ids: token ids (B, S), with [MASK] where a token is to be predicted.
@@ -183,16 +212,31 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             logits_to_keep: bool (B, S); the LM head is applied at the True positions alone.
             sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None computes it here.
             causal: each position sees the sinks and what stands to its left only (for a causal warm start).
+            visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both counted over the text
+                alone; every query sees the sinks. Padding and ``causal`` hide more. Positions do not change.
+            labels: the right id (B, S) at every asked position, −100 elsewhere; no shift is to be made by the caller.
+            label_weights: float (B, S), weight of each asked position; 1 when left out.
+            head_chunk: asked positions whose logits exist at a time.
+            liger: Liger's fused kernel for the loss: True, False, or None for where it is installed and fits.
 
         Returns:
-            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of ``logits_to_keep``.
+            an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of ``logits_to_keep``. With
+            labels: ``loss`` Σ weight · cross-entropy in nats over the asked positions (float32, or float64 where the
+            model is), and no logits.
 
         Raises:
-            ValueError: if shapes disagree, a row is all padding, or the sequence is longer than the context.
+            ValueError: if shapes disagree, a row is all padding, the sequence is longer than the context, a label is no
+                id of the head, or Liger is asked for where it cannot run.
         """
-        states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal)
+        if labels is not None:
+            asked = Asked.of(input_ids, labels, label_weights, logits_to_keep, head_chunk)
+        elif label_weights is not None:
+            raise ValueError("label_weights are weights of labels, but labels are missing; pass both")
+        states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible)
         if self.config.logit_shift:
             states_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
+        if labels is not None:
+            return MaskedLMOutput(loss=asked.loss(self.lm_head, states_BSD, liger))
         if logits_to_keep is None:
             return MaskedLMOutput(logits=self.lm_head(states_BSD))
         if logits_to_keep.dtype != torch.bool or logits_to_keep.shape != input_ids.shape:

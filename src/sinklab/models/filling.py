@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.models import families, rotary
-from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.recipe import Part, Plan
 from sinklab.models.weightfiles import Weights
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-OURS = ("sink_embeddings", "gates.")
+SINKS = tuple(dict.fromkeys(name for names in SINK_TENSORS.values() for name in names))
+OURS = (*SINKS, "gates.")
 
 
 def hollow(config: PreTrainedConfig, name: str) -> PreTrainedModel:
@@ -67,8 +68,8 @@ def complete_plan(
 def _removed(model: PreTrainedModel, targets: Iterable[str], asked: Collection[str]) -> dict[str, None]:
     """Those of these tensors that belong to a sink or gate which the caller's settings took away."""
     gone: set[str] = set()
-    if {"sink_kind", "sink_count"} & {*asked} and not hasattr(model, "sink_embeddings"):
-        gone.add("sink_embeddings")
+    if {"sink_kind", "sink_count"} & {*asked}:
+        gone |= {name for name in SINKS if not hasattr(model, name)}
     if "gate" in asked and not hasattr(model, "gates"):
         gone |= {f"gates.{layer}.{kind}" for layer in range(len(model.model.layers)) for kind in ("weight", "bias")}
     return {name: None for name in targets if name in gone}

@@ -1,4 +1,4 @@
-"""The LM head; it may have fewer rows than there are ids."""
+"""The LM head, its logits and its loss; it may have fewer rows than there are ids."""
 
 # M positions (any leading axes), D hidden size, R rows of the head, V vocabulary
 from __future__ import annotations
@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from sinklab.models import liger as liger_module
+from sinklab.models.loss import chunked_cross_entropy
 
 
 class Head(nn.Linear):
@@ -21,13 +24,42 @@ class Head(nn.Linear):
         super().__init__(hidden_size, rows, bias=False)
         self.vocab_size = vocab_size
 
-    def forward(self, states_MD: Tensor) -> Tensor:
-        """Logits (…, V)."""
+    def forward(
+        self,
+        states_MD: Tensor,
+        labels_M: Tensor | None = None,
+        weights_M: Tensor | None = None,
+        chunk: int = 4096,
+        liger: bool | None = None,
+    ) -> Tensor:
+        """Logits (…, V); with labels the sum of weighted cross-entropies instead, ``chunk`` positions at a time.
+
+        The loss is made in here and not outside from the weight, so that what gathers the weight for a call of this
+        module (FSDP, ZeRO-3) does.
+
+        Raises:
+            ValueError: if a label is no row of the head, or Liger is asked for where it cannot run.
+        """
+        if labels_M is not None and weights_M is not None:
+            check_labels(labels_M, self.out_features)
+            if liger_module.chosen(liger, states_MD.device):
+                return liger_module.cross_entropy(states_MD, self.weight, labels_M, weights_M)
+            return chunked_cross_entropy(states_MD, self.weight, labels_M, weights_M, chunk=chunk)
         logits_MR = super().forward(states_MD)
         if self.vocab_size == self.out_features:
             return logits_MR
         absent = self.vocab_size - self.out_features
         return nn.functional.pad(logits_MR, (0, absent), value=torch.finfo(logits_MR.dtype).min)
+
+
+def check_labels(labels_M: Tensor, rows: int) -> None:
+    """Raise for a label that the head has no row for."""
+    if len(labels_M) and not 0 <= int(labels_M.min()) <= int(labels_M.max()) < rows:
+        wrong = labels_M[(labels_M < 0) | (labels_M >= rows)][0].item()
+        raise ValueError(
+            f"labels must be ids that the head has a row for (0…{rows - 1}), or -100 where nothing is asked, "
+            f"but one is {wrong}"
+        )
 
 
 class ResizableVocabulary(PreTrainedModel):

@@ -4,14 +4,14 @@ of a checkpoint is run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.models import families, filling, placement, places, published, vocabularies, weightfiles
+from sinklab.models import families, filling, placement, places, published, sinkfile, vocabularies, weightfiles
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.placement import DeviceMap
@@ -71,6 +71,7 @@ def load(
     revision: str | None = None,
     allow_pickle: bool = False,
     as_diffusion: bool = False,
+    sink: str | Path | None = None,
     **settings: Any,
 ) -> Loaded:
     """Load a model and its tokenizer.
@@ -92,13 +93,16 @@ def load(
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one, as the start of a training run. Needs
             ``mask_token_id``.
+        sink: a file of :func:`~sinklab.models.save_sink`, to be attached to a diffusion model without a sink; ``notes``
+            say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
             left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
 
     Raises:
         ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
-            tensors are missing, surplus, misshapen or damaged, weights are pickled, or settings make no sense.
+            tensors are missing, surplus, misshapen or damaged, weights are pickled, settings make no sense, or the sink
+            file is damaged or belongs to a backbone of another shape.
     """
     name = str(name_or_folder)
     refuse_unknown(settings)
@@ -117,9 +121,11 @@ def load(
     config = families.configured(recipe, settings, name)
     _note_dtype(config, number)
     model = _weighted(config, recipe, weights, name, number, device_map, settings)
+    attached = () if sink is None else sinkfile.attach_sink(model, sink)
     _adopt_generation_config(model, folder, name)
     tokenizer = vocabularies.read_tokenizer(folder, recipe.family, recipe.backbone.model_type, name)
     commit = folder.name if folder.parent.name == "snapshots" else revision
+    recipe = replace(recipe, notes=(*recipe.notes, *attached))
     return _assembled(model, tokenizer, recipe, raw, name, commit)
 
 
@@ -134,7 +140,8 @@ def _as_asked(recipe: Recipe, name: str, as_diffusion: bool, settings: dict[str,
                 "pass as_diffusion=True to make it the start of one"
             )
         return recipe
-    if settings.get("mask_token_id") is None:
+    # None is for those who choose it when they have seen the tokenizer
+    if "mask_token_id" not in settings:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, the id of a row that "
             f"its text does not use (it has {recipe.backbone.vocab_size} rows)"

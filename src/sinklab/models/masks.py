@@ -44,9 +44,17 @@ def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: tor
 
 
 def attention_mask(
-    real_BS: Tensor | None, length: int, *, sinks: int, causal: bool, backend: str, like: Tensor
+    real_BS: Tensor | None,
+    length: int,
+    *,
+    sinks: int,
+    causal: bool,
+    backend: str,
+    like: Tensor,
+    visible: Tensor | None = None,
+    in_sequence: bool = False,
 ) -> Tensor | None:
-    """Mask of shape (B or 1, 1, 1 or S, K) for this attention backend.
+    """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
 
     None when nothing is hidden, or the kernel's own causal flag says it all.
 
@@ -57,23 +65,38 @@ def attention_mask(
         causal: text sees only text to its left.
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
+        visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
+        in_sequence: the sinks are queries too, in front of the text; what they see is thrown away.
 
     Raises:
-        ValueError: if this backend cannot take such a mask.
+        ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    kernel_is_enough = not causal or sinks == 0
-    if real_BS is None and backend != "eager" and kernel_is_enough:
+    kernel_is_enough = not causal or sinks == 0 or in_sequence
+    if real_BS is None and visible is None and backend != "eager" and kernel_is_enough:
         return None
     if backend not in ("eager", "sdpa"):
         raise ValueError(
-            f"padding is supported with attn_implementation 'sdpa' or 'eager', but it is {backend!r}; use sdpa"
+            f"padding and visibility are supported with attn_implementation 'sdpa' or 'eager', but it is {backend!r}; "
+            "use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
     seen_B1QS = real_BS[:, None, None, :]
     if causal:
         seen_B1QS = seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
-    seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
+    if visible is not None:
+        _check_visible(visible, length)
+        seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
+    rows = sinks if in_sequence and seen_B1QS.shape[2] > 1 else 0
+    seen_B1QK = F.pad(seen_B1QS, (sinks, 0, rows, 0), value=True)
     if backend == "sdpa":
         return seen_B1QK
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
+
+
+def _check_visible(visible: Tensor, length: int) -> None:
+    if visible.dtype != torch.bool or visible.ndim not in (2, 3) or visible.shape[-2:] != (length, length):
+        raise ValueError(
+            f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} (True = the query, a row, "
+            f"may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
+        )

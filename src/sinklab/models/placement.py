@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from sinklab.models.config import SINK_TENSORS
+
 DeviceMap = str | dict[str, Any]
 
 
@@ -89,12 +91,14 @@ def _beside_their_layers(model: PreTrainedModel, places: dict[str, Any]) -> dict
     """A gate multiplies inside its layer, and the sinks enter like embeddings: they live where those do."""
     if "" in places:
         return places
-    ours = ("gates", "sink_embeddings")
+    sinks = [name for names in SINK_TENSORS.values() for name in names]
+    ours = ("gates", *sinks)
     places = {name: device for name, device in places.items() if not name.startswith(ours)}
     for index in range(len(getattr(model, "gates", ()))):
         places[f"gates.{index}"] = device_in(places, f"model.layers.{index}")
-    if hasattr(model, "sink_embeddings"):
-        places["sink_embeddings"] = device_in(places, "model.embed_tokens")
+    for name in sinks:
+        if hasattr(model, name):
+            places[name] = device_in(places, "model.embed_tokens")
     return places
 
 

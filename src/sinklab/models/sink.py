@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention import unobserved
@@ -55,23 +55,6 @@ class _Recorder:
         self.keys.append(k)
         self.values.append(v)
         return k, v
-
-
-def _from_kwarg(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    prefix = kwargs.pop("sink_prefix", None)
-    if prefix is not None:
-        kwargs["past_key_values"] = prefix
-    return args, kwargs
-
-
-def attach(decoder: Any) -> None:
-    """Let every attention layer of a transformers decoder take a ``sink_prefix`` keyword.
-
-    It travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
-    checkpointing, which would make the sink vanish with no more than a warning.
-    """
-    for layer in decoder.layers:
-        layer.self_attn.register_forward_pre_hook(_from_kwarg, with_kwargs=True)
 
 
 @contextmanager

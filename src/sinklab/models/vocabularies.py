@@ -18,6 +18,9 @@ from transformers import (
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.published import CHAT_TEMPLATES, END_OF_TURN, NO_IDS, Published, SpecialIds
 
+PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes that are their ``tokenizer.json`` and nothing besides."""
+
 
 def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
@@ -40,10 +43,12 @@ def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTr
         return None
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
-    foreign = _is_foreign(folder / "tokenizer_config.json")
+    kind = _named_class(folder / "tokenizer_config.json")
+    foreign, plain = kind is not None and not hasattr(transformers, kind), kind in PLAIN
     if family == "dream" or (foreign and pair and backbone in ("qwen2", "qwen3")):
         reader, settings = Qwen2Tokenizer, {}
-    elif single and (foreign or family in ("llada", "mmada", "smdm")):
+    elif single and (foreign or plain or family in ("llada", "mmada", "smdm")):
+        # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
         reader, settings = PreTrainedTokenizerFast, {}
     try:
         tokenizer = reader.from_pretrained(str(folder), **settings)
@@ -60,17 +65,17 @@ def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTr
     return tokenizer
 
 
-def _is_foreign(settings: Path) -> bool:
-    """Whether a ``tokenizer_config.json`` names a class that transformers does not have, or code."""
+def _named_class(settings: Path) -> str | None:
+    """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
     try:
         named = json.loads(settings.read_text("utf-8"))
     except (OSError, ValueError):
         # absent, or the reader will say what is wrong with it
-        return False
+        return None
     if not isinstance(named, dict):
-        return False
+        return None
     kind = named.get("tokenizer_class")
-    return "auto_map" in named or (kind is not None and not hasattr(transformers, str(kind)))
+    return "code" if "auto_map" in named else None if kind is None else str(kind)
 
 
 def special_ids(

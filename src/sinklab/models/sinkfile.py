@@ -1,0 +1,203 @@
+"""A sink by itself, in a file of a few kB: what it is, on which weights it was trained, and putting it on a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
+
+FORMAT, VERSION = "sinklab-sink", 1
+# at a time, when weights are hashed
+PIECE = 2**22
+
+
+@dataclass(frozen=True)
+class SinkFile:
+    """What a sink file says of itself."""
+
+    kind: str
+    """``token``, ``zero`` or ``kv``, as in :class:`~sinklab.models.DiffusionLMConfig`."""
+    count: int
+    side: str
+    backbone: str
+    """The transformers decoder it was trained on: llama, qwen2 or qwen3."""
+    hidden_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    name: str
+    """What the model was called that it was trained on; empty if nobody said."""
+    weights_sha256: str
+    """As of :func:`backbone_hash`."""
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, config: DiffusionLMConfig, name: str = "", weights_sha256: str = "") -> SinkFile:
+        """The facts of a model with a sink."""
+        return cls(
+            kind=config.sink_kind,
+            count=config.sink_count,
+            side=config.sink_side,
+            backbone=config.backbone.model_type,
+            hidden_size=config.backbone.hidden_size,
+            layers=config.backbone.num_hidden_layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            name=name,
+            weights_sha256=weights_sha256,
+        )
+
+
+def backbone_hash(model: Any) -> str:
+    """SHA-256 (hex) of a model's weights without its sink, rounded to bfloat16: the same in float32 and bfloat16.
+
+    Reads every weight once.
+    """
+    digest = hashlib.sha256()
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    skipped = tied.union(*SINK_TENSORS.values())
+    state = model.state_dict()
+    for name in sorted(state.keys() - skipped):
+        digest.update(json.dumps([name, list(state[name].shape)]).encode())
+        for piece in state[name].detach().reshape(-1).split(PIECE):
+            digest.update(piece.bfloat16().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
+    """Write the sink of a model, and nothing else, into a safetensors file that ``load(…, sink=FILE)`` attaches.
+
+    Args:
+        model: a :class:`~sinklab.models.DiffusionLM` with a sink, without adapters.
+        file: where to; it is replaced when the new one is whole.
+        name: of the model that the sink was trained on, for whoever finds the file.
+
+    Raises:
+        ValueError: if the model has no sink, or adapters.
+    """
+    file = Path(file)
+    tensors = {one: getattr(model, one).detach().cpu().contiguous() for one in _sink_of(model)}
+    if any(".lora_" in one for one in model.state_dict()):
+        raise ValueError("the sink of a model with adapters would be tied to them; merge_lora(model) first")
+    facts = SinkFile.of(model.config, name, backbone_hash(model))
+    metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
+
+
+def sink_file_of(file: str | Path) -> SinkFile:
+    """What a sink file says of itself.
+
+    Raises:
+        ValueError: if it is no sink file, damaged, or of another version.
+    """
+    return _read(file)[0]
+
+
+def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata: Mapping[str, str] = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"no sink can be read from {file}, which is absent, cut short or damaged: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{file} holds no sink: save_sink writes one, with format {FORMAT!r} in its metadata")
+    if metadata.get("version") != str(VERSION):
+        raise ValueError(
+            f"the sink file {file} has version {metadata.get('version')}, and this sinklab reads version {VERSION}; "
+            "write it again with save_sink"
+        )
+    try:
+        said: dict[str, Any] = {one.name: metadata[one.name] for one in fields(SinkFile)}
+        facts = SinkFile(**said | {one.name: int(said[one.name]) for one in fields(SinkFile) if one.type == "int"})
+        named = set(SINK_TENSORS[facts.kind])
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"the sink file {file} is damaged: its metadata lack or misspell {error}") from error
+    if named != tensors.keys() or not named:
+        raise ValueError(
+            f"the sink file {file} is damaged: a {facts.kind} sink is {', '.join(sorted(named)) or 'nothing'}, "
+            f"but it holds {', '.join(sorted(tensors)) or 'nothing'}"
+        )
+    return facts, tensors
+
+
+def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
+    """Give a model without a sink that of a file, in place; its other weights keep every bit.
+
+    Returns:
+        notes: what was attached, and a warning where the sink was trained on other weights.
+
+    Raises:
+        ValueError: as :func:`sink_file_of`; if the model is no diffusion model or has a sink; if the sink was trained
+            on a backbone of another shape.
+    """
+    facts, tensors = _read(file)
+    config = model.config
+    if not isinstance(config, DiffusionLMConfig):
+        raise ValueError(
+            f"a sink file is for diffusion models, and this one is a causal {config.model_type}; make it one with "
+            "as_diffusion=True"
+        )
+    if config.sink_count:
+        raise ValueError(
+            f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave that out with "
+            "sink_kind='none' and sink_count=0"
+        )
+    here = SinkFile.of(config)
+    wrong = [
+        f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here"
+        for key in ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
+        if getattr(facts, key) != getattr(here, key)
+    ]
+    if wrong:
+        raise ValueError(
+            f"the sink in {file} was trained on another backbone ({facts.name or 'not named'}): {', '.join(wrong)}; "
+            "load the model it belongs to"
+        )
+    settings: dict[str, Any] = {"sink_kind": facts.kind, "sink_count": facts.count, "sink_side": facts.side}
+    # checks the three together
+    shape = DiffusionLMConfig(backbone=config.backbone, **settings).sink_shape
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"the sink file {file} is damaged: {name} has shape {tuple(tensor.shape)}, but its metadata ask for "
+                f"{shape}"
+            )
+    vars(config).update(settings)
+    like = model.get_input_embeddings().weight
+    for name, tensor in tensors.items():
+        model.register_parameter(name, nn.Parameter(tensor.to(device=like.device, dtype=like.dtype)))
+    return (f"sink attached: {facts.count} {facts.kind} of {file}", *_doubts(model, facts))
+
+
+def _doubts(model: Any, facts: SinkFile) -> tuple[str, ...]:
+    if backbone_hash(model) == facts.weights_sha256:
+        return ()
+    return (
+        f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, SHA-256 "
+        f"{facts.weights_sha256[:12]}…): what it does here is untested",
+    )
+
+
+def _sink_of(model: Any) -> tuple[str, ...]:
+    names = SINK_TENSORS[getattr(model.config, "sink_kind", "none")]
+    if not names:
+        raise ValueError("this model has no sink that could be saved; give it one with sink_kind and sink_count")
+    return names

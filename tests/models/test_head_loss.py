@@ -1,0 +1,251 @@
+"""The loss that never has all logits: against whole logits and F.cross_entropy."""
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from test_diffusion_lm import MASK, VOCAB, backbone, build, checkpoint_layers, ragged
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from sinklab.models import DiffusionLM, DiffusionLMConfig, liger
+
+# B batch, S sequence, M asked positions, V vocabulary
+
+
+def question(seed=3, share=0.6, highest=MASK):
+    """Ids, their padding, labels and weights; padding and some of the text are not asked."""
+    ids, mask = ragged()
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, highest, ids.shape, generator=generator)
+    labels[(torch.rand(ids.shape, generator=generator) > share) | (mask == 0)] = -100
+    return ids, mask, labels, torch.rand(ids.shape, generator=generator) + 0.1
+
+
+def whole(model, ids, mask, labels, weights):
+    """The same with every logit there is."""
+    logits = model(ids, mask).logits
+    asked = labels != -100
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return (F.cross_entropy(logits[asked].to(exact), labels[asked], reduction="none") * weights[asked]).sum()
+
+
+def gradients(model, loss, scale=1.0):
+    model.zero_grad()
+    (loss * scale).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def same(model, tolerance, *, chunk=4, scale=1.0, highest=MASK):
+    ids, mask, labels, weights = question(highest=highest)
+    slow = whole(model, ids, mask, labels, weights)
+    slow_grads = gradients(model, slow, scale)
+    out = model(ids, mask, labels=labels, label_weights=weights, head_chunk=chunk)
+    assert out.logits is None
+    assert out.loss.dtype == (torch.float64 if model.dtype == torch.float64 else torch.float32)
+    fast_grads = gradients(model, out.loss, scale)
+    assert abs(out.loss - slow) <= tolerance * slow.abs()
+    assert fast_grads.keys() == slow_grads.keys()
+    for name, grad in slow_grads.items():
+        assert (fast_grads[name] - grad).abs().max() <= tolerance * max(1.0, grad.abs().max()), name
+    return fast_grads
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_loss_and_gradients_equal_those_of_whole_logits(chunk, shift, tied):
+    torch.manual_seed(0)
+    config = DiffusionLMConfig(
+        backbone(tie_word_embeddings=tied), sink_kind="token", sink_count=1, logit_shift=shift, mask_token_id=MASK
+    )
+    model = DiffusionLM(config).double()
+    grads = same(model, 1e-12, chunk=chunk, scale=0.25)
+    assert grads["sink_embeddings"].abs().max() > 0
+    assert ("lm_head.weight" in grads) != tied
+
+
+def test_float32_and_bfloat16():
+    same(build(dtype=torch.float32, std=0.1), 2e-6)
+    same(build(dtype=torch.bfloat16, std=0.1), 3e-2)
+
+
+def test_under_autocast_it_multiplies_in_bfloat16_and_sums_in_float32():
+    with torch.autocast("cpu", torch.bfloat16):
+        same(build(dtype=torch.float32, std=0.1), 2e-2)
+
+
+def test_a_head_with_fewer_rows_than_ids():
+    model = build(output_vocab_size=VOCAB - 7)
+    assert model.lm_head.out_features == VOCAB - 7
+    same(model, 1e-12, highest=VOCAB - 7)
+    ids, mask, labels, weights = question()
+    labels[0, 0] = MASK
+    with pytest.raises(ValueError, match=rf"0…{VOCAB - 8}\), or -100 where nothing is asked, but one is {MASK}"):
+        model(ids, mask, labels=labels, label_weights=weights)
+
+
+def test_weights_are_one_when_left_out_and_no_question_costs_nothing():
+    model = build()
+    ids, mask, labels, weights = question()
+    left_out, ones = model(ids, mask, labels=labels), model(ids, mask, labels=labels, label_weights=weights * 0 + 1)
+    assert torch.equal(left_out.loss, ones.loss)
+    nothing = model(ids, mask, labels=torch.full_like(labels, -100))
+    grads = gradients(model, nothing.loss)
+    assert nothing.loss == 0
+    assert grads.keys() == dict(model.named_parameters()).keys()
+    assert all((grad == 0).all() for grad in grads.values())
+
+
+def test_without_gradients_and_with_a_frozen_head():
+    model = build()
+    ids, mask, labels, weights = question()
+    expected = whole(model, ids, mask, labels, weights)
+    with torch.no_grad():
+        loss = model(ids, mask, labels=labels, label_weights=weights, head_chunk=3).loss
+    assert not loss.requires_grad
+    assert abs(loss - expected) < 1e-10 * expected
+    model.lm_head.requires_grad_(False)
+    same(model, 1e-12)
+    for parameter in model.model.parameters():
+        parameter.requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    assert same(model, 1e-12).keys() == {"lm_head.weight"}
+
+
+def test_gradients_add_up_over_batches_and_survive_checkpointing():
+    ids, mask, labels, weights = question()
+    model = build(("token", 2, "front"), gate="elementwise").train()
+    half = model(ids, mask, labels=labels, label_weights=weights).loss
+    once = gradients(model, half)
+    checkpoint_layers(model, use_reentrant=False)
+    model.zero_grad()
+    for _ in range(2):
+        model(ids, mask, labels=labels, label_weights=weights, head_chunk=5).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, 2 * once[name], rtol=1e-10, atol=1e-13), name
+
+
+def test_going_backward_twice_says_why_not():
+    ids, mask, labels, _ = question()
+    loss = build()(ids, mask, labels=labels).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="goes backward once"):
+        loss.backward()
+
+
+class LargestLogits(TorchFunctionMode):
+    """Rows of the largest tensor as wide as the vocabulary that a function returned."""
+
+    rows = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.ndim > 1 and out.shape[-1] == VOCAB:
+            self.rows = max(self.rows, out.numel() // VOCAB)
+        return out
+
+
+def test_no_more_logits_than_a_chunk_exist():
+    model = build()
+    ids, mask, labels, _ = question()
+    seen = LargestLogits()
+    with seen:
+        model(ids, mask)
+    assert seen.rows == ids.numel()
+    seen.rows = 0
+    with seen:
+        model(ids, mask, labels=labels, head_chunk=4).loss.backward()
+    assert seen.rows == 4
+
+
+class Doubled(nn.Module):
+    """A head that is not a plain matrix, as adapters and quantised ones are not."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states):
+        return 2 * self.inner(states)
+
+
+def test_a_head_of_another_make_is_called_and_not_looked_into():
+    model = build()
+    model.lm_head = Doubled(model.lm_head)
+    same(model, 1e-12)
+    ids, mask, labels, _ = question()
+    with pytest.raises(ValueError, match="own head, but it is a Doubled"):
+        model(ids, mask, labels=labels, liger=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": None}, "labels are missing"),
+        ({"labels": torch.zeros(3, 8, dtype=torch.long)}, r"shape of input_ids \(3, 9\)"),
+        ({"labels": torch.zeros(3, 9)}, "torch.float32"),
+        ({"label_weights": torch.zeros(3, 8)}, "shape of labels"),
+        ({"label_weights": torch.ones(3, 9, dtype=torch.long)}, "float tensor"),
+        ({"head_chunk": 0}, "at least 1"),
+        ({"logits_to_keep": torch.ones(3, 9, dtype=torch.bool)}, "not both"),
+        ({"labels": torch.full((3, 9), VOCAB)}, f"but one is {VOCAB}"),
+        ({"labels": torch.full((3, 9), -1)}, "but one is -1"),
+    ],
+)
+def test_bad_questions_are_refused(change, message):
+    ids, mask, labels, weights = question()
+    with pytest.raises(ValueError, match=message):
+        build(dtype=torch.float32)(ids, mask, **{"labels": labels, "label_weights": weights, **change})
+
+
+def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
+    ids, mask, labels, _ = question()
+    with pytest.raises(ValueError, match=r"runs on CUDA, but the model is on cpu; .*pip install liger-kernel"):
+        build()(ids, mask, labels=labels, liger=True)
+    assert not liger.chosen(None, torch.device("cpu"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="liger-kernel, which is not installed"):
+        liger.chosen(True, torch.device("cuda"))
+    assert not liger.chosen(None, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_liger_that_forgets_the_weights_of_the_rows_is_found_out(monkeypatch, right):
+    def fused(states, weight, labels, *, reduction, accum_dtype):
+        assert (reduction, accum_dtype) == ("none", torch.float32)
+        losses = F.cross_entropy(states @ weight.T, labels, reduction="none")
+        if not right:
+            # what old releases do: each gradient is that of the first row's weight
+            losses.register_hook(lambda grad: grad[0].expand_as(grad))
+        return losses
+
+    name = "liger_kernel.transformers.functional"
+    module = ModuleType(name)
+    module.liger_fused_linear_cross_entropy = fused
+    for parent in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with torch.no_grad():
+        assert liger.weighs_rows.__wrapped__(torch.device("cpu")) is right
+    monkeypatch.setattr(liger, "weighs_rows", lambda device: right)
+    cuda = torch.device("cuda")
+    assert liger.chosen(None, cuda) is right
+    if not right:
+        with pytest.raises(ValueError, match="wrong gradients"):
+            liger.chosen(True, cuda)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_liger_equals_the_plain_path():
+    pytest.importorskip("liger_kernel")
+    model = build(dtype=torch.float32, std=0.1).cuda()
+    ids, mask, labels, weights = (value.cuda() for value in question())
+    plain, fused = (model(ids, mask, labels=labels, label_weights=weights, liger=on).loss for on in (False, True))
+    assert torch.allclose(plain, fused, rtol=1e-3)
+    ours, theirs = gradients(model, plain), gradients(model, fused)
+    assert all((ours[name] - grad).abs().max() <= 1e-2 * max(1.0, grad.abs().max()) for name, grad in theirs.items())

@@ -1,0 +1,273 @@
+import sys
+
+import published_toys as toys
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sink_toys import IDS, MASK, NOISY, copied, kv_model, train
+
+from golden_llada import golden_folder
+from sinklab.models import (
+    DiffusionLM,
+    DiffusionLMConfig,
+    SinkFile,
+    attach_sink,
+    freeze,
+    load,
+    merge_lora,
+    save_sink,
+    sink_file_of,
+    trainable_parameters,
+)
+from sinklab.models.sinkfile import backbone_hash
+from sinklab.probing import trace
+from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
+from tiny_llama import tiny_llama
+
+
+def test_all_trains_everything():
+    model = tiny_model(1, gate="elementwise")
+    freeze(model, "sink")
+    assert freeze(model, "all") == trainable_parameters(model, "all") == [name for name, _ in model.named_parameters()]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_only_the_sink_learns():
+    model = tiny_model(2)
+    before = copied(model)
+    assert freeze(model, "sink") == trainable_parameters(model, "sink") == ["sink_embeddings"]
+    losses = train(model)
+    assert losses[-1] < losses[0] - 0.01
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"sink_embeddings"}
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["sink_embeddings"]
+
+
+def test_what_cannot_be_trained_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="train_only must be one of all, sink, lora, but is 'snik'; did you mean 'si"):
+        freeze(tiny_model(), "snik")
+    with pytest.raises(ValueError, match="train_only='sink' needs a model with a sink, but this one has none; give"):
+        freeze(tiny_model(), "sink")
+    with pytest.raises(ValueError, match="lora_rank must be a whole number of at least 1, but is 0"):
+        freeze(tiny_model(), "lora", 0)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match="train_only='lora' needs peft, which is not installed; run pip install peft"):
+        freeze(tiny_model(), "lora")
+
+
+@pytest.mark.parametrize("gate", ["none", "elementwise"])
+@pytest.mark.parametrize("sink", [0, 1])
+def test_lora_learns_and_is_merged_into_a_plain_model(tmp_path, sink, gate):
+    pytest.importorskip("peft")
+    model = tiny_model(sink, gate=gate)
+    before, logits = copied(model), model(NOISY).logits.detach()
+    names = freeze(model, "lora", 2)
+    assert torch.equal(model(NOISY).logits, logits)
+    adapted = [f"model.layers.{i}.self_attn.{p}_proj" for i in range(2) for p in "qkvo"]
+    expected = {f"{name}.lora_{half}.default.weight" for name in adapted for half in "AB"}
+    assert set(names) == expected | ({"sink_embeddings"} if sink else set())
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == set(names)
+    with pytest.raises(ValueError, match="has adapters already; merge them first"):
+        freeze(model, "lora", 2)
+    losses = train(model)
+    assert losses[-1] < losses[0] - 0.05
+    learned = model(NOISY).logits.detach()
+    merge_lora(model)
+    assert torch.allclose(model(NOISY).logits, learned, atol=1e-4)
+    assert not torch.allclose(learned, logits, atol=1e-2)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {f"{name}.weight" for name in adapted} | ({"sink_embeddings"} if sink else set())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path).model
+    assert isinstance(again, DiffusionLM)
+    assert torch.equal(again(NOISY).logits, model(NOISY).logits)
+    assert freeze(model, "lora", 3) == names
+    assert torch.equal(again(NOISY).logits, model(NOISY).logits)
+
+
+def test_an_interrupted_lora_run_goes_on_from_its_checkpoint(tmp_path):
+    pytest.importorskip("peft")
+    first, second = tiny_model(1, gate="elementwise"), tiny_model(1, gate="elementwise", seed=1)
+    for model in (first, second):
+        freeze(model, "lora", 2)
+    train(first, 2)
+    first.save_pretrained(tmp_path)
+    second.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    assert torch.equal(first(NOISY).logits, second(NOISY).logits)
+
+
+def test_merging_what_has_no_adapters_changes_nothing():
+    model = tiny_model(1)
+    before = copied(model)
+    merge_lora(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("settings", [{"sink_kind": "kv"}, {"sink_kind": "token"}, {"sink_kind": "zero"}], ids=str)
+def test_retrofit_teaches_the_sink_alone_and_its_file_brings_it_back(tmp_path, settings):
+    save_tiny(tmp_path / "m", logit_shift=True)
+    plain = load(tmp_path / "m")
+    started = load(tmp_path / "m", sink_count=2, **settings).model
+    before = copied(started)
+    names = freeze(started, "sink")
+    assert names == (["sink_keys", "sink_values"] if settings["sink_kind"] == "kv" else ["sink_embeddings"])
+    losses = train(started)
+    assert losses[-1] < losses[0] - 0.01
+    changed = {name for name, tensor in started.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == set(names)
+    assert {name for name, p in started.named_parameters() if p.grad is not None} == set(names)
+    file = save_sink(started, tmp_path / "sink.safetensors", name="toy")
+    assert file.stat().st_size < 4096
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "sink.safetensors"]
+    loaded = load(tmp_path / "m", sink=file)
+    assert loaded.notes == (*plain.notes, f"sink attached: 2 {settings['sink_kind']} of {file}")
+    assert torch.equal(loaded.model(NOISY).logits, started(NOISY).logits)
+    assert loaded.context == plain.context - (0 if settings["sink_kind"] == "kv" else 2)
+    bare = load(tmp_path / "m").model
+    assert torch.equal(bare(NOISY).logits, plain.model(NOISY).logits)
+    loaded.model.save_pretrained(tmp_path / "whole")
+    assert torch.equal(load(tmp_path / "whole").model(NOISY).logits, started(NOISY).logits)
+
+
+def test_a_sink_file_says_what_it_is(tmp_path):
+    model = kv_model(2)
+    facts = sink_file_of(save_sink(model, tmp_path / "s", name="owner/toy"))
+    assert facts == SinkFile("kv", 2, "front", "llama", 32, 2, 2, 8, "owner/toy", backbone_hash(model), 1)
+    assert backbone_hash(model) == backbone_hash(tiny_model(1)) == backbone_hash(model.bfloat16())
+    assert backbone_hash(model) != backbone_hash(tiny_model(seed=1))
+    assert sink_file_of(save_sink(tiny_model(1, sink_side="end"), tmp_path / "s")).side == "end"
+
+
+def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
+    file = save_sink(kv_model(1), tmp_path / "s", name="toy")
+    save_tiny(tmp_path / "same")
+    save_tiny(tmp_path / "other", seed=1)
+    assert len(load(tmp_path / "same", sink=file, dtype="bfloat16").notes) == 1
+    notes = load(tmp_path / "other", sink=file).notes
+    assert len(notes) == 2
+    assert "the sink was trained on other weights of this shape (toy, SHA-256" in notes[1]
+    folder, _ = toys.dream(tmp_path / "dream")
+    with pytest.raises(
+        ValueError, match=r"trained on another backbone \(toy\): backbone llama there and qwen2 here; load"
+    ):
+        load(folder, sink=file)
+    folder, _ = toys.llada(tmp_path / "llada", n_layers=3)
+    with pytest.raises(
+        ValueError, match="layers 2 there and 3 here, kv heads 2 there and 4 here; load the model it belo"
+    ):
+        load(folder, sink=file)
+    save_tiny(tmp_path / "own", 1)
+    with pytest.raises(
+        ValueError, match=r"has a sink of its own \(1 token\); leave that out with sink_kind='none' and si"
+    ):
+        load(tmp_path / "own", sink=file)
+    assert load(tmp_path / "own", sink=file, sink_kind="none", sink_count=0).model.config.sink_kind == "kv"
+    tiny_llama().model.save_pretrained(tmp_path / "causal")
+    with pytest.raises(
+        ValueError, match="a sink file is for diffusion models, and this one is a causal llama; make it on"
+    ):
+        load(tmp_path / "causal", sink=file)
+
+
+def test_what_is_no_sink_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="this model has no sink that could be saved; give it one with sink_kind"):
+        save_sink(tiny_model(), tmp_path / "s")
+    with pytest.raises(ValueError, match=r"no sink can be read from .*absent, which is absent, cut short or damaged"):
+        sink_file_of(tmp_path / "absent")
+    file = save_sink(kv_model(1), tmp_path / "s")
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    one = {"sink_keys": tensors["sink_keys"]}
+    for change, kept, message in [
+        ({"format": "pt"}, tensors, "holds no sink: save_sink writes one"),
+        ({"version": "2"}, tensors, "has version 2, and this sinklab reads version 1; write it again with save_sink"),
+        ({"kind": "vk"}, tensors, "is damaged: its metadata lack or misspell 'vk'"),
+        ({"count": "one"}, tensors, "is damaged: its metadata lack or misspell invalid literal"),
+        ({}, one, "is damaged: a kv sink is sink_keys, sink_values, but it holds sink_keys"),
+        (
+            {"count": "2"},
+            tensors,
+            r"is damaged: sink_keys has shape \(2, 1, 2, 8\), but its metadata ask for \(2, 2, 2, 8",
+        ),
+        ({"side": "end"}, tensors, "sink_side must be 'front' for sink_kind 'kv'"),
+    ]:
+        save_file(kept, file, metadata={**metadata, **change})
+        with pytest.raises(ValueError, match=message):
+            attach_sink(tiny_model(), file)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="which is absent, cut short or damaged"):
+        load(save_tiny(tmp_path / "m"), sink=file)
+    model = tiny_model(1)
+    pytest.importorskip("peft")
+    freeze(model, "lora", 2)
+    with pytest.raises(ValueError, match=r"adapters would be tied to them; merge_lora\(model\) first"):
+        save_sink(model, file)
+
+
+@pytest.mark.parametrize("kind", ["kv", "token"])
+@pytest.mark.parametrize("family", ["llada", "dream", "smdm"])
+def test_a_published_model_gets_a_sink(tmp_path, family, kind):
+    folder, _ = getattr(toys, family)(tmp_path / family)
+    ids = torch.arange(3, 15)[None]
+    published = load(folder).model
+    logits = published(ids).logits
+    model = load(folder, sink_kind=kind, sink_count=1).model
+    freeze(model, "sink")
+    with torch.no_grad():
+        for name in trainable_parameters(model, "sink"):
+            model.get_parameter(name).normal_(std=2.0, generator=torch.Generator().manual_seed(0))
+    file = save_sink(model, tmp_path / "sink.safetensors", name=family)
+    loaded = load(folder, sink=file)
+    assert loaded.published_family == family
+    assert any(note == f"sink attached: 1 {kind} of {file}" for note in loaded.notes)
+    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
+    assert not torch.allclose(loaded.model(ids).logits, logits, atol=1e-3)
+    assert torch.equal(load(folder).model(ids).logits, logits)
+    written = loaded.model.generate(ids[:, :4], max_new_tokens=4, block_length=2, steps=4, cache="dual")
+    assert written.shape == (1, 8)
+    with trace(loaded.model) as recording:
+        traced = loaded.model(ids).logits
+    assert torch.equal(traced, model(ids).logits)
+    received_BLHK = recording.received[0]
+    assert received_BLHK.shape[-1] == ids.shape[1] + 1
+    assert bool((received_BLHK[..., 0] > 0).all())
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "mmada", "smdm_vanilla"])
+def test_a_golden_checkpoint_gets_a_sink(tmp_path, family):
+    model = load(golden_folder(family), sink_kind="kv", sink_count=1).model
+    file = save_sink(model, tmp_path / "sink.safetensors", name=family)
+    loaded = load(golden_folder(family), sink=file)
+    ids = torch.arange(3, 15)[None]
+    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
+    assert len(loaded.notes) == len(load(golden_folder(family)).notes) + 1
+
+
+@pytest.mark.parametrize("settings", [{"sink_kind": "kv"}, {"sink_kind": "token"}], ids=str)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_the_training_loss_of_a_frozen_model_reaches_the_sink_alone(settings, tied):
+    torch.manual_seed(0)
+    backbone = tiny_backbone(tie_word_embeddings=tied)
+    model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=MASK, sink_count=1, **settings))
+    names = freeze(model, "sink")
+    labels = torch.where(NOISY == MASK, IDS, -100)
+    gradients = []
+    for asked in (True, False):
+        model.zero_grad(set_to_none=True)
+        if asked:
+            loss = model(NOISY, labels=labels, label_weights=torch.full(IDS.shape, 0.5), head_chunk=5).loss
+        else:
+            loss = 0.5 * torch.nn.functional.cross_entropy(
+                model(NOISY).logits.flatten(0, 1), labels.flatten(), reduction="sum"
+            )
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() == set(names)
+    for name in names:
+        assert gradients[1][name].abs().max() > 0
+        assert torch.allclose(gradients[0][name], gradients[1][name], rtol=1e-4, atol=1e-6)
