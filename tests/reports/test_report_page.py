@@ -272,10 +272,10 @@ def test_summary_gives_the_sentences_that_open_the_page(make_study, tmp_path):
 def test_refusals(make_study, tmp_path):
     with pytest.raises(ValueError, match="at least one run"):
         report([], tmp_path / "out")
-    with RunWriter(tmp_path / "training", kind="training", model={}, settings={}, seed=0):
+    with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"runs of kind 'study': .*training is of kind 'training'"):
-        report(open_run(tmp_path / "training"), tmp_path / "out")
+    with pytest.raises(ValueError, match=r"runs of kind 'study': .*notes is of kind 'notes'"):
+        report(open_run(tmp_path / "notes"), tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="study", model={}, settings={}, seed=0) as run:
         run.table("heldout", {"k": [1]})
     with pytest.raises(ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"):

@@ -6,6 +6,7 @@ from sinklab.probing.intervention import Edit, intervene
 from sinklab.probing.log import InterventionLog, Removal
 from sinklab.probing.masking import MaskSinks
 from sinklab.probing.recording import Recording
+from sinklab.probing.snapshot import MEASURES, Snapshot, snapshot
 from sinklab.probing.specs import EDITS, as_spec, as_text, edit_by_name, parse_edit
 from sinklab.probing.states import STATES, position_states
 from sinklab.probing.statistics import STATISTICS
@@ -15,6 +16,7 @@ from sinklab.probing.window import WindowAttention
 
 __all__ = [
     "EDITS",
+    "MEASURES",
     "STATES",
     "STATISTICS",
     "AttentionCall",
@@ -25,6 +27,7 @@ __all__ = [
     "MaskSinks",
     "Recording",
     "Removal",
+    "Snapshot",
     "TruncateContext",
     "WindowAttention",
     "as_spec",
@@ -33,5 +36,6 @@ __all__ = [
     "intervene",
     "parse_edit",
     "position_states",
+    "snapshot",
     "trace",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from .explorer import asset, data_block, script, script_hash
 from .study import Study
+from .training import Training
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ def page(studies: list[Study], content: dict[str, Any], short: str, parts: Seque
         lead=escape(
             f"A study of {names}: which tokens receive attention at each recorded step, and which of them are sinks."
         ),
-        hash=script_hash(),
+        allowed=f"'sha256-{script_hash()}'",
         style=asset("style.css"),
-        status="\n".join(_status(study) + _edited(study) for study in studies),
+        status="\n".join(status(study) + _edited(study) for study in studies),
         explorer=asset("explorer.html") + f'<p class="shown">{escape(shown)}</p>' if explored else "",
         short=short,
         sections="\n".join(part.html() for part in parts),
@@ -132,7 +133,7 @@ def _cell(cell: Any) -> str:
     return f"<td>{escape(str(cell))}</td>"
 
 
-def run_facts(study: Study) -> str:
+def run_facts(study: Study | Training) -> str:
     """What was run: model, settings, seed, versions."""
     info = study.run.info
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
@@ -174,7 +175,8 @@ def _edited(study: Study) -> str:
     return f'<p class="status">{escape(said)}</p>' if edits else ""
 
 
-def _status(study: Study) -> str:
+def status(study: Study | Training) -> str:
+    """A line above the page when the run did not end."""
     info = study.run.info
     if info.status == "complete":
         return ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from sinklab.records import Run, write_beside
@@ -12,8 +13,11 @@ from .drawing import draw_all
 from .explorer import payload
 from .page import Beside, page
 from .parts import parts, short
-from .study import as_studies
+from .study import Study
 from .tables import write_tables
+from .training import as_shown
+from .training_page import training_page
+from .training_sentences import in_short
 
 # The rest of a page is its script, sentences and tables.
 ARRAYS = 0.93
@@ -29,29 +33,40 @@ def report(
 ) -> Path:
     """Write ``report.html`` (one file that loads nothing) into the folder ``out``; returns its path.
 
-    Several runs are shown side by side in the order given. What a run did not get to write is left out and said so.
+    Studies make a page that explores what they recorded, training runs one of curves: what was learned, and how sinks
+    came up. Several runs of one kind are shown side by side in the order given. What a run did not get to write is left
+    out and said so.
     ``figures`` and ``tables``: formats of the static ones in the folders of these names; empty writes none.
-    ``megabytes``: how large the part of each run on the page may be. A larger page holds more samples, and more keys of
-    every head; it says what it holds. Raises ValueError when there is no run, or one is not a study.
+    ``megabytes``: how large the part of each study on the page may be. A larger page holds more samples, and more keys
+    of every head; it says what it holds. Raises ValueError when there is no run, for runs of another kind, and for
+    studies and training runs together.
     """
     if not megabytes > 0:
         raise ValueError(f"megabytes says how large the part of each run may be, above 0: got {megabytes}.")
-    studies = as_studies(runs)
-    content, opening, below = payload(studies, int(ARRAYS * megabytes * 1e6)), short(studies), parts(studies)
+    studies, trainings = as_shown(runs)
+    # What reads the runs comes first: damaged ones leave no folder behind.
+    build = training_page(trainings) if trainings else _explorer(studies, megabytes)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     beside = Beside()
     if figures:
-        drawn = draw_all(studies, folder / "figures", figures)
+        drawn = draw_all(studies or trainings, folder / "figures", figures)
         beside = Beside(len(drawn.written), drawn.skipped)
     if tables:
-        beside.tables = len(write_tables(studies, folder / "tables", tables))
-    text = page(studies, content, opening, below, beside)
+        beside.tables = len(write_tables(studies or trainings, folder / "tables", tables))
+    text = build(beside)
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
 
 
 def summary(runs: Iterable[Run] | Run) -> list[str]:
-    """The findings that open the page, a sentence each. Raises ValueError without a run, or one that is no study."""
-    return list(say.in_short(as_studies(runs)))
+    """The findings that open the page, a sentence each. Raises ValueError like ``report``."""
+    studies, trainings = as_shown(runs)
+    return in_short(trainings) if trainings else list(say.in_short(studies))
+
+
+def _explorer(studies: list[Study], megabytes: float) -> Callable[[Beside], str]:
+    """The page of studies, but for what lies beside it."""
+    content = payload(studies, int(ARRAYS * megabytes * 1e6))
+    return partial(page, studies, content, short(studies), parts(studies))

@@ -199,15 +199,21 @@ def as_studies(sources: Iterable[Run | Study] | Run | Study) -> list[Study]:
                 f"Reports read runs of kind 'study': {run.path} is of kind {run.info.kind!r}. "
                 "Make one with sinklab.evaluation.study or `sinklab trace`."
             )
+    names = labels(runs)
+    return [
+        source if isinstance(source, Study) else Study(run, name)
+        for source, run, name in zip(sources, runs, names, strict=True)
+    ]
+
+
+def labels(runs: list[Run]) -> list[str]:
+    """Names that tell runs apart: the model's, and the folder where these repeat."""
     names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
     names = [
         f"{name} ({run.path.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
     ]
     names = [f"{name} [{index + 1}]" if names.count(name) > 1 else name for index, name in enumerate(names)]
-    return [
-        source if isinstance(source, Study) else Study(run, name)
-        for source, run, name in zip(sources, runs, names, strict=True)
-    ]
+    return names
 
 
 def _short(name: str) -> str:

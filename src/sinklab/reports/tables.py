@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +16,11 @@ import pandas as pd
 from sinklab.records import write_beside
 from sinklab.sinks import Enrichment, motion_word
 
+from .curves import Trainings
 from .paths import Runs
-from .study import Study, as_studies, as_study
+from .study import Study
+from .training import Training, as_shown
+from .training_tables import TRAINING_TABLES
 
 MARKDOWN_ROWS = 60
 
@@ -107,31 +111,36 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
 }
 
 
-def table(run: Runs, name: str) -> pd.DataFrame:
-    """One of ``TABLES`` of a run. Raises ValueError for an unknown name."""
-    if name not in TABLES:
-        near = difflib.get_close_matches(name, TABLES, n=1)
+def table(run: Runs | Trainings, name: str) -> pd.DataFrame:
+    """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run. Raises ValueError for another name."""
+    studies, trainings = as_shown(run)
+    tables: dict[str, Any] = TRAINING_TABLES if trainings else TABLES
+    if name not in tables:
+        near = difflib.get_close_matches(name, tables, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"The tables of a report are {', '.join(TABLES)}: got {name!r}.{hint}")
-    return TABLES[name](as_study(run))  # type: ignore[arg-type]
+        raise ValueError(f"The tables of a report are {', '.join(tables)}: got {name!r}.{hint}")
+    return tables[name]((trainings or studies)[0])
 
 
 def write_tables(
-    runs: Runs, folder: str | Path, formats: Iterable[str] = ("parquet", "csv", "md"), names: Iterable[str] = TABLES
+    runs: Runs | Trainings,
+    folder: str | Path,
+    formats: Iterable[str] = ("parquet", "csv", "md"),
+    names: Iterable[str] | None = None,
 ) -> list[Path]:
     """Write the tables of some runs, a file per table and format, with the run in the first column.
 
-    A table that no run has anything for is not written. Markdown shows at most 60 rows and says how many more there
-    are. Returns the paths. Raises ValueError for unknown formats or names.
+    ``names``: all that there are of runs of this kind, when left out. A table that no run has anything for is not
+    written. Markdown shows at most 60 rows and says how many more there are. Returns the paths. Raises ValueError for
+    unknown formats or names.
     """
-    studies, target = as_studies(runs), Path(folder)
+    (studies, trainings), target = as_shown(runs), Path(folder)
+    shown: list[Study] | list[Training] = trainings or studies
     writers = [_writer(form) for form in formats]
     target.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in names:
-        parts = [
-            part.assign(run=study.label).pipe(_first, "run") for study in studies if len(part := table(study, name))
-        ]
+    for name in (TRAINING_TABLES if trainings else TABLES) if names is None else names:
+        parts = [part.assign(run=run.label).pipe(_first, "run") for run in shown if len(part := table(run, name))]
         if not parts:
             continue
         whole = pd.concat(parts, ignore_index=True)

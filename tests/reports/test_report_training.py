@@ -1,0 +1,339 @@
+"""Reports of training runs: the numbers are chosen here, so figures, sentences and tables must give them back."""
+
+import math
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from test_report_page import read
+
+from sinklab.records import Run, RunWriter, open_run
+from sinklab.reports import (
+    CURVES,
+    NotRecorded,
+    as_trainings,
+    draw_all,
+    emergence_map,
+    main_holders,
+    massive_activations,
+    mobility_over_training,
+    optimization,
+    report,
+    sink_emergence,
+    summary,
+    table,
+    trained_norms,
+    training_loss,
+    write_tables,
+)
+from sinklab.reports.curves import drawn_as
+from sinklab.reports.style import THEMES
+from sinklab.reports.training import first_for_good
+from sinklab.reports.training_sentences import signed
+
+STEPS = (0, 10, 20, 30)
+ROWS = 16
+
+
+def history() -> dict[str, list[float]]:
+    nan = math.nan
+    return {
+        "step": [10, 20, 20, 30],
+        "tokens": [1000, 2000, 2000, 3000],
+        "loss": [6.0, 5.0, nan, 4.0],
+        "heldout_loss": [nan, nan, 5.5, nan],
+        "lr": [1e-3, 5e-4, nan, 1e-4],
+        "grad_norm": [2.0, 1.0, nan, 1.5],
+        "tokens_per_second": [nan, 900.0, nan, 1000.0],
+        "seconds": [1.0, 2.0, 2.5, 3.0],
+    }
+
+
+def monitor(added: int, share: tuple[float, ...], mobility: float) -> dict[str, list[Any]]:
+    """Two layers of which the second has all shares doubled; half of all heads have a sink from step 20 on."""
+    rows = []
+    for step, value in zip(STEPS, share, strict=True):
+        held = 0.25 if step < 20 else 0.75
+        for layer in (-1, 0, 1):
+            factor = {-1: 1.0, 0: 2 / 3, 1: 4 / 3}[layer]
+            rows.append({
+                "step": step, "causal": False, "layer": layer, "added": added, "even_share": added / (added + 24),
+                "sink_share": factor * value if added else 0.0, "top_text_share": 0.2, "first_share": 0.1,
+                "sinks": 2.0, "text_sinks": 1.5, "main_added": held / 2 if added else 0.0,
+                "main_first": held / 2 if added else held, "main_early": 0.0, "main_other": 0.0,
+                "main_none": 1 - held, "mobility": mobility, "text_mobility": 0.75,
+                "value_added": 0.5 if added else math.nan, "value_sink": 1.5, "value_other": 2.0,
+                "activation_added": 90.0 if added else math.nan, "activation_first": 40.0, "activation_other": 60.0,
+                "activation_median": 2.0, "activation_ratio": 30.0,
+            })  # fmt: skip
+    return pd.DataFrame(rows).to_dict("list")
+
+
+def made(
+    folder: Path,
+    *,
+    added: int = 0,
+    share: tuple[float, ...] = (0.01, 0.2, 0.05, 0.3),
+    mobility: float = 0.1,
+    loss: float = 4.0,
+    leave_out: tuple[str, ...] = (),
+    seed: int = 0,
+    **settings: Any,
+) -> Run:
+    """A run folder; held-out rows lie evenly from ``loss`` - 1 to ``loss`` + 1."""
+    model = {"name": folder.name, "family": "diffusion", "data_sha256": "text", "gate": "none"}
+    model |= {"sink_kind": "token" if added else "none", "sink_count": added, "sink_side": "front"}
+    settings = {"steps": 30, "seed": seed, "out": str(folder), "sink_count": added, **settings}
+    with RunWriter(folder, kind="training", model=model, settings=settings, seed=seed) as run:
+        tables: dict[str, Any] = {
+            "history": history(),
+            "monitor": monitor(added, share, mobility),
+            "heldout": {"parameters": [10], "loss": [loss], "bits_per_byte": [2.0], "tokens": [10], "bytes": [40]},
+            "heldout_rows": {"row": list(range(ROWS)), "loss": list(loss + np.linspace(-1, 1, ROWS))},
+        }
+        for name, columns in tables.items():
+            if name not in leave_out:
+                run.table(name, columns)
+    return open_run(folder)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Run]:
+    return [made(tmp_path / "bare"), made(tmp_path / "one", added=1, mobility=0.8, loss=3.9)]
+
+
+def page_alone(runs: Any, out: Path) -> Any:
+    return read(report(runs, out, figures=(), tables=()))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time."""
+    monkeypatch.setattr(import_module("sinklab.reports.training_page"), "picture", lambda draw, words: "<figure/>")
+
+
+def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
+    plain, sink = as_trainings(pair)
+    reach = 1.96 * np.linspace(-1, 1, ROWS).std(ddof=1) / 4
+    assert plain.loss is not None and (plain.loss.rows, plain.loss.is_final) == (ROWS, True)
+    np.testing.assert_allclose([plain.loss.mean, plain.loss.low, plain.loss.high], [4, 4 - reach, 4 + reach])
+    # paired, the rows differ by a constant
+    np.testing.assert_allclose(sink.against(plain), (-0.1, 0), atol=1e-12)
+    bare = as_trainings(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
+    assert bare.loss is not None and bare.loss.mean == 4 and math.isnan(bare.loss.low)
+    assert bare.against(plain) is None
+    broken = as_trainings(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
+    assert broken.loss is not None and (broken.loss.mean, broken.loss.is_final) == (5.5, False)
+    assert as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[0].loss is None
+
+
+def test_differences_have_the_digits_of_their_error() -> None:
+    shown = [(-0.000759, 0.0033), (0.244, 0.055), (1.5, 12.0), (0.123, 0.0), (0.0, 0.0)]
+    expected = ["−0.0008 ± 0.0033", "+0.244 ± 0.055", "+2 ± 12", "+0.12 ± 0.00", "+0 ± 0"]
+    assert [signed(*each) for each in shown] == expected
+
+
+def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
+    plain, sink = as_trainings(pair)
+    # twice an even share is 0.08: 0.2 at step 10 is lost again at step 20
+    assert (plain.takeover, sink.takeover) == (None, 30)
+    assert (plain.emergence, sink.emergence) == (20, 20)
+    never, always = (
+        as_trainings(made(tmp_path / name, added=1, share=share))[0]
+        for name, share in (("never", (0.3, 0.3, 0.3, 0.01)), ("always", (0.3,) * 4))
+    )
+    assert (never.takeover, always.takeover) == (None, 0)
+    assert first_for_good(pd.Series([1, 2, 3]), pd.Series([True, False, True])) == 3
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
+    page = page_alone(pair, tmp_path / "out")
+    for said in (
+        "bare scores 4.000 (95 % 3.689 to 4.311, 16 rows) nats per token on held-out text at the end.",
+        "one scores 3.900 (95 % 3.589 to 4.211, 16 rows) nats per token on held-out text at the end; "
+        "against bare on the same rows that is −0.1",
+        "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; at the end 30.0 % of "
+        "all attention, when it is the main sink of 37.5 % of heads.",
+        "In bare, more than half of all heads have a sink from step 20 on; at the end 1.5 tokens of the text are sinks "
+        "of a head, and the first token is the main sink of 75.0 % of heads.",
+        "In bare, the main sinks are static (mobility 0.10) at the end.",
+        "In one, the main sinks are moving (mobility 0.80) at the end; those of the text alone are moving "
+        "(mobility 0.75).",
+        "Loss over training", "Massive activations", "Run by run", "one: added sinks", "sinklab",
+    ):  # fmt: skip
+        assert said in page.content, said
+    assert "no difference beyond chance" not in page.content
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_repeats_share_their_sentences(tmp_path: Path) -> None:
+    runs = [
+        made(tmp_path / "p0", seed=0),
+        made(tmp_path / "p1", seed=1, loss=4.2),
+        made(tmp_path / "s0", added=2, seed=0, loss=4.1, share=(0.3,) * 4),
+        made(tmp_path / "s1", added=2, seed=1),
+    ]
+    sentences = " ".join(summary(runs)).replace("\u00a0", " ")
+    assert "plain (2 runs) score 4.000 (95 % 3.689 to 4.311, 16 rows) and 4.200" in sentences
+    # each is held against the plain run of its own seed
+    assert "against p0 and p1 on the same rows that is +0.1" in sentences
+    assert "and −0.2" in sentences and "not of one sign" in sentences
+    assert (
+        "In 2 sinks (2 runs), the 2 added sinks draw more than 2 times an even share (of 7.7 %) "
+        "from the first look on (step 0) and from step 30 on; at the end 30.0 % of all attention, "
+        "when one of them is the main sink of 37.5 % of heads." in sentences
+    )
+    looks = drawn_as(as_trainings(runs), THEMES["light"])
+    assert [look.name for look in looks] == ["plain, 2 runs", None, "2 sinks, 2 runs", None]
+    assert looks[0].colour == looks[1].colour != looks[2].colour
+    assert looks[0].marker != looks[1].marker
+    # with another learning rate a variant alone does not say which runs are repeats
+    other = [*runs, made(tmp_path / "p2", lr=1.0)]
+    assert [run.repeats for run in as_trainings(other)] == ["p0", "p1", "s0", "s1", "p2"]
+
+
+def test_seven_runs_have_seven_colours(tmp_path: Path) -> None:
+    runs = as_trainings([made(tmp_path / f"run-{place}", lr=place) for place in range(8)])
+    for theme in THEMES.values():
+        looks = drawn_as(runs, theme)
+        assert len({look.colour for look in looks[:7]}) == 7
+        assert looks[7].colour == looks[0].colour and looks[7].marker != looks[0].marker
+        assert [look.name for look in looks] == [f"run-{place}" for place in range(8)]
+
+
+def curve(axes: Any, colour: str, style: str) -> list[float]:
+    """The one line of this colour and style that has points."""
+    (line,) = (
+        line
+        for line in axes.lines
+        if to_hex(line.get_color()) == colour.lower() and line.get_linestyle() == style and len(line.get_xdata()) > 1
+    )
+    return np.asarray(line.get_ydata(), dtype=float).tolist()
+
+
+def test_curves_draw_what_was_recorded(pair: list[Run]) -> None:
+    plain, sink = THEMES["light"].runs[:2]
+    axes = sink_emergence(pair)
+    assert curve(axes, sink, "-") == pytest.approx([1, 20, 5, 30])
+    assert curve(axes, plain, "--") == pytest.approx([20] * 4)
+    assert curve(mobility_over_training(pair), sink, "-") == [0.8] * 4
+    assert curve(massive_activations(pair), sink, "--") == [90] * 4
+    assert curve(trained_norms(pair), sink, "-") == [0.25] * 2
+    axes = training_loss(pair)
+    assert [line.get_ydata().tolist() for line in axes.lines if to_hex(line.get_color()) == plain.lower()] == [
+        [6.0, 5.0, 4.0],
+        [5.5],
+    ]
+    assert axes.get_ylim()[0] < 4 < 5.5 < axes.get_ylim()[1]
+    figure = optimization(pair)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["learning rate", "gradient norm", "tokens per second"]
+    mesh = emergence_map(pair[1]).collections[0]
+    np.testing.assert_allclose(mesh.get_array(), 100 * np.outer([2 / 3, 4 / 3], [0.01, 0.2, 0.05, 0.3]))
+    assert np.allclose(mesh.get_coordinates()[0, :, 0], [-5, 5, 15, 25, 35])
+    for run, words in zip(pair, (4, 5), strict=True):
+        assert len(main_holders(run).get_legend().get_texts()) == words
+
+
+def test_a_causal_start_is_marked(tmp_path: Path) -> None:
+    axes = training_loss(made(tmp_path / "warm", causal_start=0.4))
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [12]
+
+
+def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cards in ("_sinks", "_layers", "_each"):
+        monkeypatch.setattr(import_module("sinklab.reports.training_page"), cards, lambda trainings: [])
+    target = report(pair, tmp_path / "out", figures=(), tables=())
+    html, page = target.read_text("utf-8"), read(target)
+    assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
+    assert page.scripts == [] and "$" not in page.content
+    assert len(page.addresses) == 1 + 2 * 2
+    assert all(address.startswith("data:") for address in page.addresses)
+    assert page.tags.count("img") == 2 and html.count('alt="') == 2
+    assert len(html) < 1e6
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_names_are_escaped_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    run = made(tmp_path / "<b>bold", leave_out=("monitor", "heldout", "heldout_rows"))
+    page = page_alone(run, tmp_path / "out")
+    assert "<b>bold scores 5.500 nats per token on held-out text when last measured." in page.content
+    assert "b" not in page.tags
+    empty = made(tmp_path / "empty", leave_out=("monitor", "heldout", "heldout_rows", "history"))
+    assert "empty measured no held-out loss." in page_alone(empty, tmp_path / "out-2").content
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RunWriter(tmp_path / "stopped", kind="training", model={}, settings={}, seed=0),
+    ):
+        raise KeyboardInterrupt
+    said = page_alone(open_run(tmp_path / "stopped"), tmp_path / "out-3").content
+    assert "The run of stopped was interrupted: KeyboardInterrupt" in said
+
+
+def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
+    run = made(tmp_path / "unwatched", leave_out=("monitor",))
+    with pytest.raises(NotRecorded, match=r"a sink monitor, and .*unwatched has none. Train with --monitor-every"):
+        sink_emergence(run)
+    drawn = draw_all(run, tmp_path / "figures", ("svg",))
+    assert {path.stem for path in drawn.written} == {"training_loss", "optimization"}
+    assert set(drawn.skipped) == set(CURVES) - {"training_loss", "optimization"}
+    with pytest.raises(ValueError, match=r"names of figures are emergence_map.*Did you mean 'training_loss'"):
+        draw_all(run, tmp_path / "figures", names=("trainin_loss",))
+
+
+def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("sinklab.reports.training_page"), "picture", lambda draw, words: "")
+    some = partial(draw_all, names=("training_loss", "main_holders"))
+    monkeypatch.setattr(import_module("sinklab.reports.report"), "draw_all", some)
+    folder = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md")).parent
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        "training_loss.svg",
+        "main_holders-bare.svg",
+        "main_holders-one.svg",
+    }
+    outcome = pd.read_csv(folder / "tables" / "outcome.csv", index_col="run")
+    assert outcome.loc["one", "takeover_step"] == 30 and math.isnan(outcome.loc["bare", "takeover_step"])
+    assert outcome["variant"].to_dict() == {"bare": "plain", "one": "sink"}
+    np.testing.assert_allclose(outcome.loc["one", ["heldout_loss", "sink_share", "value_added"]], [3.9, 0.3, 0.5])
+    assert len(pd.read_csv(folder / "tables" / "monitor.csv")) == 2 * 3 * len(STEPS)
+    assert len(table(pair[0], "history")) == 4
+    with pytest.raises(ValueError, match=r"tables of a report are outcome, history, monitor: got 'outcom'"):
+        write_tables(pair, tmp_path, names=("outcom",))
+
+
+def test_runs_of_two_kinds_are_not_mixed(pair: list[Run], make_study: Any, tmp_path: Path) -> None:
+    mixed = [make_study("study"), pair[0]]
+    for refuse in (summary, partial(report, out=tmp_path / "out")):
+        with pytest.raises(ValueError, match=r"one kind: .*bare is of kind 'training', .*study of kind 'study'"):
+            refuse(mixed)
+    with pytest.raises(ValueError, match=r"read runs of kind 'training': .*study is of kind 'study'"):
+        sink_emergence(mixed[0])
+    with pytest.raises(ValueError, match="at least one run"):
+        as_trainings([])
+    with RunWriter(tmp_path / "odd", kind="training", model={}, settings={}, seed=0) as run:
+        run.table("monitor", {"step": [1], "layer": [-1]})
+    with pytest.raises(ValueError, match=r"table monitor is not that of a training run: it lacks activation_added"):
+        report(open_run(tmp_path / "odd"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({}, "plain"),
+        ({"sink_kind": "token", "sink_count": 1}, "sink"),
+        ({"sink_kind": "zero", "sink_count": 1}, "zero-value sink"),
+        ({"sink_kind": "token", "sink_count": 4}, "4 sinks"),
+        ({"sink_kind": "token", "sink_count": 1, "sink_side": "end"}, "sink at the end"),
+        ({"sink_kind": "kv", "sink_count": 2, "gate": "elementwise"}, "2 key/value sinks and gate"),
+    ],
+)
+def test_variants_have_names(tmp_path: Path, model: dict[str, Any], words: str) -> None:
+    with RunWriter(tmp_path / "run", kind="training", model=model, settings={}, seed=0):
+        pass
+    assert as_trainings(open_run(tmp_path / "run"))[0].variant == words
