@@ -80,6 +80,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
     monkeypatch.setattr("sinklab.models.load", reached)
     monkeypatch.setattr("sinklab.models.describe", reached)
     monkeypatch.setattr("sinklab.training.train", reached)
+    monkeypatch.setattr("sinklab.training.settings_of", reached)
     monkeypatch.setattr("sinklab.records.open_run", reached)
     for example in found:
         with pytest.raises(Reached):
@@ -212,7 +213,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
     train = f"train --corpus text.txt --out made --steps 3 --sink-kind token --sink-count 1 {sizes}"
     assert main(shlex.split(train)) == 0
     printed = capsys.readouterr().out
-    assert "model: made/model\nnext: sinklab trace --model made/model" in printed
+    assert "model: made/model\nnext: sinklab report made, or sinklab trace --model made/model" in printed
     assert open_run("made").info.settings["sink_count"] == 1
 
     study = "--new-tokens 6 --ks 0 1 --mask-sinks 1 --heldout text.txt --heldout-rows 2 --heldout-length 16"

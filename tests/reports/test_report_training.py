@@ -198,6 +198,15 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     assert [run.repeats for run in as_trainings(other)] == ["p0", "p1", "s0", "s1", "p2"]
 
 
+def test_many_variants_leave_the_rest_to_the_pictures(tmp_path: Path, no_pictures: None) -> None:
+    runs = [made(tmp_path / f"run-{place}", lr=place, added=1) for place in range(4)]
+    few, many = (" ".join(summary(runs[:count])) for count in (3, 4))
+    assert "mobility" in few and "mobility" not in many
+    assert all("nats per token" in text and "even share" in text for text in (few, many))
+    page = report(runs, tmp_path / "page", figures=(), tables=()).read_text("utf-8")
+    assert page.count("In run-0, the main sinks are") == 1
+
+
 def test_seven_runs_have_seven_colours(tmp_path: Path) -> None:
     runs = as_trainings([made(tmp_path / f"run-{place}", lr=place) for place in range(8)])
     for theme in THEMES.values():

@@ -1,100 +1,228 @@
+"""Noise by row: what a row is masked with does not depend on ranks, micro-batches or history."""
+
+import pytest
 import torch
 from transformers import TrainingArguments
 
+from sinklab.data import Rows
+from sinklab.diffusion import corrupt, masked_token_loss
 from sinklab.training import DiffusionTrainer, causal_loss, diffusion_loss
-from sinklab.training.trainer import step_generator
+from sinklab.training.heldout import HeldOut
+from sinklab.training.noise import NoisyCollator, row_masks, row_times, visible_keys
+from sinklab.training.objective import Phases, asked_causally, sight
+from sinklab.training.trainer import Objective
 from tiny_diffusion import tiny_model
 
-
-def draws(*place: int) -> torch.Tensor:
-    return torch.rand(4, generator=step_generator(*place))
+ROWS = torch.arange(24)
 
 
-def test_noise_belongs_to_its_place() -> None:
-    places = [(seed, step, micro, rank) for seed in (0, 1) for step in range(20) for micro in (0, 1) for rank in (0, 1)]
-    first = torch.stack([draws(*place) for place in places])
-    assert torch.equal(first, torch.stack([draws(*place) for place in places]))
-    assert len(first.unique(dim=0)) == len(places)
-    assert abs(first.mean() - 0.5) < 0.05
+def ids(rows: int = 24, length: int = 16) -> torch.Tensor:
+    return torch.randint(3, 280, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-class Seen:
-    """A trainer whose model notes the noisy ids it is given."""
-
-    def __init__(self, tmp_path, rank: int = 0, ranks: int = 1, **settings) -> None:
-        self.model = tiny_model().train()
-        self.noisy: list[torch.Tensor] = []
-        self.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: self.noisy.append(args[0]))
-        self.causal: list[bool] = []
-        self.model.model.register_forward_pre_hook(
-            lambda module, args, kwargs: self.causal.append(kwargs["is_causal"]), with_kwargs=True
-        )
-        arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-        options = {"noise_seed": 3, "time_sampler": "iid", "causal_steps": 0, **settings}
-        self.trainer = DiffusionTrainer(model=self.model, args=arguments, **options)
-        # what a second process of a distributed run would say of itself
-        self.trainer.args = _Ranked(arguments, rank, ranks)
-
-    def loss(self, step: int) -> float:
-        self.trainer.state.global_step = step
-        ids = torch.arange(3, 3 + 4 * 16).view(4, 16)
-        return self.trainer.compute_loss(self.model, {"input_ids": ids}).item()
+@pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
+def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler: str) -> None:
+    t = row_times(3, ROWS, 8, sampler)
+    masks = row_masks(3, ROWS, t, 16)
+    torch.rand(5)
+    backwards = ROWS.flip(0)
+    assert torch.equal(row_times(3, backwards, 8, sampler), t.flip(0))
+    assert torch.equal(row_masks(3, backwards, t.flip(0), 16), masks.flip(0))
+    assert all(torch.equal(row_times(3, ROWS[n : n + 1], 8, sampler), t[n : n + 1]) for n in range(24))
+    other = row_times(4, ROWS, 8, sampler)
+    assert not torch.isclose(other, t).any(), "another seed, other times"
+    assert len(t.unique()) == len(row_masks(3, ROWS, torch.full((24,), 0.5), 16).unique(dim=0)) == 24
+    assert t.min() > 0
+    assert t.max() <= 1
 
 
-class _Ranked:
-    def __init__(self, arguments, rank: int, ranks: int) -> None:
-        self._arguments, self.process_index, self.world_size = arguments, rank, ranks
-
-    def __getattr__(self, name: str):
-        return getattr(self._arguments, name)
-
-
-def test_ranks_steps_and_micro_batches_see_different_noise(tmp_path) -> None:
-    one, two = Seen(tmp_path), Seen(tmp_path, rank=1, ranks=2)
-    for seen in (one, two):
-        for step in (0, 0, 1):
-            seen.loss(step)
-    noisy = [*one.noisy, *two.noisy]
-    assert len(torch.stack(noisy).unique(dim=0)) == 6
-    first = Seen(tmp_path)
-    ids = torch.arange(3, 3 + 4 * 16).view(4, 16)
-    assert first.loss(0) == diffusion_loss(first.model, ids, generator=step_generator(3, 0, 0, 0)).item()
-    # a process that starts at step 1 sees what the other saw there
-    later = Seen(tmp_path)
-    later.loss(1)
-    assert torch.equal(later.noisy[0], one.noisy[2])
+def test_times_are_uniform_and_low_discrepancy_spreads_each_step() -> None:
+    rows = torch.arange(4000)
+    for sampler in ("iid", "low_discrepancy"):
+        t = row_times(0, rows, 8, sampler)
+        assert abs(t.mean() - 0.5) < 0.02
+        assert abs(t.std() - 12**-0.5) < 0.01
+    spread = row_times(0, rows, 8, "low_discrepancy").view(-1, 8).sort(dim=1).values.diff(dim=1)
+    assert torch.allclose(spread, torch.full_like(spread, 0.999 / 8), atol=1e-5), "evenly spaced inside a step"
+    assert not torch.equal(row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 4, "low_discrepancy"))
+    # the batch has no say in independent times
+    assert torch.equal(row_times(0, rows[:8], 8, "iid"), row_times(0, rows[:8], 2, "iid"))
 
 
-def test_held_out_noise_repeats_and_differs_by_batch_and_rank(tmp_path) -> None:
-    one, two = Seen(tmp_path), Seen(tmp_path, rank=1, ranks=2)
-    for seen in (one, two):
-        seen.model.eval()
-        for _ in range(2):
-            seen.trainer._eval_batch = 0
-            seen.loss(5), seen.loss(5)
-    first, second, again, again_second = one.noisy
-    assert torch.equal(first, again)
-    assert torch.equal(second, again_second)
-    assert len(torch.stack([*one.noisy[:2], *two.noisy[:2]]).unique(dim=0)) == 4
+def test_masks_are_those_of_corrupt_and_stay_out_of_prompts() -> None:
+    batch = {"input_ids": ids(), "row": ROWS, "maskable": ids() % 2 == 0}
+    rows = [{name: part[n] for name, part in batch.items()} for n in range(24)]
+    noisy = NoisyCollator(3, 8, "iid")(rows)
+    free = row_masks(3, ROWS, noisy["t"], 16)
+    assert torch.equal(noisy["masked"], free & batch["maskable"])
+    assert bool((free & ~batch["maskable"]).any())
+    # the same draw as corrupt makes of it with this row's generator
+    from sinklab.data.rows import place_generator
+
+    _, masked = corrupt(ids()[5:6], noisy["t"][5:6], mask_id=2, generator=place_generator(3, 1, 5))
+    assert torch.equal(masked[0], free[5])
 
 
-def test_the_warm_start_is_causal_and_ends(tmp_path) -> None:
-    seen = Seen(tmp_path, causal_steps=2)
-    mask = seen.model.config.mask_token_id
-    losses = [seen.loss(step) for step in (0, 1, 2)]
-    assert seen.causal == [True, True, False]
-    assert [bool((ids == mask).any()) for ids in seen.noisy] == [False, False, True]
-    ids = torch.arange(3, 3 + 4 * 16).view(4, 16)
-    assert losses[0] == causal_loss(seen.model, ids).item()
-    expected = diffusion_loss(seen.model, ids, generator=step_generator(3, 2, 0, 0))
-    assert losses[2] == expected.item()
+def test_rows_of_causal_steps_get_no_noise() -> None:
+    collator = NoisyCollator(0, 4, "iid", clean_steps=2)
+    rows = [{"input_ids": ids()[n], "row": torch.tensor(n)} for n in range(24)]
+    assert "masked" not in collator(rows[4:8])
+    assert "masked" in collator(rows[8:12])
 
 
-def test_the_causal_loss_is_the_next_token_loss() -> None:
-    model = tiny_model(1)
-    ids = torch.randint(3, 280, (2, 7))
+def trainer_of(model, tmp_path, phases: Phases | None = None, **settings) -> DiffusionTrainer:
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    shifted = model.config.logit_shift
+    objective = Objective(phases or Phases(0, 0, 0), model.config.mask_token_id, shifted, 8, **settings)
+    held = HeldOut(Rows(ids(7)), model.config.mask_token_id, 2)
+    return DiffusionTrainer(model=model, args=arguments, objective=objective, heldout=held)
+
+
+def step_loss(trainer: DiffusionTrainer, batches: list[dict[str, torch.Tensor]], step: int = 0) -> torch.Tensor:
+    """The loss of one optimizer step in these micro-batches, as the Trainer adds it up; gradients are on the model."""
+    trainer.state.global_step = step
+    samples, _ = trainer.get_batch_samples(iter(batches), len(batches), "cpu")
+    trainer.current_gradient_accumulation_steps = len(samples)
+    trainer.model.zero_grad()
+    total = torch.zeros(())
+    for sample in samples:
+        loss = trainer.compute_loss(trainer.model, sample) / len(samples)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("maskable", [False, True])
+def test_micro_batches_change_neither_loss_nor_gradient(tmp_path, maskable: bool) -> None:
+    model = tiny_model(1).double().train()
+    trainer = trainer_of(model, tmp_path)
+    columns = {"input_ids": ids(8), "row": torch.arange(8)}
+    if maskable:
+        columns["maskable"] = torch.arange(16) >= torch.arange(8)[:, None]
+    rows = [{name: part[n] for name, part in columns.items()} for n in range(8)]
+    collator = NoisyCollator(0, 8, "low_discrepancy")
+    whole = step_loss(trainer, [collator(rows)])
+    expected = gradients(model)
+    split = step_loss(trainer, [collator(rows[:2]), collator(rows[2:4]), collator(rows[4:6]), collator(rows[6:])])
+    assert torch.allclose(whole, split, rtol=1e-6)
+    found = gradients(model)
+    assert expected.keys() == found.keys()
+    assert all(torch.allclose(expected[name], found[name], rtol=1e-5, atol=1e-7) for name in expected)
+
+    batch = collator(rows)
+    noisy = batch["input_ids"].masked_fill(batch["masked"], model.config.mask_token_id)
+    plain = masked_token_loss(
+        model(noisy, logits_to_keep=batch["masked"]).logits,
+        batch["input_ids"],
+        batch["masked"],
+        batch["t"],
+        maskable_BS=batch.get("maskable"),
+    )
+    assert torch.allclose(plain.float(), whole.float(), rtol=1e-5), "Eq. 3–4, a mean over maskable tokens"
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_warm_start_is_the_next_token_loss_and_ends(tmp_path, shift: bool) -> None:
+    model = tiny_model(1, logit_shift=shift).train()
+    trainer = trainer_of(model, tmp_path, Phases(2, 0, 0))
+    collator = NoisyCollator(0, 8, "iid", clean_steps=2)
+    columns = ids()
+    rows = [{"input_ids": columns[n], "row": torch.tensor(n)} for n in range(24)]
     with torch.no_grad():
-        logits = model(ids, causal=True).logits.double()
+        logits = model(columns[:8], causal=True).logits.double().log_softmax(-1)
+    # with a shift the output at i - 1 stands at i
+    at = {False: lambda i: i, True: lambda i: i + 1}[shift]
+    plain = -sum(logits[b, at(i), columns[b, i + 1]] for b in range(8) for i in range(15)) / (8 * 15)
+    assert abs(step_loss(trainer, [collator(rows[:4]), collator(rows[4:8])], step=0) - plain) < 1e-5
+    seen = []
+    model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    for step in (1, 2):
+        step_loss(trainer, [collator(rows[8 * step : 8 * step + 8])], step=step)
+    assert [bool((part == model.config.mask_token_id).any()) for part in seen] == [False, True]
+
+
+def test_annealing_opens_the_right_side_pair_by_pair() -> None:
+    phases = Phases(causal_steps=3, anneal_steps=10, seed=5)
+    assert [phases.is_causal(step) for step in (2, 3)] == [True, False]
+    assert [phases.share(step) for step in (3, 8, 13, 20)] == [0, 0.5, 1, 1]
+    assert phases.visible(2, 8) is None, "causal steps have the kernel's own mask"
+    assert phases.visible(13, 8) is None
+    left = torch.ones(64, 64, dtype=torch.bool).tril()
+    assert torch.equal(phases.visible(3, 64), left)
+    half, next_one = phases.visible(8, 64), phases.visible(9, 64)
+    assert bool(half[left].all())
+    assert abs(half[~left].float().mean() - 0.5) < 0.05
+    assert abs(next_one[~left].float().mean() - 0.6) < 0.05
+    assert torch.equal(half, visible_keys(5, 8, 0.5, 64)), "from (seed, step) alone"
+    assert not torch.equal(half, visible_keys(6, 8, 0.5, 64))
+    assert Phases(0, 0, 0).visible(0, 8) is None
+    assert Phases(4, 0, 0).visible(2, 8) is None
+    assert Phases(0, 0, 0, autoregressive=True).is_causal(10**9)
+
+
+def test_documents_and_annealing_hide_together() -> None:
+    documents = torch.tensor([[0, 0, 1, 1]])
+    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "documents": documents}
+    own = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
+    assert torch.equal(sight(batch, None)["visible"][0], own)
+    left = torch.ones(4, 4, dtype=torch.bool).tril()
+    assert torch.equal(sight(batch, left)["visible"][0], own & left)
+    assert asked_causally(batch).tolist() == [[False, True, False, True]], "no document predicts the next one's start"
+    assert sight({"input_ids": documents}, None) == {}
+
+
+def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> None:
+    model = tiny_model(1).eval()
+    trainer = trainer_of(model, tmp_path)
+    measured = []
+    for together in (1, 2, 7, 16):
+        held = HeldOut(Rows(ids(7)), model.config.mask_token_id, together)
+        measured.append(held.measure(model, trainer.accelerator, causal=False, shifted=False))
+    torch.rand(3)
+    assert all(torch.allclose(one["losses"], measured[0]["losses"], rtol=1e-5) for one in measured)
+    assert measured[0]["tokens"].tolist() == [16] * 7
+    assert measured[0]["loss"] == pytest.approx(measured[0]["losses"].mean().item())
+
+    batch = HeldOut(Rows(ids(7)), model.config.mask_token_id, 1).batch
+    noisy = batch["input_ids"].masked_fill(batch["masked"], model.config.mask_token_id)
+    logits = model(noisy, logits_to_keep=batch["masked"]).logits
+    rows = masked_token_loss(logits, batch["input_ids"], batch["masked"], batch["t"], reduction="row")
+    assert torch.allclose(rows.double(), measured[0]["losses"], rtol=1e-5)
+
+    causal = HeldOut(Rows(ids(7)), model.config.mask_token_id, 3).measure(
+        model, trainer.accelerator, causal=True, shifted=False
+    )
+    with torch.no_grad():
+        assert causal["loss"] == pytest.approx(causal_loss(model, ids(7)).item(), rel=1e-5)
+    assert causal["tokens"].tolist() == [15] * 7
+
+
+def test_the_losses_for_ones_own_loop() -> None:
+    model = tiny_model(1)
+    batch = ids(2, 7)
+    with torch.no_grad():
+        logits = model(batch, causal=True).logits.double()
         log_p = logits.log_softmax(-1)
-        plain = -sum(log_p[b, i, ids[b, i + 1]] for b in range(2) for i in range(6)) / 12
-        assert abs(causal_loss(model, ids) - plain) < 1e-5
+        plain = -sum(log_p[b, i, batch[b, i + 1]] for b in range(2) for i in range(6)) / 12
+        assert abs(causal_loss(model, batch) - plain) < 1e-5
+        first, again, other = (
+            diffusion_loss(model, batch, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        )
+    assert first == again
+    assert first != other
+
+
+def test_weight_decay_leaves_sinks_norms_and_biases_alone(tmp_path) -> None:
+    model = tiny_model(2, gate="elementwise", gate_bias=4.0)
+    decaying = set(trainer_of(model, tmp_path).get_decay_parameter_names(model))
+    names = {name for name, _ in model.named_parameters()}
+    spared = names - decaying
+    assert "sink_embeddings" in spared
+    assert "gates.0.bias" in spared
+    assert "gates.0.weight" in decaying
+    assert "model.layers.0.mlp.up_proj.weight" in decaying
+    assert all("norm" in name or "bias" in name or "sink" in name for name in spared)

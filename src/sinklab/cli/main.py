@@ -12,13 +12,12 @@ from typing import Annotated
 import tyro
 
 from sinklab.cli.masking import mask
-from sinklab.cli.progress import working
 from sinklab.cli.showing import compare, report
 from sinklab.cli.tour import tour
+from sinklab.cli.training import train_command
 from sinklab.cli.watching import Inputs, Study, chosen, watch
 from sinklab.cli.writing import Reading, write
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.training.settings import TrainSettings
 
 ABOUT = "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed."
 
@@ -26,7 +25,6 @@ STUDY_DEFAULTS = Study()
 INPUT_DEFAULTS = Inputs()
 READING_DEFAULTS = Reading()
 WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
-TRAIN_DEFAULTS = TrainSettings()
 
 
 def generate(
@@ -118,25 +116,9 @@ def trace(
         print(line)
 
 
-def train(settings: tyro.conf.OmitArgPrefixes[TrainSettings] = TRAIN_DEFAULTS) -> None:
-    """Train a small diffusion language model from scratch, with or without a sink token.
-
-    Without arguments it trains on Python's own documentation, present on every machine, for a few minutes.
-
-    Try
-        sinklab train --out runs/plain
-        sinklab train --out runs/sink --sink-kind token --sink-count 1
-        sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
-        sinklab train --out runs/plain --resume
-    """
-    from transformers.utils import logging
-
-    from sinklab.training import train as run
-
-    logging.disable_progress_bar()
-    with working() as say:
-        folder = run(settings, progress=say)
-    print(f"model: {folder}\nnext: sinklab trace --model {folder}")
+def train() -> None:
+    """Train a diffusion language model: from scratch, from a causal model, or nothing but its sink."""
+    # a stand-in for the list of commands: `train_command` makes the real one, with the defaults of its recipe
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (tour, generate, info, trace, mask, compare, report, train)
@@ -146,6 +128,8 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
     """The commands: a line for each in the list of them, all of its docstring in the help of the one that is asked."""
     app = tyro.extras.SubcommandApp()
     for command in COMMANDS:
+        if command is train and arguments[:1] == ["train"]:
+            command = train_command(arguments[1:])
         lines = (command.__doc__ or "").splitlines()
         app.command(help=None if command.__name__ in arguments[:1] else lines[0])(command)
     return app

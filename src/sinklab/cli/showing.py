@@ -20,17 +20,19 @@ def report(
     figures: tuple[str, ...] = FIGURES,
     tables: tuple[str, ...] = TABLES,
 ) -> None:
-    """Turn study run folders into one page, report.html, with figures and tables beside it.
+    """Turn run folders into one page, report.html, with figures and tables beside it.
 
-    Several runs are shown side by side, e.g. without and with a sink token.
+    Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace` give a page to
+    explore; runs of `sinklab train` give their curves: losses, when sinks emerge, who holds them.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
         sinklab report runs/house --figures pdf --tables csv
         sinklab report runs/house --figures --tables
+        sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
 
     Args:
-        runs: folders that `sinklab trace` wrote.
+        runs: folders that `sinklab trace` wrote, or `sinklab train`; one kind at a time.
         out: folder for the page, its figures and its tables.
         figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
@@ -39,7 +41,7 @@ def report(
     from sinklab.reports import report as build
 
     if not runs:
-        raise ValueError("report needs at least one run folder; make one with `sinklab trace`")
+        raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     print(f"report: {build([open_run(run) for run in runs], out, figures=figures, tables=tables)}")
 
 

@@ -28,6 +28,8 @@ class Reading:
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False
     """Also read .bin and .pth files, without running what they hold."""
+    sink: str | None = None
+    """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
 
 
 def write(

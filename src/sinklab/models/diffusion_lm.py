@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.models import gate as gate_module
-from sinklab.models import isolated, masks, rotary
+from sinklab.models import isolated, kvsink, masks, rotary
 from sinklab.models import sink as sink_module
 from sinklab.models.asked import Asked
 from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
@@ -40,8 +40,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     sink_form = "auto"
-    """How sink tokens are trained: ``prefix`` (run alone, as at inference) or ``sequence`` (run with the text); ``auto``
-    takes the second on CUDA, where it spares many small kernels. The results are equal.
+    """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference), ``sequence`` (run with
+    the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
     """
     _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]  # noqa: RUF012
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -122,23 +122,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **settings)
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
-        """Keys and values of the sinks for texts of this length (or these lengths, if rows differ); None without a
-        sink.
-        """
-        count = self.config.sink_count
-        if not count:
+        """Keys and values of the sinks for texts of this length (or these, if rows differ); None without a sink."""
+        if not self.config.sink_count:
             return None
         if self.config.sink_kind == "kv":
             return kvsink.prefix(self.model, self.sink_keys, self.sink_values)
-        positions_UN = self._sink_positions(length, lengths_B)
-        zero_values = self.config.sink_kind == "zero"
-        return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero_values)
-
-    def _sink_positions(self, length: int, lengths_B: Tensor | None) -> Tensor:
-        start_U1 = torch.zeros(1, 1, dtype=torch.long, device=self.sink_embeddings.device)
-        if self.config.sink_side == "end":
-            start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
-        return start_U1 + torch.arange(self.config.sink_count, device=start_U1.device)
+        positions_UN = sink_module.positions(self, length, lengths_B)
+        zero = self.config.sink_kind == "zero"
+        return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero)
 
     def hidden_states(
         self,
@@ -152,8 +143,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
         length = input_ids.shape[1]
-        limit = self.config.text_positions
-        if length > limit:
+        if length > (limit := self.config.text_positions):
             raise ValueError(
                 f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
             )
@@ -167,7 +157,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if in_sequence:
             prefix = isolated.InSequence(sinks, self.config.sink_kind == "zero")
             embeds_BSD = isolated.in_front(self.sink_embeddings, embeds_BSD)
-            position_ids = isolated.in_front(self._sink_positions(length, lengths_B), position_ids)
+            position_ids = isolated.in_front(sink_module.positions(self, length, lengths_B), position_ids)
         elif prefix is None:
             prefix = self.sink_prefix(length, lengths_B)
         mask = masks.attention_mask(
@@ -242,8 +232,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if logits_to_keep.dtype != torch.bool or logits_to_keep.shape != input_ids.shape:
             raise ValueError(
                 f"logits_to_keep must be a bool tensor of shape {tuple(input_ids.shape)}, but is "
-                f"{logits_to_keep.dtype} "
-                f"of shape {tuple(logits_to_keep.shape)}"
+                f"{logits_to_keep.dtype} of shape {tuple(logits_to_keep.shape)}"
             )
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 

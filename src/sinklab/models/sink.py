@@ -72,6 +72,14 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
             layer.gradient_checkpointing = flag
 
 
+def positions(model: Any, length: int, lengths_B: Tensor | None) -> Tensor:
+    """Position of each sink, (1 or B, N), for texts of this length, or of these where rows differ."""
+    start_U1 = torch.zeros(1, 1, dtype=torch.long, device=model.sink_embeddings.device)
+    if model.config.sink_side == "end":
+        start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
+    return start_U1 + torch.arange(model.config.sink_count, device=start_U1.device)
+
+
 def compute(decoder: PreTrainedModel, sinks_ND: Tensor, positions_UN: Tensor, *, zero_values: bool) -> SinkPrefix:
     """Run the sinks alone, each as a sequence of length 1, and keep their keys and values.
 

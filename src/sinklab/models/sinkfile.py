@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
@@ -94,7 +94,8 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
     partial = file.with_name(f".{file.name}.partial")
     try:
-        save_file(tensors, partial, metadata=metadata)
+        # not save_file: it makes a file that nobody else may read
+        partial.write_bytes(save(tensors, metadata=metadata))
         os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)

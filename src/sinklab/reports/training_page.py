@@ -92,7 +92,7 @@ def _learning(trainings: list[Training]) -> list[str]:
             "Loss over training",
             "Lines with markers: loss on held-out text, in nats per token. Faint lines: loss of the training batches.",
             [picture(partial(training_loss, trainings), "Training and held-out loss over steps")],
-            say.about_losses(trainings),
+            [] if say.are_many(trainings) else say.about_losses(trainings),
         ),
         pictured(
             "optimization",

@@ -15,11 +15,16 @@ from .wording import number, percent
 
 
 def in_short(trainings: list[Training]) -> list[str]:
-    """The findings that open the page."""
+    """The findings that open the page; of many variants the rest stands below, at its pictures."""
     found = about_losses(trainings)
-    for tell in (about_takeover, about_emergence, about_motion):
+    for tell in (about_takeover,) if are_many(trainings) else (about_takeover, about_emergence, about_motion):
         found += of_each(trainings, tell)
     return found
+
+
+def are_many(trainings: list[Training]) -> bool:
+    """Whether there are more variants than a reader wants to be told of in a row."""
+    return len(groups(trainings)) > 3
 
 
 def of_each(trainings: list[Training], tell: Callable[[list[Training]], str]) -> list[str]:

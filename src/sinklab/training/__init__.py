@@ -7,17 +7,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinklab.training.run import train
+    from sinklab.training.objective import causal_loss, diffusion_loss
+    from sinklab.training.recipes import RECIPES, VARIANTS, recipe
+    from sinklab.training.run import settings_of, train
     from sinklab.training.settings import TrainSettings
-    from sinklab.training.trainer import DiffusionTrainer, causal_loss, diffusion_loss
+    from sinklab.training.trainer import DiffusionTrainer
 
-__all__ = ["DiffusionTrainer", "TrainSettings", "causal_loss", "diffusion_loss", "train"]
+__all__ = [
+    "RECIPES",
+    "VARIANTS",
+    "DiffusionTrainer",
+    "TrainSettings",
+    "causal_loss",
+    "diffusion_loss",
+    "recipe",
+    "settings_of",
+    "train",
+]
 
 _HOMES = {
+    "RECIPES": "recipes",
+    "VARIANTS": "recipes",
     "DiffusionTrainer": "trainer",
     "TrainSettings": "settings",
-    "causal_loss": "trainer",
-    "diffusion_loss": "trainer",
+    "causal_loss": "objective",
+    "diffusion_loss": "objective",
+    "recipe": "recipes",
+    "settings_of": "run",
     "train": "run",
 }
 

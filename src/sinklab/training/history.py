@@ -1,55 +1,85 @@
-"""What a training run leaves behind while it runs: its history, and checkpoints that can be gone on from."""
+"""What a training run tells about itself while it runs, and when it must stop."""
 
-# R rows, S sequence
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import TrainerCallback
 
-from sinklab.records import open_run, write_beside
+from sinklab.training.checkpoints import HISTORY_FILE, named_checkpoint
 
-HISTORY_FILE = "history.json"
-COLUMNS = ("step", "tokens", "loss", "heldout_loss", "lr", "grad_norm", "seconds")
-# what may differ between a run and its continuation: how it runs and what it reports, not what it learns from;
-# compilation and thread counts may change the last bits
-FREE = frozenset({"resume", "threads", "compile", "log_every", "eval_every", "save_every", "out"})
+COLUMNS = ("step", "tokens", "loss", "heldout_loss", "lr", "grad_norm", "tokens_per_second", "seconds")
+RECENT = 20
+"""Logged losses whose median a spike is measured against."""
+FEWEST = 5
+"""Logged losses before a spike can be told."""
 
 
 class History(TrainerCallback):
-    """Collects what the Trainer logs, keeps it in each checkpoint, and stops a run whose loss is no number."""
+    """Collects what the Trainer logs, keeps it in each checkpoint, and stops a run whose loss is no number or jumps.
+
+    Args:
+        tokens_per_step: tokens in an optimizer step, over all processes.
+        earlier: rows of the run that this one goes on from.
+        say: called with a line at each row.
+        spike: stop when a loss is more than so many times the median of the last 20; 0 is never.
+        begins: steps before which losses do not compare with later ones: the end of warm-up, of the causal phase, ….
+    """
 
     def __init__(
-        self, tokens_per_step: int, earlier: Iterable[dict[str, Any]] = (), say: Callable[[str], object] | None = None
+        self,
+        tokens_per_step: int,
+        earlier: Iterable[dict[str, Any]] = (),
+        say: Callable[[str], object] | None = None,
+        *,
+        spike: float = 0.0,
+        begins: Iterable[int] = (),
     ) -> None:
         self.say = say or (lambda text: None)
         self.rows: list[dict[str, Any]] = list(earlier)
         self.tokens_per_step = tokens_per_step
-        self._first, self._since = 0, time.perf_counter()
+        self.spike, self.begins = spike, sorted(begins)
         self.started = time.perf_counter() - (self.rows[-1]["seconds"] if self.rows else 0.0)
+        self._first, self._since = 0, time.perf_counter()
+        self._clock, self._busy, self._steps = self._since, 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Where this session starts, to tell how long the rest will take."""
+        self._first, self._since = state.global_step, time.perf_counter()
+        self._clock = self._since
+        # a resumed state would bring back the intervals of the session that wrote it
+        state.logging_steps, state.eval_steps, state.save_steps = args.logging_steps, args.eval_steps, args.save_steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the time of training itself, without measuring and saving."""
+        now = time.perf_counter()
+        self._busy, self._clock, self._steps = self._busy + now - self._clock, now, self._steps + 1
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The time of measuring is none of training."""
+        self._clock = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The time of saving is none of training."""
+        self._clock = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Keep losses and learning rates with the step and the tokens seen.
 
         Raises:
-            ValueError: if a loss is not finite.
+            ValueError: if a loss is not finite, or spikes.
         """
         logs = logs or {}
         if "loss" not in logs and "eval_loss" not in logs:
             return
-        for name in ("loss", "eval_loss"):
-            if not math.isfinite(logs.get(name, 0.0)):
-                raise ValueError(
-                    f"the loss must stay finite, but {name} is {logs[name]} at step {state.global_step}; lower lr "
-                    f"({args.learning_rate}) and start again"
-                )
+        self._refuse_no_number(args, state, logs)
+        self._refuse_spike(args, state, logs)
         values = (
             state.global_step,
             state.global_step * self.tokens_per_step,
@@ -57,6 +87,7 @@ class History(TrainerCallback):
             logs.get("eval_loss", math.nan),
             logs.get("learning_rate", math.nan),
             logs.get("grad_norm", math.nan),
+            self._speed() if "loss" in logs else math.nan,
             round(time.perf_counter() - self.started, 1),
         )
         self.rows.append(dict(zip(COLUMNS, values, strict=True)))
@@ -64,9 +95,35 @@ class History(TrainerCallback):
         loss = f", loss {logs['loss']:.3f}" if "loss" in logs else ""
         self.say(f"step {state.global_step} of {state.max_steps}{loss}{held}{self._left(state)}")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Where this session starts, to tell how long the rest will take."""
-        self._first, self._since = state.global_step, time.perf_counter()
+    def _speed(self) -> float:
+        speed = self._steps * self.tokens_per_step / self._busy if self._busy else math.nan
+        self._busy, self._steps = 0.0, 0
+        return speed
+
+    def _refuse_no_number(self, args: Any, state: Any, logs: dict[str, float]) -> None:
+        for name in ("loss", "eval_loss"):
+            if not math.isfinite(logs.get(name, 0.0)):
+                raise ValueError(
+                    f"the loss must stay finite, but {name} is {logs[name]} at step {state.global_step}; lower lr "
+                    f"({args.learning_rate}) and start again, or go on from {named_checkpoint(args.output_dir)}"
+                )
+
+    def _refuse_spike(self, args: Any, state: Any, logs: dict[str, float]) -> None:
+        if not self.spike or "loss" not in logs:
+            return
+        begin = max((step for step in self.begins if step < state.global_step), default=0)
+        # rows of checkpoints of an older version may lack keys; a mean over steps before `begin` is another quantity
+        before = [row["loss"] for row in self.rows if row["step"] > begin and not math.isnan(row["loss"])][-RECENT:]
+        if len(before) < FEWEST or state.global_step <= begin:
+            return
+        median = statistics.median(before)
+        if logs["loss"] > self.spike * median:
+            raise ValueError(
+                f"the loss must not jump, but at step {state.global_step} it is {logs['loss']:.4g}, more than "
+                f"{self.spike:g} times the median of the last {len(before)} logged ({median:.4g}), at lr "
+                f"{logs.get('learning_rate', math.nan):.3g}; lower lr or go on from "
+                f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never stop)"
+            )
 
     def _left(self, state: Any) -> str:
         done = state.global_step - self._first
@@ -75,54 +132,27 @@ class History(TrainerCallback):
         minutes = (time.perf_counter() - self._since) / done * (state.max_steps - state.global_step) / 60
         return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the rows so far beside the weights. This file comes last: a checkpoint that has it is whole."""
-        target = Path(args.output_dir) / f"checkpoint-{state.global_step}" / HISTORY_FILE
-        write_beside(target, lambda part: part.write_text(json.dumps(self.rows)))
+    def save(self, checkpoint: Path) -> None:
+        """Write the rows so far into a checkpoint."""
+        (checkpoint / HISTORY_FILE).write_text(json.dumps(self.rows))
 
     def columns(self) -> dict[str, list[Any]]:
         """The rows as columns of the table ``history``."""
-        return {key: [row[key] for row in self.rows] for key in COLUMNS}
+        return {key: [row.get(key, math.nan) for row in self.rows] for key in COLUMNS}
 
 
-def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Tensor) -> str:
-    """SHA-256 of the vocabulary and the packed rows: what a run learned from."""
-    digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode())
-    for ids_RS in rows:
-        digest.update(json.dumps(list(ids_RS.shape)).encode() + ids_RS.long().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def same_data(folder: Path, data: str) -> None:
-    """Refuse to go on from a run that learned from other text.
+def earlier_rows(checkpoint: Path | None) -> list[dict[str, Any]]:
+    """The rows that a checkpoint keeps.
 
     Raises:
-        ValueError: if the run in ``folder`` recorded another hash than ``data``.
+        ValueError: if they are damaged.
     """
-    before = open_run(folder).info.model.get("data_sha256", data)
-    if before != data:
+    if checkpoint is None:
+        return []
+    try:
+        rows = json.loads((checkpoint / HISTORY_FILE).read_text())
+        return [dict(row) for row in rows]
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"a resumed run must keep its data, but the corpus, the held-out text or the tokenizer of {folder} has "
-            "changed since; restore them or start a new run"
-        )
-
-
-def newest_checkpoint(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """The newest whole checkpoint of the run in ``folder``, to go on from with ``settings``.
-
-    Raises:
-        ValueError: if there is none, ``run.json`` is missing or damaged, or a setting that matters has changed.
-    """
-    found = [path.parent for path in folder.glob(f"checkpoints/checkpoint-*/{HISTORY_FILE}")]
-    if not found:
-        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
-    before = open_run(folder).info.settings
-    now = json.loads(json.dumps(settings))
-    changed = [
-        f"{key}: {before.get(key)!r} → {now[key]!r}" for key in now if key not in FREE and before.get(key) != now[key]
-    ]
-    if changed:
-        raise ValueError(
-            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run instead"
-        )
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]))
+            f"{checkpoint / HISTORY_FILE} is damaged ({error}); remove {checkpoint} to go on from the checkpoint before"
+        ) from error

@@ -1,144 +1,45 @@
-"""One training run: corpus to tokenizer to rows to weights, written into a run folder."""
+"""One training run: text to rows to weights, written into a run folder."""
 
 # R rows, S sequence
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
-from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from sinklab.data import pack, read_corpus, train_tokenizer
-from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.records import RunWriter, open_run, weights_hash
-from sinklab.training.checks import check, variant
-from sinklab.training.history import HISTORY_FILE, History, data_hash, newest_checkpoint, same_data
+from sinklab.data import StreamedRows
+from sinklab.diffusion.forward import TimeSampler
+from sinklab.models.retrofit import freeze, merge_lora
+from sinklab.records import RunWriter, open_run
+from sinklab.training import model as models
+from sinklab.training.arguments import arguments, tensorboard
+from sinklab.training.checkpoints import needing_room, newest_checkpoint, read_position, same_data
+from sinklab.training.checks import check, explained, variant
+from sinklab.training.heldout import HeldOut
+from sinklab.training.history import History, earlier_rows
+from sinklab.training.monitor import SinkMonitor, monitored
+from sinklab.training.noise import NoisyCollator
+from sinklab.training.objective import Phases
 from sinklab.training.settings import TrainSettings
-from sinklab.training.trainer import DiffusionTrainer
+from sinklab.training.text import Text, prepare
+from sinklab.training.trainer import DiffusionTrainer, Objective
 
-HELDOUT_ROWS = 256
-
-
-class Rows(torch.utils.data.Dataset):
-    """Packed rows as the Trainer wants them."""
-
-    def __init__(self, ids_RS: Tensor) -> None:
-        self.ids_RS = ids_RS
-
-    def __len__(self) -> int:
-        return self.ids_RS.shape[0]
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.ids_RS[index].long()}
-
-
-def build_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
-    """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the variant.
-
-    Raises:
-        ValueError: if the tokenizer has no mask token, or the variant is unknown.
-    """
-    if tokenizer.mask_token_id is None:
-        raise ValueError(
-            "the tokenizer has no mask token; add one with tokenizer.add_special_tokens({'mask_token': '<|mask|>'})"
-        )
-    backbone = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.mlp_size,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        max_position_embeddings=max(512, 2 * settings.length),
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        rms_norm_eps=1e-5,
-    )
-    config = DiffusionLMConfig(
-        backbone=backbone,
-        mask_token_id=tokenizer.mask_token_id,
-        **variant(settings),
-    )
-    torch.manual_seed(settings.seed)
-    return DiffusionLM(config)
-
-
-def prepare(
-    settings: TrainSettings, say: Callable[[str], object] = lambda text: None
-) -> tuple[PreTrainedTokenizerBase, Tensor, Tensor]:
-    """Tokenizer, training rows and held-out rows of a run."""
-    say(f"reading {settings.corpus}")
-    documents = list(read_corpus(settings.corpus))
-    tokenizer: Any
-    if settings.tokenizer is None:
-        say(f"training a tokenizer of {settings.vocab_size} entries on {len(documents)} documents")
-        tokenizer = train_tokenizer(documents, settings.vocab_size)
-    else:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"no tokenizer can be loaded from {settings.tokenizer!r}: {reason}") from error
-    say("packing the text into rows")
-    rows_RS = pack(documents, tokenizer, settings.length)
-    if settings.heldout is not None:
-        held_RS = pack(read_corpus(settings.heldout), tokenizer, settings.length)
-        # evenly spaced, so that every document has its share
-        return tokenizer, rows_RS, held_RS[:: max(1, len(held_RS) // HELDOUT_ROWS)][:HELDOUT_ROWS]
-    count = min(HELDOUT_ROWS, max(1, rows_RS.shape[0] // 20))
-    if rows_RS.shape[0] <= count:
-        raise ValueError(
-            "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
-        )
-    return tokenizer, rows_RS[:-count], rows_RS[-count:]
-
-
-def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
-    """The Trainer's arguments for these settings."""
-    return TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch,
-        per_device_eval_batch_size=settings.batch,
-        learning_rate=settings.lr,
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": 0.1},
-        warmup_steps=max(1, round(settings.warmup * settings.steps)),
-        weight_decay=settings.weight_decay,
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        max_grad_norm=1.0,
-        bf16=settings.bf16,
-        use_cpu=not torch.cuda.is_available(),
-        logging_steps=settings.log_every,
-        logging_nan_inf_filter=False,
-        eval_strategy="steps",
-        eval_steps=settings.eval_every,
-        save_strategy="steps",
-        save_steps=settings.save_every,
-        save_total_limit=2,
-        report_to="none",
-        seed=settings.seed,
-        data_seed=settings.seed,
-        remove_unused_columns=False,
-        label_names=[],
-        prediction_loss_only=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-    )
+NEVER = 2**62
+"""A step that no run reaches."""
 
 
 def train(settings: TrainSettings, *, progress: Callable[[str], object] | None = None) -> Path:
-    """Train and write a run folder: ``run.json``, ``history``, ``heldout``, ``model/`` (weights, config, tokenizer),
-    ``checkpoints/``.
+    """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows`` and ``monitor``,
+    ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained, ``checkpoints/``.
+
+    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings.
 
     Args:
         settings: what to train, on what.
@@ -149,13 +50,16 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
 
     Raises:
         ValueError: for a corpus without text, sizes that do not fit, a folder that is taken, resuming with changed
-            settings, changed data or without a checkpoint, a loss that is not finite.
+            settings, changed data or without a checkpoint, a loss that is not finite or jumps, a full disk, a device
+            without enough memory.
     """
-    say = progress or (lambda text: None)
     check(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = Path(settings.out)
+    args = arguments(settings, folder)
+    main = args.process_index == 0
+    say = progress if progress is not None and main else (lambda text: None)
     checkpoint = newest_checkpoint(folder, dataclasses.asdict(settings)) if settings.resume else None
     if checkpoint and open_run(folder).info.status == "complete":
         say(f"the run in {folder} is complete; nothing is left to do")
@@ -166,59 +70,172 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
             "its newest checkpoint with --resume"
         )
     # what can be wrong with the input shows here, before a folder is taken
-    tokenizer, rows_RS, heldout_RS = prepare(settings, say)
-    data = data_hash(tokenizer, rows_RS, heldout_RS)
+    start = models.started_from(settings) if settings.init_from is not None else None
+    text = prepare(settings, say, start.tokenizer if start else None)
     if checkpoint:
-        same_data(folder, data)
-    model = build_model(settings, tokenizer)
-    say(f"training {model.num_parameters():,} parameters on {rows_RS.numel():,} tokens")
-    with RunWriter(
-        folder,
-        kind="training",
-        model={"name": folder.name, "family": "diffusion", "data_sha256": data, **variant(settings)},
-        settings=dataclasses.asdict(settings),
-        seed=settings.seed,
-        overwrite=bool(checkpoint),
-    ) as run:
-        if settings.compile:
-            model.model.compile(dynamic=False)
-        earlier = json.loads((checkpoint / HISTORY_FILE).read_text()) if checkpoint else []
-        history = History(settings.batch * settings.length, earlier, say)
-        trainer = DiffusionTrainer(
-            model=model,
-            args=arguments(settings, folder),
-            train_dataset=Rows(rows_RS),
-            eval_dataset=Rows(heldout_RS),
-            callbacks=[history],
-            noise_seed=settings.seed,
-            time_sampler=settings.time_sampler,
-            causal_steps=round(settings.causal_start * settings.steps),
-        )
-        # rows of the history are said by `progress`; the Trainer would print them as raw dicts
-        trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
+        same_data(folder, text.sha256)
+    model = start.model if start else models.new_model(settings, text.tokenizer)
+    models.check_fit(model, text.tokenizer, settings)
+    torch.manual_seed(settings.seed)
+    trained = freeze(model, settings.train_only, settings.lora_rank)
+    count = sum(weight.numel() for name, weight in model.named_parameters() if name in set(trained))
+    size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
+    say(f"training {count:,} parameters{size}")
+    facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
+    facts |= variant(settings) | (start.facts if start else {})
+    with _record(folder, settings, facts, begun=bool(checkpoint), main=main) as record:
+        session = _session(settings, args, text, model, checkpoint, say)
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        finally:
-            run.table("history", history.columns())
-        run.table("heldout", _heldout(trainer, tokenizer, heldout_RS))
-        model.save_pretrained(folder / "model")
-        tokenizer.save_pretrained(folder / "model")
-        (folder / "model" / "weights.sha256").write_text(weights_hash(model.state_dict()) + "\n")
+            with explained(settings):
+                session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except BaseException as error:
+            _keep(session, record, error)
+            raise
+        _keep(session, record, None)
+        heldout = session.trainer.heldout_losses()
+        written = models.whole(session.trainer)
+        if record is not None:
+            merge_lora(written)
+            record.table("heldout", _heldout(heldout, written, text))
+            tokens = heldout["tokens"].tolist()
+            losses = {"row": list(range(len(tokens))), "loss": heldout["losses"].tolist(), "tokens": tokens}
+            record.table("heldout_rows", losses)
+            with needing_room(folder / "checkpoints", "the model"):
+                models.save(written, text.tokenizer, folder, settings)
+        session.trainer.accelerator.wait_for_everyone()
     return folder / "model"
 
 
-def _heldout(trainer: DiffusionTrainer, tokenizer: Any, heldout_RS: Tensor) -> dict[str, list[Any]]:
-    loss = trainer.evaluate()["eval_loss"]
-    texts = tokenizer.batch_decode(heldout_RS.tolist(), skip_special_tokens=True)
-    size = sum(len(text.encode()) for text in texts)
-    bits_per_byte = loss * heldout_RS.numel() / math.log(2) / size
-    model: Any = trainer.model
-    parameters = model.num_parameters()
+@dataclass(frozen=True)
+class Session:
+    """The Trainer, and what it fills."""
+
+    trainer: DiffusionTrainer
+    history: History
+    monitor: SinkMonitor | None
+
+
+def _session(
+    settings: TrainSettings, args: Any, text: Text, model: Any, checkpoint: Path | None, say: Callable[[str], object]
+) -> Session:
+    autoregressive = settings.objective == "autoregressive"
+    causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
+    # every step of an autoregressive run
+    clean = NEVER if autoregressive else causal
+    # passes over the rows become steps once the rows are known
+    args.max_steps, args.warmup_steps = text.steps, max(1, round(settings.warmup * text.steps))
+    if settings.compile:
+        model.model.compile(dynamic=False)
+    if settings.gradient_checkpointing:
+        models.checkpoint_activations(model)
+    rows = text.rows(settings)
+    if checkpoint and isinstance(rows, StreamedRows):
+        rows.start_at(*read_position(checkpoint))
+    begins = (args.warmup_steps, causal, causal + anneal)
+    history = History(
+        settings.batch * settings.length, earlier_rows(checkpoint), say, spike=settings.spike, begins=begins
+    )
+    micro = args.per_device_train_batch_size
+    mask_id = model.config.mask_token_id
+    trainer = DiffusionTrainer(
+        model=model,
+        args=args,
+        train_dataset=rows,
+        data_collator=NoisyCollator(settings.seed, settings.batch, cast(TimeSampler, settings.time_sampler), clean),
+        objective=Objective(
+            Phases(causal, anneal, settings.seed, autoregressive),
+            mask_id,
+            model.config.logit_shift,
+            settings.batch,
+            settings.head_chunk,
+            {"auto": None, "on": True, "off": False}[settings.liger],
+        ),
+        heldout=HeldOut(text.heldout.rows(), mask_id, max(1, min(micro, settings.head_chunk // settings.length))),
+        keep=settings.keep,
+    )
+    models.spread_out(trainer, settings)
+    # rows of the history are said by `progress`; the Trainer would print them as raw dicts
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    monitor = None
+    if settings.monitor_every:
+        monitor = SinkMonitor(
+            text.heldout.ids_RS,
+            every=settings.monitor_every,
+            rows=settings.monitor_rows,
+            earlier=monitored(checkpoint) if checkpoint else [],
+            causal_steps=clean,
+            log=trainer.note,
+        )
+    told = tensorboard(settings, Path(settings.out)) if args.process_index == 0 else []
+    for callback in [*told, *([monitor] if monitor else []), history]:
+        trainer.add_callback(callback)
+    return Session(trainer, history, monitor)
+
+
+def _record(
+    folder: Path, settings: TrainSettings, facts: dict[str, Any], *, begun: bool, main: bool
+) -> AbstractContextManager[RunWriter | None]:
+    """The run folder, on the one process that writes it."""
+    if not main:
+        return nullcontext()
+    return RunWriter(
+        folder,
+        kind="training",
+        model=open_run(folder).info.model if begun else facts,
+        settings=dataclasses.asdict(settings),
+        seed=settings.seed,
+        overwrite=begun,
+    )
+
+
+def _keep(session: Session, record: RunWriter | None, error: BaseException | None) -> None:
+    """Write what was measured, also of a run that failed; a full disk must not hide why."""
+    if record is None:
+        return
+    try:
+        record.table("history", session.history.columns())
+        if session.monitor is not None:
+            record.table("monitor", session.monitor.columns())
+    except OSError as failure:
+        if error is None:
+            raise
+        error.add_note(f"the history could not be written either: {failure}")
+
+
+def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:
+    ids_RS = text.heldout.ids_RS
+    texts: Any = text.tokenizer.batch_decode(ids_RS.tolist(), skip_special_tokens=True)
+    size = sum(len(part.encode()) for part in texts)
     return {
-        "parameters": [parameters],
-        "loss": [loss],
-        "bits_per_byte": [bits_per_byte],
-        "tokens": [heldout_RS.numel()],
+        "parameters": [model.num_parameters()],
+        "loss": [measured["loss"]],
+        "bits_per_byte": [measured["loss"] * ids_RS.numel() / math.log(2) / size],
+        "tokens": [ids_RS.numel()],
         "bytes": [size],
     }
+
+
+def settings_of(folder: str | Path) -> TrainSettings:
+    """The settings with which the training run in a folder was made, all of them: ``train(settings_of(folder))``, with
+    another ``out``, makes it again. A setting that is newer than the run has its default.
+
+    Raises:
+        ValueError: if the folder holds no training run, is damaged, or has settings that do not exist.
+    """
+    info = open_run(Path(folder)).info
+    if info.kind != "training":
+        raise ValueError(f"{folder} holds a run of the kind {info.kind!r}, and settings are those of a training run")
+    known = {field.name: field for field in dataclasses.fields(TrainSettings)}
+    if surplus := [name for name in info.settings if name not in known]:
+        raise ValueError(
+            f"{folder} has settings that this version of sinklab does not know: {', '.join(surplus)}; use the version "
+            f"that wrote it ({info.versions.get('sinklab')})"
+        )
+    types = get_type_hints(TrainSettings)
+    for name, value in info.settings.items():
+        wanted = types[name]
+        fits = isinstance(value, wanted) or (float in (wanted, *get_args(wanted)) and isinstance(value, int))
+        if not fits or (isinstance(value, bool) and bool not in (wanted, *get_args(wanted))):
+            raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
+    return TrainSettings(**info.settings)

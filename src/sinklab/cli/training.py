@@ -1,0 +1,112 @@
+"""`sinklab train`: a recipe, a variant of the model, and whatever is given over them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from sinklab.cli.progress import working
+from sinklab.training.recipes import RECIPES, VARIANTS, recipe
+from sinklab.training.settings import TrainSettings
+
+DEFAULT = "laptop-scratch"
+
+
+def train_command(arguments: Sequence[str]) -> Callable[..., None]:
+    """The command with the defaults of the recipe that these arguments name, so that --help shows what would run.
+
+    Args:
+        arguments: what stands behind ``sinklab train``.
+
+    Raises:
+        ValueError: for an unknown recipe or variant, or a run folder that cannot be reproduced.
+    """
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
+    variant, again = _value(arguments, "--variant"), _value(arguments, "--reproduce")
+    if again is None:
+        settings = recipe(name, variant)
+    elif variant is None and name == DEFAULT:
+        from sinklab.training import settings_of
+
+        settings = settings_of(Path(again))
+    else:
+        raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
+
+    def train(
+        recipe: Annotated[str, tyro.conf.Positional] = DEFAULT,
+        variant: str | None = None,
+        reproduce: Path | None = None,
+        settings: tyro.conf.OmitArgPrefixes[TrainSettings] = settings,
+    ) -> None:
+        if recipe != name:
+            raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
+        _train(settings, reproduce)
+
+    train.__doc__ = _help()
+    return train
+
+
+def _train(settings: TrainSettings, again: Path | None) -> None:
+    from transformers.utils import logging
+
+    from sinklab.training import train as run
+
+    if again is not None and Path(settings.out).resolve() == again.resolve():
+        raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")
+    logging.disable_progress_bar()
+    with working() as say:
+        folder = run(settings, progress=say)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(f"model: {folder}")
+    if again is not None:
+        same = (folder / "weights.sha256").read_text() == (again / "model" / "weights.sha256").read_text()
+        print(f"the weights are {'the same as' if same else 'other than'} those of {again}, bit for bit")
+    print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
+    if settings.train_only == "sink":
+        print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
+
+
+def _value(arguments: Sequence[str], flag: str) -> str | None:
+    """The value of a flag that decides the defaults of all others, so that it is read before them."""
+    for place, word in enumerate(arguments):
+        if word == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _help() -> str:
+    recipes = "\n".join(
+        f"    {name}: {(inspect.getdoc(function) or '').splitlines()[0]}" for name, function in RECIPES.items()
+    )
+    return f"""Train a diffusion language model: from scratch, from a causal model, or nothing but its sink.
+
+The first word is a recipe; it sets every flag below, and flags given override it. Without one, a small model learns
+from Python's own documentation, present on every machine, in a few minutes. The run folder keeps all settings, and
+--resume goes on where a run was stopped, exactly. Behind a recipe, --help shows what that recipe would run.
+
+Recipes
+{recipes}
+
+Try
+    sinklab train --out runs/plain && sinklab report runs/plain
+    sinklab train laptop-scratch --variant sink
+    sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
+    sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
+    sinklab train --reproduce runs/plain --out runs/again
+    sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus /data/fineweb
+    accelerate launch --config_file launch/eight_gpus.yaml -m sinklab.cli train scratch-472m --variant sink
+
+Args:
+    recipe: one of those above.
+    variant: {", ".join(VARIANTS)}.
+    reproduce: run folder whose settings to take, all of them; compares the weights at the end.
+    settings: what to train, on what, and how.
+"""

@@ -1,0 +1,198 @@
+"""Checkpoints that are whole or not there, and what a run may go on from."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from sinklab.records import open_run
+from sinklab.training.settings import FREE
+
+HISTORY_FILE = "history.json"
+PARTIAL = ".partial"
+POSITION_FILE = "position.json"
+
+
+def write_checkpoint(root: Path, step: int, fill: Callable[[Path], None], *, first: bool, wait: Any) -> Path:
+    """Let ``fill`` write a checkpoint beside its place, and give it its name once it is whole.
+
+    Args:
+        root: folder of the checkpoints, one for all processes.
+        step: its number.
+        fill: called with the folder that holds the checkpoint until it is whole.
+        first: this process is the one that cleans up and renames.
+        wait: called where all processes must have come as far.
+
+    Raises:
+        ValueError: if the disk is full; what was written is removed, older checkpoints are not touched.
+    """
+    partial, whole = root / PARTIAL, root / f"checkpoint-{step}"
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)
+    wait()
+    written = partial / whole.name
+    try:
+        with needing_room(root, f"checkpoint {step}"):
+            fill(written)
+            wait()
+            if first:
+                _settle(written)
+                # the folder of an earlier session that was cut short
+                shutil.rmtree(whole, ignore_errors=True)
+                written.rename(whole)
+    finally:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+    wait()
+    return whole
+
+
+@contextmanager
+def needing_room(root: Path, what: str) -> Iterator[None]:
+    """Say what to do where the disk is full.
+
+    Args:
+        root: folder of the checkpoints.
+        what: is written, for the message.
+
+    Raises:
+        ValueError: for the errors of a full disk.
+    """
+    try:
+        yield
+    # safetensors and torch.save have errors of their own for a disk that refuses
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not _is_full(error):
+            raise
+        raise ValueError(
+            f"the disk must hold a checkpoint more than it keeps, but it is full: {what} in {root} could not be "
+            f"written ({error}). The newest whole one is {named_checkpoint(root)}: free some space, or lower --keep, "
+            "and go on with --resume"
+        ) from error
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if "No space left" in str(error) or "os error 28" in str(error):
+        return True
+    # torch.save says no more than that its container could not be written
+    return "inline_container" in str(error)
+
+
+def _settle(folder: Path) -> None:
+    """Have the bytes on the disk before the name says so."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` whole checkpoints, and folders that are none."""
+    found = whole_checkpoints(root)
+    kept = set(found[-keep:])
+    for path in root.glob("checkpoint-*"):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def whole_checkpoints(root: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted((path.parent for path in root.glob(f"checkpoint-*/{HISTORY_FILE}")), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def named_checkpoint(root: Path | str) -> str:
+    """The newest whole checkpoint, for a message."""
+    found = whole_checkpoints(Path(root))
+    return str(found[-1]) if found else "none (no checkpoint is whole yet)"
+
+
+def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
+    """Refuse to save weights that are no numbers.
+
+    Raises:
+        ValueError: naming the first such tensor.
+    """
+    for name, weight in model.named_parameters():
+        # the local part of a sharded tensor is enough: every process looks at its own
+        local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
+        if not bool(torch.isfinite(local).all()):
+            raise ValueError(
+                f"weights must be finite to be saved, but {name} has values that are not at step {step}; lower lr and "
+                f"go on from {named_checkpoint(root)} with --resume"
+            )
+
+
+def newest_checkpoint(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """The newest whole checkpoint of the run in ``folder``, to go on from with ``settings``.
+
+    Raises:
+        ValueError: if there is none, ``run.json`` is missing or damaged, or a setting that matters has changed.
+    """
+    found = whole_checkpoints(folder / "checkpoints")
+    if not found:
+        raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
+    before = open_run(folder).info.settings
+    now = json.loads(json.dumps(settings))
+    changed = [
+        f"{key}: {before[key]!r} → {now[key]!r}"
+        for key in now
+        if key not in FREE and key in before and before[key] != now[key]
+    ]
+    if changed:
+        raise ValueError(
+            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run instead"
+        )
+    return found[-1]
+
+
+def same_data(folder: Path, data: str) -> None:
+    """Refuse to go on from a run that learned from other text.
+
+    Raises:
+        ValueError: if the run in ``folder`` recorded another hash than ``data``.
+    """
+    before = open_run(folder).info.model.get("data_sha256", data)
+    if before != data:
+        raise ValueError(
+            f"a resumed run must keep its data, but the corpus, the held-out text or the tokenizer of {folder} has "
+            "changed since; restore them or start a new run"
+        )
+
+
+def write_position(checkpoint: Path, row: int, cursor: list[int]) -> None:
+    """Note the next row of a stream, and a cursor from which it can be found again."""
+    (checkpoint / POSITION_FILE).write_text(json.dumps({"row": row, "cursor": cursor}))
+
+
+def read_position(checkpoint: Path) -> tuple[int, list[int]]:
+    """Next row and cursor of the stream.
+
+    Raises:
+        ValueError: if the checkpoint lacks them or they are damaged.
+    """
+    path = checkpoint / POSITION_FILE
+    try:
+        noted = json.loads(path.read_text())
+        return int(noted["row"]), [int(part) for part in noted["cursor"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the place in the stream cannot be read from {path} ({error}); remove {checkpoint} to go on from the "
+            "checkpoint before"
+        ) from error

@@ -1,0 +1,214 @@
+"""The model of a run: new, or from another one; and how it is saved."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from sinklab.data.packing import check_vocabulary
+from sinklab.models import DiffusionLM, DiffusionLMConfig, families, load, places, rotary
+from sinklab.models.conversion import from_causal
+from sinklab.models.sinkfile import save_sink
+from sinklab.records import weights_hash
+from sinklab.training.checks import variant
+from sinklab.training.settings import TrainSettings
+
+BACKBONES: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from."""
+
+    model: DiffusionLM
+    tokenizer: PreTrainedTokenizerBase | None
+    facts: dict[str, Any]
+    """What the run folder says about it."""
+
+
+def started_from(settings: TrainSettings) -> Start:
+    """The model that ``init_from`` names, with the variant of the settings; a new sink or gate depends on the seed.
+
+    Raises:
+        ValueError: if there is no such model, or it has a sink or gate other than the settings say.
+    """
+    name = str(settings.init_from)
+    fields: dict[str, Any] = variant(settings)
+    if settings.gate_bias is not None:
+        fields["gate_bias"] = settings.gate_bias
+    if settings.logit_shift:
+        fields["logit_shift"] = True
+    torch.manual_seed(settings.seed)
+    if not _is_causal(name):
+        _refuse_other_variant(name, fields)
+        loaded = load(name, **fields)
+    elif settings.objective == "autoregressive":
+        loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
+    else:
+        loaded = from_causal(name, mask_token=settings.mask_token, **fields)
+    model: Any = loaded.model
+    source = {"name": loaded.name, "revision": loaded.revision, "family": loaded.published_family}
+    source["sha256"] = weights_hash(model.state_dict())
+    if loaded.tokenizer is not None:
+        check_vocabulary(loaded.tokenizer, model.config.vocab_size)
+    return Start(model.train(), loaded.tokenizer, {"init_from": source, "notes": list(loaded.notes)})
+
+
+def _is_causal(name: str) -> bool:
+    raw = families.read_config(places.find(name, None, ()) / "config.json", name)
+    return families.read(raw, name).settings is None
+
+
+def _refuse_other_variant(name: str, fields: dict[str, Any]) -> None:
+    """A sink or gate of the checkpoint is not taken away, or made another, without a word."""
+    raw = families.read_config(places.find(name, None, ()) / "config.json", name)
+    theirs = families.read(raw, name).settings or {}
+    for part, absent, keys in (
+        ("sink", ("sink_kind", "none"), ("sink_kind", "sink_count", "sink_side")),
+        ("gate", ("gate", "none"), ("gate",)),
+    ):
+        if theirs.get(*absent) == "none" or all(theirs[key] == fields[key] for key in keys if key in theirs):
+            continue
+        has = ", ".join(f"{key}={theirs[key]!r}" for key in keys if key in theirs)
+        flags = " ".join(f"--{key.replace('_', '-')} {theirs[key]}" for key in keys if key in theirs)
+        raise ValueError(
+            f"a run goes on with the {part} of the model that it starts from, but {name} has {has} and the settings "
+            f"say {fields[keys[0]]!r}; give {flags}"
+        )
+
+
+def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
+    """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the variant.
+
+    Raises:
+        ValueError: if the tokenizer has no mask token where one is needed, or the variant is unknown.
+    """
+    if tokenizer.mask_token_id is None and settings.objective != "autoregressive":
+        raise ValueError(
+            "the tokenizer has no mask token; add one with tokenizer.add_special_tokens({'mask_token': '<|mask|>'})"
+        )
+    backbone = BACKBONES[settings.backbone](
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.mlp_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads or settings.heads,
+        max_position_embeddings=max(512, 2 * settings.length),
+        tie_word_embeddings=settings.tie_embeddings,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        rms_norm_eps=1e-5,
+    )
+    config = DiffusionLMConfig(
+        backbone=backbone,
+        mask_token_id=tokenizer.mask_token_id,
+        logit_shift=settings.logit_shift,
+        gate_bias=settings.gate_bias,
+        **variant(settings),
+    )
+    torch.manual_seed(settings.seed)
+    return DiffusionLM(config).train()
+
+
+def check_fit(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, settings: TrainSettings) -> None:
+    """Refuse text that the model cannot read.
+
+    Raises:
+        ValueError: if rows are longer than its context, the tokenizer has ids that its embedding has not, or they call
+            different ids [MASK].
+    """
+    check_vocabulary(tokenizer, model.config.vocab_size)
+    if settings.length > model.config.text_positions:
+        raise ValueError(
+            f"rows must fit the model's context of {model.config.text_positions} tokens, but length is "
+            f"{settings.length}; give a shorter --length"
+        )
+    mask_id = model.config.mask_token_id
+    if settings.objective == "autoregressive":
+        return
+    if mask_id is None or (tokenizer.mask_token_id is not None and tokenizer.mask_token_id != mask_id):
+        raise ValueError(
+            f"[MASK] must be one id, but the model has {mask_id} and the tokenizer {tokenizer.mask_token_id}; leave "
+            "out the tokenizer of the settings, or set its mask_token"
+        )
+
+
+def spread_out(trainer: Any, settings: TrainSettings) -> None:
+    """Prepare a model whose weights will be spread over processes (FSDP, DeepSpeed).
+
+    Raises:
+        ValueError: for adapters and a sink, which cannot be trained together there.
+    """
+    if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+        return
+    # a pass of the sinks' own would leave each layer before its backward pass can gather the weights again
+    trainer.model.sink_form = "sequence"
+    if trainer.is_fsdp_enabled:
+        # launch files need not know which decoder is trained
+        layer = type(trainer.model.model.layers[0]).__name__
+        trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
+    if settings.train_only == "lora" and settings.sink_kind in ("token", "zero"):
+        raise ValueError(
+            "adapters and a sink token cannot be trained together with weights spread over processes; start with "
+            "launch/eight_gpus.yaml, which keeps them whole, or leave out the sink"
+        )
+
+
+def whole(trainer: Any) -> DiffusionLM:
+    """The trained model with all its weights, also where they are spread over processes (every process must call)."""
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
+        return model
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if not trainer.is_world_process_zero():
+        return model
+    gathered = DiffusionLM(model.config)
+    gathered.load_state_dict(state)
+    return gathered
+
+
+def save(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, settings: TrainSettings) -> None:
+    """Write ``model/``: weights, config, tokenizer and the hash of the weights; an autoregressive model as the plain
+    decoder that it is. A sink that was trained alone gets a file of its own besides.
+    """
+    written: Any = causal_model(model) if settings.objective == "autoregressive" else model
+    beside = folder / ".model"
+    shutil.rmtree(beside, ignore_errors=True)
+    written.save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    (beside / "weights.sha256").write_text(weights_hash(written.state_dict()) + "\n")
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    beside.rename(folder / "model")
+    if settings.train_only == "sink":
+        save_sink(model, folder / "sink.safetensors", name=str(settings.init_from))
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Keep no activations inside layers."""
+    options = {"use_reentrant": False}
+    # the name before transformers 5.18
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
+
+
+def causal_model(model: DiffusionLM) -> PreTrainedModel:
+    """The backbone as the causal Hugging Face model that it is without sink and gate; it shares the weights."""
+    config = copy.deepcopy(model.config.backbone)
+    config.is_causal = True
+    with torch.device("meta"):
+        causal: Any = AutoModelForCausalLM.from_config(config)
+    causal.load_state_dict(model.state_dict(), strict=True, assign=True)
+    causal.tie_weights()
+    rotary.rebuild(causal.model, model.lm_head.weight.device)
+    return causal

@@ -1,0 +1,144 @@
+"""The sink-token paper at laptop scale: one causal model a seed becomes a diffusion model in seven variants.
+
+    python studies/sink_variants.py base SEED CORPUS HELDOUT           an autoregressive model; the twin of Qwen2.5
+    python studies/sink_variants.py train VARIANT SEED CORPUS HELDOUT  one variant, from that model
+    python studies/sink_variants.py retrofit KIND SEED CORPUS HELDOUT  a sink (token or kv) for the frozen plain model
+    python studies/sink_variants.py score HELDOUT                      every finished run: losses, a traced study
+    python studies/sink_variants.py tables                             results.json and figures from what `score` left
+
+Each of the first three goes on where it was stopped.
+
+Everything is kept under runs/variants (or $SINKLAB_STUDY); sink_variants/ beside this file holds the results.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sinklab.evaluation import StudySettings, heldout_rows, row_losses, study
+from sinklab.models import load
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, recipe, train
+from sinklab.training.recipes import VARIANTS
+
+RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/variants"))
+RESULTS = Path(__file__).with_suffix("")
+TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "models" / "packaged" / "tiny"
+TRAINED = [name for name in VARIANTS if name != "kv"]
+RETROFITS = {"token": "sink", "kv": "kv"}
+SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 256, "batch": 16}
+HOW = {"compile": True, "threads": 1, "log_every": 20, "eval_every": 200, "save_every": 200, "keep": 1}
+BASE_STEPS, STEPS, RETROFIT_STEPS = 1500, 800, 200
+
+
+def base(seed: int, corpus: str, heldout: str) -> TrainSettings:
+    """The causal model that all variants of a seed start from: 6.1M tokens."""
+    return recipe(
+        "laptop-causal",
+        backbone="llama",
+        kv_heads=None,
+        corpus=corpus,
+        heldout=heldout,
+        tokenizer=str(TOKENIZER),
+        steps=BASE_STEPS,
+        seed=seed,
+        out=str(RUNS / f"causal-{seed}"),
+        **SIZES,
+        **{**HOW, "eval_every": 500},
+    )
+
+
+def variant(name: str, seed: int, corpus: str, heldout: str) -> TrainSettings:
+    """3.3M more tokens as a diffusion model; variants of a seed differ in the variant alone."""
+    return recipe(
+        "laptop-from-causal",
+        name,
+        init_from=str(RUNS / f"causal-{seed}" / "model"),
+        corpus=corpus,
+        heldout=heldout,
+        length=SIZES["length"],
+        batch=SIZES["batch"],
+        steps=STEPS,
+        lr=2e-3,
+        monitor_every=50,
+        seed=seed,
+        out=str(RUNS / f"{name}-{seed}"),
+        **HOW,
+    )
+
+
+def retrofit(kind: str, seed: int, corpus: str, heldout: str) -> TrainSettings:
+    """A sink for the plain model of this seed, whose weights stay as they are."""
+    return recipe(
+        "laptop-retrofit",
+        RETROFITS[kind],
+        init_from=str(RUNS / f"plain-{seed}" / "model"),
+        corpus=corpus,
+        heldout=heldout,
+        length=SIZES["length"],
+        batch=SIZES["batch"],
+        steps=RETROFIT_STEPS,
+        seed=seed,
+        monitor_every=50,
+        out=str(RUNS / f"retrofit-{kind}-{seed}"),
+        **HOW,
+    )
+
+
+def run(settings: TrainSettings) -> None:
+    """Train, or go on where it was stopped."""
+    resume = bool(list(Path(settings.out).glob("checkpoints/checkpoint-*")))
+    train(dataclasses.replace(settings, resume=resume), progress=lambda text: print(text, flush=True))
+
+
+def score(heldout: str) -> None:
+    """Per-row losses on all held-out books and a traced study, for every finished run that has none yet."""
+    torch.set_num_threads(1)
+    for folder in sorted(path.parent for path in RUNS.glob("*/run.json")):
+        info = open_run(folder).info
+        if info.kind != "training" or info.status != "complete":
+            continue
+        loaded = load(folder / "model")
+        if loaded.family != "diffusion":
+            continue
+        if not (folder / "losses.npy").exists():
+            text = heldout_rows(loaded, heldout, rows=10**9, length=SIZES["length"])
+            losses_R = row_losses(loaded, text.ids_RS, seed=0)
+            np.save(folder / "losses.npy", losses_R.numpy())
+            print(folder.name, f"{losses_R.mean():.4f} nats per token", flush=True)
+        if not (RUNS / "traced" / folder.name / "run.json").exists():
+            settings = StudySettings(heldout="", mask_sinks=(), statistics=("received", "value_norm"))
+            study(loaded, RUNS / "traced" / folder.name, settings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["base", "train", "retrofit", "score", "tables"])
+    parser.add_argument("rest", nargs="*")
+    given = parser.parse_args()
+    if given.command == "base":
+        seed, *text = given.rest
+        run(base(int(seed), *text))
+    elif given.command in ("train", "retrofit"):
+        name, seed, *text = given.rest
+        run((variant if given.command == "train" else retrofit)(name, int(seed), *text))
+    elif given.command == "score":
+        score(given.rest[0])
+    else:
+        from sink_variants_tables import tables
+
+        RESULTS.mkdir(exist_ok=True)
+        config = {"base": base(0, "CORPUS", "HELDOUT"), "variant": variant("plain", 0, "CORPUS", "HELDOUT")}
+        config["retrofit"] = retrofit("token", 0, "CORPUS", "HELDOUT")
+        written = {name: dataclasses.asdict(settings) for name, settings in config.items()}
+        (RESULTS / "config.json").write_text(json.dumps(written | {"variants": VARIANTS}, indent=2) + "\n")
+        tables(RUNS, RESULTS, TRAINED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""`sinklab train`: recipes, variants, and a run that is reproduced from its folder."""
+
+import re
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from sinklab.cli import main
+from sinklab.records import open_run
+from sinklab.training.recipes import RECIPES, VARIANTS, recipe
+from sinklab.training.settings import TrainSettings
+from tiny_diffusion import TEXT
+
+SIZES = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --steps 3 --no-bf16"
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSettings]:
+    """What the command would have trained."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[TrainSettings] = []
+
+    def train(given: TrainSettings, progress: object) -> Path:
+        seen.append(given)
+        return Path(given.out) / "model"
+
+    monkeypatch.setattr("sinklab.training.train", train)
+    return seen
+
+
+def test_the_help_lists_recipes_and_variants(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    printed = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    for name, function in RECIPES.items():
+        assert f"{name}: {function.__doc__.splitlines()[0]}" in printed
+    assert ", ".join(VARIANTS) in printed
+
+
+def test_the_help_of_a_recipe_shows_its_values(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with pytest.raises(SystemExit):
+        main(["train", "qwen-0.5b", "--variant", "gate", "--help"])
+    printed = capsys.readouterr().out
+    assert "(default: Qwen/Qwen2.5-0.5B)" in printed
+    assert re.search(r"--gate STR .*\(default: elementwise\)", printed)
+    assert re.search(r"--steps INT .*\(default: 28610\)", printed)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_what_runs(name: str, settings: list[TrainSettings]) -> None:
+    assert main(["train", name]) == 0
+    assert settings == [recipe(name)]
+
+
+def test_flags_override_the_recipe_and_nothing_else(settings: list[TrainSettings]) -> None:
+    assert main(shlex.split("train laptop-from-causal --variant=4-sinks --lr 0.5 --no-bf16 --keep 7")) == 0
+    expected = asdict(recipe("laptop-from-causal", "4-sinks")) | {"lr": 0.5, "bf16": False, "keep": 7}
+    assert asdict(settings[0]) == expected
+    assert settings[0].out == "runs/laptop-from-causal-4-sinks"
+    assert settings[0].sink_count == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train laptop-scrtch", "recipe must be one of .*, but is 'laptop-scrtch'; did you mean 'laptop-scratch'"),
+        ("train --variant snk", "variant must be one of .*, but is 'snk'; did you mean 'sink'"),
+        ("train --steps 3 laptop-causal", "the recipe comes first: sinklab train laptop-causal"),
+        ("train laptop-causal --variant sink", "plain autoregressive model, so it has no variant 'sink'"),
+        ("train laptop-sft --reproduce runs/x", "takes every setting from the run folder; leave out the recipe"),
+        ("train --reproduce nowhere --out there", "nowhere is not a run folder: no such folder"),
+    ],
+)
+def test_a_mistake_names_the_remedy(
+    command: str, message: str, settings: list[TrainSettings], capsys: pytest.CaptureFixture
+) -> None:
+    assert main(shlex.split(command)) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert settings == []
+
+
+def test_a_run_reproduces_from_its_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT * 60)
+    assert main(shlex.split(f"train --variant sink --corpus text.txt --out first {SIZES}")) == 0
+    capsys.readouterr()
+    assert main(shlex.split("train --reproduce first --out second")) == 0
+    assert "the weights are the same as those of first, bit for bit" in capsys.readouterr().out
+    first, second = (open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second"))
+    assert first == second
+    assert main(shlex.split("train --reproduce first --out other --seed 1")) == 0
+    assert "the weights are other than those of first" in capsys.readouterr().out
+    assert main(shlex.split("train --reproduce first --out first")) == 2
+    assert "is reproduced in a folder of its own" in capsys.readouterr().err

@@ -1,0 +1,152 @@
+"""Training with the sinks in the sequence: the same model as with a prefix, and as the masked form."""
+
+import copy
+
+import pytest
+import torch
+from test_diffusion_lm import FAMILIES, SINKS, SeenMasks, TrueFloat64, build, checkpoint_layers, compare, ragged
+from torch import nn
+
+from sinklab.attention import watching
+
+
+def model_of(sink=("token", 2, "front"), **settings):
+    model = build(sink, **settings).train()
+    model.sink_form = "sequence"
+    return model
+
+
+def lengths(model, *args, **settings):
+    """(queries, keys) of the attention calls of one evaluation."""
+    with SeenMasks() as seen:
+        model(*args, **settings)
+    return {call[:2] for call in seen.calls}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("sink", SINKS[1:], ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
+def test_it_equals_the_masked_form(sink, padded):
+    ids, mask = ragged()
+    mask = mask if padded else None
+    compare(model_of(sink), ids, mask, 1e-12)
+    assert lengths(model_of(sink), ids, mask) == {(9 + sink[1], 9 + sink[1])}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_every_backbone_with_a_gate(family, impl):
+    ids, mask = ragged()
+    compare(model_of(family=family, gate="elementwise", impl=impl), ids, mask, 1e-12)
+
+
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_causal_and_visible_equal_the_prefix_form(impl):
+    model = model_of(impl=impl)
+    ids, mask = ragged()
+    visible = torch.rand(3, 9, 9, generator=torch.Generator().manual_seed(4)) < 0.5
+    for settings in (
+        {"causal": True},
+        {"causal": True, "attention_mask": mask},
+        {"visible": visible},
+        {"visible": visible[0], "attention_mask": mask, "causal": True},
+    ):
+        with TrueFloat64():
+            inside, prefix = (model(ids, **settings).logits, model.eval()(ids, **settings).logits)
+        model.train()
+        real = mask.bool() if "attention_mask" in settings else torch.ones_like(mask, dtype=torch.bool)
+        assert (inside - prefix)[real].abs().max() <= 1e-12 * prefix.abs().max()
+
+
+def test_a_causal_pass_needs_no_mask():
+    with SeenMasks() as seen:
+        model_of()(ragged()[0], causal=True)
+    assert all(mask is None and causal for _, _, mask, causal in seen.calls)
+
+
+def labelled(model, precision=False):
+    """Loss and gradients of one labelled batch."""
+    ids, mask = ragged()
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision):
+        loss = model(ids, mask, labels=ids.where(mask.bool(), -100)).loss
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+def test_checkpointing_compilation_and_autocast_keep_it():
+    for change, precision, tolerance in [
+        (lambda model: checkpoint_layers(model, use_reentrant=False), False, 1e-9),
+        (lambda model: model.model.compile(backend="aot_eager", dynamic=False), False, 1e-4),
+        (lambda model: None, True, 2e-2),
+    ]:
+        plain = model_of(("zero", 2, "end"), dtype=torch.float32, std=0.1, gate="elementwise")
+        changed = copy.deepcopy(plain)
+        plain.sink_form = "prefix"
+        change(changed)
+        (expected, grads), (loss, changed_grads) = labelled(plain, precision), labelled(changed, precision)
+        assert abs(loss - expected) <= max(tolerance, 1e-6) * expected
+        assert grads["sink_embeddings"].abs().max() > 0
+        for name, grad in grads.items():
+            assert (changed_grads[name] - grad).abs().max() <= max(tolerance, 1e-5) * max(1, grad.abs().max()), name
+    torch.compiler.reset()
+
+
+def test_it_is_for_training_alone():
+    model = model_of()
+    ids, _ = ragged()
+    apart = {(1, 1), (9, 11)}
+    assert lengths(model, ids) == {(11, 11)}
+    with torch.no_grad():
+        assert lengths(model, ids) == apart
+    with watching():
+        assert lengths(model, ids) == apart
+    assert lengths(model.eval(), ids) == apart
+    model.train().sink_form = "auto"
+    assert lengths(model, ids) == apart
+    assert lengths(model_of(("none", 0, "front")), ids) == {(9, 9)}
+
+
+class Wrapped(nn.Module):
+    """An output projection as adapters leave it: a hook on what is inside no longer sees all of its inputs."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states):
+        return self.inner(states) + 0.1 * states.roll(1, dims=-1)
+
+
+def test_a_wrapped_projection_gets_the_prefix():
+    model = model_of()
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = Wrapped(attention.o_proj)
+    ids, _ = ragged()
+    compare(model, ids, None, 1e-12)
+    assert lengths(model, ids) == {(1, 1), (9, 11)}
+
+
+def test_an_interrupted_call_leaves_nothing_behind():
+    model = model_of()
+    ids, _ = ragged()
+    expected = model(ids).logits
+
+    def stop(module, args):
+        raise KeyboardInterrupt
+
+    projection = model.model.layers[1].self_attn.o_proj
+    handle = projection.register_forward_pre_hook(stop, prepend=True)
+    with pytest.raises(KeyboardInterrupt):
+        model(ids)
+    handle.remove()
+    again = copy.deepcopy(model)
+    assert torch.equal(again(ids).logits, expected)
+    assert torch.equal(model.eval()(ids).logits, again.eval()(ids).logits)
+
+
+def test_an_unknown_form_is_refused():
+    model = model_of()
+    model.sink_form = "mask"
+    with pytest.raises(ValueError, match="auto, prefix, sequence, but is 'mask'"):
+        model(ragged()[0])

@@ -1,0 +1,98 @@
+"""The training benchmarks run at tiny sizes, and what they count is what happens."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch):
+    # the scripts add the folder of the twin themselves, and it must not stay
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+
+
+@pytest.mark.parametrize("variant", ["plain", "gate"])
+def test_the_formula_of_mfu_counts_the_products_of_a_step(variant):
+    import mfu
+    import steps
+
+    shape = steps.Shape(layers=2, width=64, heads=2, mlp=96, vocab=128, batch=2, length=32)
+    model, batch = steps.build(shape, variant, "cpu"), steps.noisy_batch(shape, "cpu")
+    model.set_attn_implementation("eager")
+    # the first layer's input is an embedding that wants a gradient, so nothing of the backward pass is left out
+    with FlopCounterMode(display=False) as counter:
+        steps.ours(model, batch).backward()
+    masked = int((batch.labels_BS != -100).sum())
+    counted = counter.get_total_flops()
+    rotation = counted - mfu.model_flops(shape, masked, gate=variant == "gate")
+    # beyond the formula: the outer products of the rotary table
+    assert 0 <= rotation <= 2 * shape.tokens * 64
+
+
+def test_the_472m_model_has_the_size_of_the_paper():
+    import mfu
+    import steps
+
+    shape = mfu.PAPER
+    layers = shape.layers * (4 * shape.width**2 + 3 * shape.width * shape.mlp + 2 * shape.width) + shape.width
+    assert layers == pytest.approx(471.91e6, rel=1e-4)
+    tiny = steps.build(mfu.QUICK, "plain", "cpu")
+    per_layer = 4 * 64**2 + 3 * 64 * 96 + 2 * 64
+    assert tiny.num_parameters() == 2 * per_layer + 64 + 2 * 128 * 64
+
+
+def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_weights():
+    import steps
+
+    small = steps.Shape(layers=1, width=32, heads=2, mlp=48, vocab=64, batch=2, length=16)
+    large = steps.Shape(layers=1, width=32, heads=2, mlp=48, vocab=64, batch=4, length=16)
+    kept = []
+    for shape in (small, large):
+        model, batch = steps.build(shape, "plain", "cpu"), steps.noisy_batch(shape, "cpu")
+        kept.append(steps.kept_mb(model, lambda model=model, batch=batch: steps.ours(model, batch), "float32", "cpu"))
+    head_gradient = 64 * 32 * 4 / 1e6
+    assert 1.5 < kept[1] / kept[0] < 2.1
+    assert kept[0] < 1
+    assert head_gradient < kept[1]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+def test_mfu_runs_every_form_at_tiny_sizes(capsys):
+    import mfu
+
+    result = mfu.main(["--quick"])
+    assert list(result["forms"]) == list(mfu.FORMS)
+    flops = {form: taken["model_flops"] for form, taken in result["forms"].items()}
+    assert flops["plain"] == flops["sink_prefix"] == flops["sink_sequence"] == flops["masked_twin"] < flops["gate"]
+    assert all(taken["mfu"] > 0 for taken in result["forms"].values())
+    json.dumps(result)
+    assert "MFU" in capsys.readouterr().out
+
+
+def test_mfu_refuses_unknown_forms_and_a_missing_gpu(capsys, monkeypatch):
+    import mfu
+
+    with pytest.raises(SystemExit):
+        mfu.main(["--forms", "plain,mask"])
+    assert "but not mask" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        mfu.main([])
+    assert "--quick runs tiny sizes" in capsys.readouterr().err
+
+
+def test_the_training_benchmark_runs_at_tiny_sizes(capsys):
+    import training
+
+    training.main(["--quick"])
+    out = capsys.readouterr().out
+    assert "bfloat16 4-sinks" in out
+    assert "speed-up" in out
+    assert "chunked" in out

@@ -1,0 +1,74 @@
+"""Launch files are read by accelerate itself, and say how they are started."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+FILES = {
+    "one_gpu.yaml": ("NO", 1),
+    "eight_gpus.yaml": ("MULTI_GPU", 8),
+    "eight_gpus_fsdp2.yaml": ("FSDP", 8),
+    "deepspeed_zero2.yaml": ("DEEPSPEED", 8),
+}
+
+
+def test_every_file_is_known_here() -> None:
+    assert {path.name for path in LAUNCH.iterdir()} == {*FILES, "deepspeed_zero2.json", "several_nodes.slurm"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_accelerate_reads_the_file_and_the_command_in_its_comment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    config = ClusterConfig.from_yaml_file(LAUNCH / name)
+    assert (config.distributed_type.value, config.num_processes) == FILES[name]
+    (command,) = re.findall(r"# .*Start: accelerate launch (.+)", (LAUNCH / name).read_text())
+    monkeypatch.chdir(LAUNCH.parent)
+    arguments = launch_command_parser().parse_args(command.split())
+    assert arguments.module
+    assert arguments.training_script == "sinklab.cli"
+    assert arguments.training_script_args[0] == "train"
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.num_processes == FILES[name][1]
+    assert arguments.multi_gpu is (name == "eight_gpus.yaml")
+    assert arguments.use_fsdp is (name == "eight_gpus_fsdp2.yaml")
+    assert arguments.use_deepspeed is (name == "deepspeed_zero2.yaml")
+    if arguments.use_fsdp:
+        assert int(arguments.fsdp_version) == 2
+    if arguments.use_deepspeed:
+        assert Path(arguments.deepspeed_config_file).is_file()
+
+
+def test_the_deepspeed_file_leaves_to_the_run_what_its_settings_say() -> None:
+    config = json.loads((LAUNCH / "deepspeed_zero2.json").read_text())
+    left = {key for key, value in config.items() if value in ("auto", {"enabled": "auto"})}
+    assert left == {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "bf16",
+    }
+    assert config["zero_optimization"]["stage"] == 2
+
+
+def test_the_slurm_script_hands_its_arguments_to_the_command() -> None:
+    path = LAUNCH / "several_nodes.slurm"
+    assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
+    # as on the first of two nodes, with srun and torchrun that only say what they were given
+    script = f"""
+    scontrol() {{ printf 'node1\\nnode2\\n'; }}
+    srun() {{ echo "$@"; }}
+    export SLURM_JOB_NODELIST=node[1-2] SLURM_NNODES=2 SLURM_JOB_ID=7
+    set -- qwen-1.5b --variant sink --resume
+    . {path}
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "torchrun --nnodes 2 --nproc_per_node 8" in done.stdout
+    assert "--rdzv_endpoint node1:29500 -m sinklab.cli train qwen-1.5b --variant sink --resume" in done.stdout

@@ -1,0 +1,87 @@
+"""The recipes are the paper's runs: sizes, tokens, and nothing but the variant between two of them."""
+
+import dataclasses
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from sinklab.models import DiffusionLM
+from sinklab.training.checks import check
+from sinklab.training.model import new_model
+from sinklab.training.recipes import RECIPES, VARIANTS, recipe
+
+MODEL = {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "out"}
+
+
+def built(variant: str) -> DiffusionLM:
+    """The 472M model without its memory."""
+    words = {f"w{number}": number for number in range(31_999)} | {"</s>": 31_999, "[MASK]": 32_000}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, "w0")), mask_token="[MASK]", eos_token="</s>"
+    )
+    with torch.device("meta"):
+        return new_model(recipe("scratch-472m", variant), tokenizer)
+
+
+def parameters(model: DiffusionLM) -> int:
+    """All but the embedding and the head."""
+    words = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    return sum(weight.numel() for weight in model.parameters()) - sum(weight.numel() for weight in words)
+
+
+def test_the_472m_recipe_has_the_published_sizes() -> None:
+    plain = parameters(built("plain"))
+    # the released Diff_LLaMA_472M: 471.91M, and 553.83M with its embedding and head
+    assert plain == 18 * (4 * 1280**2 + 3 * 1280 * 5120 + 2 * 1280) + 1280 == 471_906_560
+    assert parameters(built("gate")) - plain == 18 * 1280 * 1280  # 29.49M
+    assert [parameters(built(f"{count}sink{end}")) - plain for count, end in (("", ""), ("2-", "s"), ("4-", "s"))] == [
+        1280,
+        2 * 1280,
+        4 * 1280,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "batch", "lr"),
+    [("scratch-472m", 100e9, 256, 2e-4), ("qwen-0.5b", 30e9, 512, 1e-4), ("qwen-1.5b", 100e9, 4096, 1e-4)],
+)
+def test_the_papers_runs_see_the_papers_tokens(name: str, tokens: float, batch: int, lr: float) -> None:
+    settings = recipe(name)
+    assert settings.steps * settings.batch * settings.length == pytest.approx(tokens, rel=1e-3)
+    assert (settings.batch, settings.lr, settings.lr * settings.min_lr) == (batch, lr, pytest.approx(lr / 10))
+    assert (settings.beta1, settings.beta2, settings.weight_decay, settings.warmup) == (0.9, 0.95, 0.1, 0.01)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
+    plain = dataclasses.asdict(recipe(name))
+    folders = []
+    for variant in VARIANTS:
+        if plain["objective"] == "autoregressive" and variant != "plain":
+            with pytest.raises(ValueError, match="trains a plain autoregressive model"):
+                recipe(name, variant)
+            continue
+        if plain["train_only"] == "sink" and not VARIANTS[variant].get("sink_kind"):
+            continue
+        settings = recipe(name, variant)
+        check(settings)
+        changed = {key for key, value in dataclasses.asdict(settings).items() if plain[key] != value}
+        assert changed <= MODEL, variant
+        folders.append(settings.out)
+    assert len(folders) == len(set(folders))
+
+
+def test_a_gate_on_a_trained_model_starts_open() -> None:
+    assert recipe("qwen-0.5b", "gate").gate_bias == 4.0
+    assert recipe("scratch-472m", "gate").gate_bias is None
+
+
+def test_changes_and_mistakes() -> None:
+    assert recipe("laptop-scratch", steps=3, out="here").out == "here"
+    with pytest.raises(ValueError, match="did you mean 'laptop-sft'"):
+        recipe("laptop-sfd")
+    with pytest.raises(TypeError, match="stepps"):
+        recipe("laptop-scratch", stepps=3)

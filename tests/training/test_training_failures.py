@@ -1,0 +1,232 @@
+"""A run that goes wrong says where, and leaves what can be gone on from."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, train, trainer
+from sinklab.training.arguments import trackers
+from sinklab.training.checkpoints import whole_checkpoints, write_checkpoint
+from sinklab.training.history import History
+from tiny_diffusion import TEXT, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text.txt").write_text(TEXT * 30)
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    return TrainSettings(
+        corpus=str(folder / "text.txt"),
+        tokenizer=str(folder / "tokenizer"),
+        hidden_size=16,
+        layers=1,
+        heads=2,
+        mlp_size=16,
+        length=16,
+        batch=4,
+        steps=6,
+        lr=1e-3,
+        bf16=False,
+        log_every=1,
+        eval_every=100,
+        save_every=2,
+        log_to="none",
+    )
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, first: int, factor: float) -> None:
+    """Losses are multiplied by this factor from the given step on."""
+    call = trainer.Objective.call
+
+    def weighted(self, batch, step, tokens):
+        made = call(self, batch, step, tokens)
+        return made | {"label_weights": made["label_weights"] * (factor if step >= first else 1.0)}
+
+    monkeypatch.setattr(trainer.Objective, "call", weighted)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoiled(monkeypatch, 2, float("nan"))
+    here = replace(settings, out=str(tmp_path / "run"))
+    with pytest.raises(
+        ValueError, match=r"finite, but loss is nan at step 3; lower lr \(0.001\) .* from .*checkpoint-2"
+    ):
+        train(here)
+    record = open_run(tmp_path / "run")
+    assert record.info.status == "interrupted"
+    assert "nan at step 3" in record.info.error
+    assert record.table("history")["step"].tolist() == [1, 2]
+    monkeypatch.undo()
+    train(replace(here, resume=True))
+    assert open_run(tmp_path / "run").info.status == "complete"
+
+
+def test_weights_that_are_no_numbers_are_never_saved(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoiled(monkeypatch, 3, float("inf"))
+    # the checkpoint of step 4 comes before the loss of steps 1 … 5 is looked at
+    with pytest.raises(
+        ValueError, match=r"weights must be finite to be saved, but \S+ has values that are not at step 4"
+    ):
+        train(replace(settings, log_every=5, out=str(tmp_path / "run")))
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+
+
+def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoiled(monkeypatch, 8, 20.0)
+    here = replace(settings, steps=10, batch=16, out=str(tmp_path / "run"))
+    message = (
+        r"at step 9 it is \d+\.?\d*, more than 3 times the median of the last 7 logged \(\d\.\d+\), at lr \S+; lower "
+        r"lr or go on from .*checkpoint-8 with --resume, or raise --spike"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(here)
+    train(replace(here, spike=0.0, out=str(tmp_path / "other")))
+
+
+class _State:
+    max_steps = 100
+
+    def __init__(self, step: int) -> None:
+        self.global_step = step
+
+
+def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path: Path) -> None:
+    class Arguments:
+        learning_rate, output_dir = 1.0, str(tmp_path)
+
+    history = History(1, spike=2.0, begins=(3, 10))
+
+    def log(step: int, loss: float) -> None:
+        history.on_log(Arguments, _State(step), None, {"loss": loss})
+
+    for step in range(1, 4):
+        log(step, 0.1)
+    # far above the warm-up's losses, and the first ones after it have nothing to be compared with
+    for step in range(4, 10):
+        log(step, 5.0)
+    with pytest.raises(ValueError, match="at step 10 it is 11, more than 2 times the median of the last 6"):
+        log(10, 11.0)
+    for step in range(11, 30):
+        log(step, 30.0 + step)
+    with pytest.raises(ValueError, match="the last 19 logged"):
+        log(30, 130.0)
+
+
+def test_too_little_memory_names_the_settings_that_save_some(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …")
+
+    monkeypatch.setattr(trainer.DiffusionTrainer, "compute_loss", full)
+    message = (
+        r"rows of 16 tokens: lower --micro-batch \(now 2; it changes no result\), turn on --gradient-checkpointing "
+        r"\(off now\), or lower --head-chunk \(now 4096\), and go on with --resume: CUDA out of memory. .* GiB.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(replace(settings, micro_batch=2, out=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 59008 vs 58896"),
+    ],
+    ids=["OSError", "safetensors", "torch.save"],
+)
+def test_a_full_disk_costs_the_new_checkpoint_and_no_other(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    save = trainer.DiffusionTrainer._save_optimizer_and_scheduler
+
+    def full(self, output_dir):
+        if self.state.global_step == 4:
+            raise error
+        save(self, output_dir)
+
+    monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
+    here = replace(settings, out=str(tmp_path / "run"))
+    message = (
+        r"it is full: checkpoint 4 in .* \(.*\). The newest whole one is .*checkpoint-2: free some space, or lower"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(here)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert open_run(tmp_path / "run").table("history")["step"].tolist() == [1, 2, 3, 4]
+    monkeypatch.undo()
+    train(replace(here, resume=True))
+    assert open_run(tmp_path / "run").info.status == "complete"
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_the_last_checkpoint(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    here = replace(settings, out=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"it is full: the model in .* The newest whole one is .*checkpoint-6"):
+        train(here)
+    assert not (tmp_path / "run" / "model").exists()
+    monkeypatch.undo()
+    train(replace(here, resume=True))
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sinklab.records import RunWriter
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trainer.DiffusionTrainer, "_save_optimizer_and_scheduler", full)
+    monkeypatch.setattr(RunWriter, "table", full)
+    with pytest.raises(ValueError, match=r"newest whole one is none \(no checkpoint is whole yet\)") as caught:
+        train(replace(settings, out=str(tmp_path / "run")))
+    assert any("history could not be written either" in note for note in caught.value.__notes__)
+
+
+def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "half").write_text("half")
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(PermissionError):
+        write_checkpoint(tmp_path, 3, refuse, first=True, wait=lambda: None)
+    assert list(tmp_path.iterdir()) == []
+    assert whole_checkpoints(tmp_path) == []
+
+
+def test_trackers_are_named_or_refused(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trackers("none") == []
+    with pytest.raises(ValueError, match=r"log_to must be one of .*, but is 'tensorbord'; did you mean 'tensorboard'"):
+        trackers("tensorbord")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert trackers("auto") == []
+    with pytest.raises(ValueError, match="log_to names wandb, which is not installed; run pip install wandb"):
+        trackers("wandb")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert trackers("auto") == ["tensorboard"]
+    assert trackers("wandb, mlflow") == ["wandb", "mlflow"]
+    with pytest.raises(ValueError, match="log_to takes 'none' alone, but is 'wandb,none'"):
+        trackers("wandb,none")

@@ -1,0 +1,137 @@
+"""Two processes learn what one learns: same rows, same noise by row, same losses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from two_processes import given, train_in_two
+
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, train
+from sinklab.training.checks import micro_batches
+from tiny_diffusion import TEXT, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(120)]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    return TrainSettings(
+        corpus=str(folder / "text.jsonl"),
+        tokenizer=str(folder / "tokenizer"),
+        hidden_size=32,
+        layers=2,
+        heads=2,
+        mlp_size=48,
+        length=16,
+        batch=8,
+        micro_batch=2,
+        steps=4,
+        bf16=False,
+        log_every=1,
+        eval_every=2,
+        save_every=3,
+        heldout_rows=7,
+        shuffle_rows=5,
+        sink_kind="token",
+        sink_count=1,
+        gate="elementwise",
+        monitor_every=3,
+        monitor_rows=2,
+        log_to="none",
+    )
+
+
+def test_two_processes_have_the_noise_losses_and_weights_of_one(settings: TrainSettings, tmp_path: Path) -> None:
+    runs = {
+        "memory": settings,
+        "stream": replace(settings, streaming=True, documents="separate", monitor_every=0),
+        # rows with unequal numbers of tokens in the loss: the mean is over the step, not over a rank
+        "pairs": replace(
+            settings, corpus="arithmetic", pairs="corrected", length=160, causal_start=0.5, monitor_every=0
+        ),
+    }
+    runs = {name: replace(one, out=str(tmp_path / name)) for name, one in runs.items()}
+    train_in_two(list(runs.values()))
+    for name, one in runs.items():
+        alone = replace(one, out=str(tmp_path / f"{name}-alone"))
+        train(alone)
+        both, single = open_run(one.out), open_run(alone.out)
+        assert both.info.status == "complete"
+        assert both.info.model["data_sha256"] == single.info.model["data_sha256"]
+        for column in ("loss", "heldout_loss", "lr", "tokens", "grad_norm"):
+            ours, theirs = both.table("history")[column], single.table("history")[column]
+            assert np.allclose(ours, theirs, rtol=1e-4, equal_nan=True), (name, column)
+        assert np.allclose(both.table("heldout_rows")["loss"], single.table("heldout_rows")["loss"], rtol=1e-4)
+        ours, theirs = (load_file(Path(folder) / "model" / "model.safetensors") for folder in (one.out, alone.out))
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert torch.allclose(ours[key], theirs[key], atol=1e-5), (name, key)
+
+        ranks = given(one)
+        assert not ranks[0].keys() & ranks[1].keys(), "each process has rows of its own"
+        rows = {**ranks[0], **ranks[1]}
+        assert sorted(rows) == list(range(32))
+        assert all(step == row // 8 for row, (step, _, _) in rows.items())
+        assert {len(part) for part in ranks.values()} == {16}
+    masks = [tuple(mask) for part in given(runs["memory"]).values() for _, _, mask in part.values()]
+    assert len(set(masks)) > 24, "noise differs from row to row and rank to rank"
+
+
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}
+"""What accelerate launch makes of launch/eight_gpus_fsdp2.yaml."""
+
+
+def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings: TrainSettings, tmp_path: Path) -> None:
+    here = replace(settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True)
+    spread, alone = (replace(here, out=str(tmp_path / name)) for name in ("spread", "alone"))
+    again = tmp_path / "again"
+    cut = f"""
+import pathlib, shutil
+again = pathlib.Path({str(again)!r})
+shutil.copytree({str(tmp_path / "spread")!r}, again)
+shutil.rmtree(again / "checkpoints" / "checkpoint-3")
+described = (again / "run.json").read_text()
+(again / "run.json").write_text(described.replace('"complete"', '"running"'))
+"""
+    train_in_two([spread, replace(spread, resume=True, out=str(again))], cut, **FSDP2)
+    train(alone)
+    assert json.loads((tmp_path / "again.rank0").read_text())[0][0] == 2, "it went on from step 2"
+    assert (tmp_path / "spread" / "checkpoints" / "checkpoint-2" / "pytorch_model_fsdp_0").is_dir(), "it was FSDP2"
+    one, two, three = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("alone", "spread", "again")
+    )
+    assert one.keys() == two.keys() == three.keys()
+    for key in one:
+        assert torch.allclose(one[key], two[key], atol=1e-5), key
+        assert torch.equal(two[key], three[key]), key
+    for table in ("heldout_rows", "monitor"):
+        ours, theirs = (open_run(tmp_path / name).table(table) for name in ("spread", "alone"))
+        assert ours.columns.tolist() == theirs.columns.tolist()
+        assert np.allclose(ours.fillna(0).astype(float), theirs.fillna(0).astype(float), rtol=1e-3, atol=1e-4)
+
+
+def test_the_batch_must_divide_over_processes_and_micro_batches() -> None:
+    settings = TrainSettings(batch=12)
+    assert micro_batches(settings, 1) == (12, 1)
+    assert micro_batches(settings, 2) == (6, 1)
+    assert micro_batches(replace(settings, micro_batch=2), 3) == (2, 2)
+    with pytest.raises(
+        ValueError, match=r"batch must be a multiple of micro_batch × processes, but 12 is none of 4 × 2"
+    ):
+        micro_batches(replace(settings, micro_batch=4), 2)
+    with pytest.raises(ValueError, match="12 is none of 2 × 5"):
+        micro_batches(settings, 5)

@@ -1,0 +1,224 @@
+"""A run that was killed goes on to the same end, bit for bit; what would not be the same run is refused."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, run, settings_of, train, trainer
+from sinklab.training.checkpoints import whole_checkpoints
+from tiny_diffusion import TEXT, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    folder = tmp_path_factory.mktemp("corpus")
+    # documents of unequal length: a stream that lost its place would show
+    lines = [json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(120)]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    return TrainSettings(
+        corpus=str(folder / "text.jsonl"),
+        tokenizer=str(folder / "tokenizer"),
+        hidden_size=32,
+        layers=2,
+        heads=2,
+        mlp_size=48,
+        length=16,
+        batch=4,
+        micro_batch=2,
+        steps=12,
+        lr=1e-2,
+        bf16=False,
+        log_every=1,
+        eval_every=6,
+        save_every=4,
+        heldout_rows=8,
+        shuffle_rows=7,
+        monitor_every=5,
+        monitor_rows=2,
+        sink_kind="token",
+        sink_count=1,
+        log_to="none",
+    )
+
+
+KILLED = """
+import json, os, signal, sys
+sys.path[:0] = {path!r}
+import torch
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+from transformers import TrainerCallback
+from sinklab.training import TrainSettings, checkpoints, run, train, trainer
+
+class Killer(TrainerCallback):
+    def __init__(self, step): self.step = step
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step: os.kill(os.getpid(), signal.SIGKILL)
+
+def with_killer(step):
+    class Killed(trainer.DiffusionTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.add_callback(Killer(step))
+    run.DiffusionTrainer = Killed
+
+def in_a_checkpoint(folder):
+    if folder.name == "checkpoint-8": os.kill(os.getpid(), signal.SIGKILL)
+
+children = []
+for settings in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        if settings["streaming"]: with_killer(7)
+        else: checkpoints._settle = in_a_checkpoint
+        train(TrainSettings(**settings))
+        os._exit(0)
+    children.append(child)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(json.dumps(codes))
+"""
+
+
+def losses_of(folder: Path) -> list[float]:
+    return open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert losses_of(one) == losses_of(other)
+    ours, theirs = weights_of(one), weights_of(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first, second = open_run(one), open_run(other)
+    assert first.table("heldout_rows").equals(second.table("heldout_rows"))
+    assert first.table("monitor").equals(second.table("monitor"))
+
+
+def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    both = [
+        replace(settings, out=str(tmp_path / "memory")),
+        replace(settings, out=str(tmp_path / "stream"), streaming=True, documents="separate"),
+    ]
+    script = KILLED.format(path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])])
+    killed = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps([dataclasses.asdict(one) for one in both]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert killed.stdout.strip() == "[-9, -9]", killed.stderr[-2000:]
+    for one in both:
+        folder = Path(one.out)
+        assert open_run(folder).info.status == "running"
+        assert [path.name for path in whole_checkpoints(folder / "checkpoints")] == ["checkpoint-4"]
+        train(replace(one, resume=True))
+        whole = replace(one, out=str(tmp_path / f"{folder.name}-whole"))
+        train(whole)
+        assert_same(folder, Path(whole.out))
+        kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert kept == ["checkpoint-12", "checkpoint-8"], "nothing half-written stays, two are kept"
+
+
+class Stopper(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def interrupted(settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(trainer.DiffusionTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.add_callback(Stopper(step))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "DiffusionTrainer", Stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings)
+
+
+def test_how_a_run_runs_may_change_on_the_way(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(settings, out=str(tmp_path / "run"), monitor_every=0)
+    interrupted(here, 5, monkeypatch)
+    train(replace(here, resume=True, micro_batch=4, log_every=2, save_every=3, eval_every=100, keep=5))
+    history = open_run(tmp_path / "run").table("history")
+    steps = history.dropna(subset="loss")["step"].tolist()
+    assert steps == [1, 2, 3, 4, 6, 8, 10, 12], "the new interval holds after the checkpoint of step 4"
+    names = [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")]
+    assert names == ["checkpoint-4", "checkpoint-6", "checkpoint-9", "checkpoint-12"]
+    train(replace(here, out=str(tmp_path / "whole")))
+    ours, theirs = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in ours)
+
+
+def test_a_stream_that_changed_is_refused(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "text.jsonl"
+    corpus.write_text(Path(settings.corpus).read_text())
+    here = replace(settings, corpus=str(corpus), streaming=True, out=str(tmp_path / "run"), monitor_every=0)
+    interrupted(here, 5, monkeypatch)
+    position = tmp_path / "run" / "checkpoints" / "checkpoint-4" / "position.json"
+    assert json.loads(position.read_text())["row"] == 16
+    with pytest.raises(ValueError, match="these changed: shuffle_rows: 7 → 8, monitor_every: 0 → 5;"):
+        train(replace(here, resume=True, shuffle_rows=8, monitor_every=5))
+    kept = position.read_text()
+    position.write_text("{}")
+    with pytest.raises(ValueError, match=r"place in the stream cannot be read from .*position.json.*remove"):
+        train(replace(here, resume=True))
+    position.write_text(kept)
+    corpus.write_text(corpus.read_text() + '\n{"text": "one more"}')
+    with pytest.raises(ValueError, match="must keep its data, but the corpus"):
+        train(replace(here, resume=True))
+
+
+def test_a_run_is_reproduced_from_its_folder_alone(settings: TrainSettings, tmp_path: Path) -> None:
+    here = replace(settings, out=str(tmp_path / "run"), steps=3)
+    train(here)
+    found = settings_of(tmp_path / "run")
+    assert found == here
+    train(replace(found, out=str(tmp_path / "again")))
+    assert_same(tmp_path / "run", tmp_path / "again")
+    hashes = [(tmp_path / name / "model" / "weights.sha256").read_text() for name in ("run", "again")]
+    assert hashes[0] == hashes[1]
+
+    path = tmp_path / "run" / "run.json"
+    written = json.loads(path.read_text())
+    for change, message in (
+        ({"spike": None}, "its setting spike is None, which no run writes"),
+        ({"batch": "4"}, "its setting batch is '4', which no run writes"),
+        ({"batches": 4}, "does not know: batches; use the version that wrote it"),
+    ):
+        path.write_text(json.dumps(written | {"settings": written["settings"] | change}))
+        with pytest.raises(ValueError, match=message):
+            settings_of(tmp_path / "run")
+    # a run of an older version lacks what came later
+    older = {key: value for key, value in written["settings"].items() if key != "spike"}
+    path.write_text(json.dumps(written | {"settings": older}))
+    assert settings_of(tmp_path / "run") == here
+    path.write_text(json.dumps(written | {"kind": "study"}))
+    with pytest.raises(ValueError, match="holds a run of the kind 'study'"):
+        settings_of(tmp_path / "run")

@@ -1,0 +1,326 @@
+"""What a run can start from and leave: causal models, retrofits, adapters, pairs, documents apart, annealing."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sinklab
+from sinklab.models import DiffusionLM
+from sinklab.models.sinkfile import sink_file_of
+from sinklab.records import open_run
+from sinklab.training import TrainSettings, causal_loss, train
+from sinklab.training.text import prepare
+from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(80)]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    return TrainSettings(
+        corpus=str(folder / "text.jsonl"),
+        tokenizer=str(folder / "tokenizer"),
+        hidden_size=32,
+        layers=2,
+        heads=4,
+        mlp_size=48,
+        length=16,
+        batch=4,
+        steps=4,
+        lr=1e-2,
+        bf16=False,
+        log_every=1,
+        eval_every=4,
+        save_every=4,
+        heldout_rows=6,
+        log_to="none",
+    )
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def losses_of(folder: Path) -> list[float]:
+    return open_run(folder).table("history").dropna(subset="loss")["loss"].tolist()
+
+
+@pytest.fixture(scope="module")
+def causal(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("causal") / "run"
+    return train(replace(settings, objective="autoregressive", backbone="qwen2", kv_heads=2, steps=12, out=str(out)))
+
+
+def test_an_autoregressive_run_leaves_a_plain_causal_model(settings: TrainSettings, causal: Path) -> None:
+    record = open_run(causal.parent)
+    assert record.info.model["family"] == "autoregressive"
+    losses = losses_of(causal.parent)
+    assert losses[-1] < losses[0] - 0.5
+    assert json.loads((causal / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+    loaded = sinklab.load(causal)
+    assert loaded.family == "autoregressive"
+    assert loaded.model.config.num_key_value_heads == 2
+    assert loaded.tokenizer.mask_token is not None
+    held = prepare(settings).heldout.ids_RS.long()
+    with torch.no_grad():
+        logits = loaded.model(held).logits
+    rows = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), held[:, 1:], reduction="none").mean(dim=1)
+    table = record.table("heldout_rows")
+    assert table["loss"].tolist() == pytest.approx(rows.tolist(), rel=1e-5)
+    assert table["tokens"].tolist() == [15] * 6
+    assert record.table("heldout")["loss"].iloc[0] == pytest.approx(rows.mean().item(), rel=1e-5)
+
+
+def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings: TrainSettings, tmp_path: Path) -> None:
+    causal = replace(settings, objective="autoregressive", steps=2, out=str(tmp_path / "causal"))
+    warm = replace(settings, causal_start=1.0, steps=2, out=str(tmp_path / "warm"))
+    train(causal), train(warm)
+    assert losses_of(tmp_path / "causal") == losses_of(tmp_path / "warm"), "same weights, same rows, same objective"
+
+
+def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(
+    settings: TrainSettings, causal: Path, tmp_path: Path
+) -> None:
+    variants = {
+        "plain": {},
+        "sink": {"sink_kind": "token", "sink_count": 1, "anneal": 0.5},
+        "gate": {"gate": "elementwise", "gate_bias": 20.0, "logit_shift": True},
+    }
+    started = weights_of(causal)
+    for name, change in variants.items():
+        # a step with a learning rate of almost nothing: what is saved is what it started from
+        here = replace(
+            settings, tokenizer=None, init_from=str(causal), steps=1, lr=1e-12, out=str(tmp_path / name), **change
+        )
+        folder = train(replace(here, hidden_size=77))
+        saved = weights_of(folder)
+        assert saved.keys() >= started.keys()
+        assert all(torch.allclose(saved[key], started[key], atol=1e-6) for key in started)
+        source = open_run(tmp_path / name).info.model["init_from"]
+        assert source["name"] == str(causal)
+        assert len(source["sha256"]) == 64
+        loaded = sinklab.load(folder)
+        assert loaded.model.config.logit_shift is bool(change.get("logit_shift"))
+        ids = prepare(settings).heldout.ids_RS.long()
+        with torch.no_grad():
+            ours = loaded.model(ids, causal=True).logits
+            theirs = sinklab.load(causal).model(ids).logits
+        if name == "plain":
+            assert torch.allclose(ours, theirs, atol=1e-5)
+        if name == "gate":
+            assert torch.allclose(ours[:, 1:], theirs[:, :-1], atol=1e-3), "an open gate, and outputs moved by one"
+
+
+def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings: TrainSettings, tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "source", 2, gate="elementwise")
+    here = replace(settings, init_from=str(source), steps=1, out=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"has sink_kind='token', sink_count=2.*say 'none'; give --sink-kind token"):
+        train(here)
+    with pytest.raises(
+        ValueError, match=r"has gate='elementwise' and the settings say 'none'; give --gate elementwise"
+    ):
+        train(replace(here, sink_kind="token", sink_count=2))
+    train(replace(here, sink_kind="token", sink_count=2, gate="elementwise"))
+    assert sinklab.load(tmp_path / "run" / "model").model.config.sink_count == 2
+
+
+@pytest.mark.parametrize("kind", ["token", "kv"])
+def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
+    settings: TrainSettings, tmp_path: Path, kind: str
+) -> None:
+    source = save_tiny(tmp_path / "source")
+    here = replace(settings, tokenizer=None, init_from=str(source), train_only="sink", sink_kind=kind, sink_count=1)
+    here = replace(here, batch=32, lr=0.3, eval_every=100, save_every=100)
+    folder = train(replace(here, out=str(tmp_path / "run"), steps=40))
+    before, after = weights_of(source), weights_of(folder)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    new = after.keys() - before.keys()
+    assert new == ({"sink_embeddings"} if kind == "token" else {"sink_keys", "sink_values"})
+    start = train(replace(here, out=str(tmp_path / "start"), steps=1, lr=1e-12))
+    assert all(not torch.allclose(after[name], weights_of(start)[name], atol=1e-4) for name in new)
+    losses, table = (open_run(tmp_path / name).table("heldout")["loss"].iloc[0] for name in ("run", "start"))
+    assert losses < table, "the sink learned something"
+    facts = sink_file_of(tmp_path / "run" / "sink.safetensors")
+    assert (facts.kind, facts.count, facts.name) == (kind, 1, str(source))
+    attached = sinklab.load(source, sink=tmp_path / "run" / "sink.safetensors").model
+    ids = prepare(settings).heldout.ids_RS.long()
+    with torch.no_grad():
+        assert torch.equal(attached(ids).logits, sinklab.load(folder).model(ids).logits)
+
+
+def test_adapters_are_merged_into_a_plain_model(settings: TrainSettings, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    source = save_tiny(tmp_path / "source")
+    here = replace(settings, tokenizer=None, init_from=str(source), train_only="lora", lora_rank=2)
+    here = replace(here, sink_kind="token", sink_count=1, out=str(tmp_path / "run"), save_every=2)
+    folder = train(here)
+    before, after = weights_of(source), weights_of(folder)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert after.keys() - before.keys() == {"sink_embeddings"}
+    assert changed == {name for name in before if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    # a run that goes on from a checkpoint with adapters ends at the same weights
+    broken = replace(here, out=str(tmp_path / "broken"))
+    train(broken)
+    shutil.rmtree(tmp_path / "broken" / "checkpoints" / "checkpoint-4")
+    described = json.loads((tmp_path / "broken" / "run.json").read_text())
+    (tmp_path / "broken" / "run.json").write_text(json.dumps(described | {"status": "running"}))
+    train(replace(broken, resume=True))
+    again = weights_of(tmp_path / "broken" / "model")
+    assert all(torch.equal(after[name], again[name]) for name in after)
+
+
+@pytest.mark.parametrize("style", ["published", "corrected"])
+def test_questions_and_answers_are_trained_on_in_passes(
+    settings: TrainSettings, tmp_path: Path, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{n} and {n + 1}?||<<{n}+{n + 1}={2 * n + 1}>> #### {2 * n + 1}" for n in range(12)]
+    (tmp_path / "pairs.txt").write_text("\n".join(lines))
+    seen = []
+    forward = DiffusionLM.forward
+
+    def noted(self, input_ids, attention_mask=None, **rest):
+        if self.training and "labels" in rest:
+            seen.append((input_ids, attention_mask, rest["labels"], rest["label_weights"]))
+        return forward(self, input_ids, attention_mask, **rest)
+
+    monkeypatch.setattr(DiffusionLM, "forward", noted)
+    here = replace(settings, corpus=str(tmp_path / "pairs.txt"), pairs=style, length=64, epochs=2, heldout_rows=2)
+    said: list[str] = []
+    train(replace(here, batch=6, out=str(tmp_path / "run")), progress=said.append)
+    assert "12 questions in rows" in said
+    # 24 rows, one in twenty of them held out: two passes over 23 in steps of 6
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "run"))
+    assert len(seen) == len(losses_of(tmp_path / "run")) == 8
+    text = prepare(replace(here, batch=6))
+    assert text.steps == 8
+    pad = tiny_tokenizer().pad_token_id if style == "corrected" else tiny_tokenizer().eos_token_id
+    asked = torch.cat([labels[labels != -100] for _, _, labels, _ in seen])
+    assert bool((asked == pad).any()) is (style == "published"), "loss on padding as published, none as corrected"
+    assert all((mask is None) is (style == "published") for _, mask, _, _ in seen)
+    for noisy, _, labels, weights in seen:
+        prompt = noisy[:, :3]
+        assert not bool((prompt == tiny_tokenizer().mask_token_id).any()), "the question is never masked"
+        assert bool((labels[:, :3] == -100).all())
+        assert bool((weights > 0).all())
+
+
+def test_a_run_is_causal_then_sees_more_and_more_then_everything(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    forward = DiffusionLM.forward
+
+    def noted(self, *given, visible=None, **rest):
+        if "labels" in rest:
+            right = None if visible is None else visible[~torch.ones_like(visible).tril()].float().mean().item()
+            seen.append("causal" if rest.get("causal") else right)
+        return forward(self, *given, visible=visible, **rest)
+
+    monkeypatch.setattr(DiffusionLM, "forward", noted)
+    here = replace(settings, steps=10, causal_start=0.2, anneal=0.4, micro_batch=2, sink_kind="token", sink_count=1)
+    train(replace(here, out=str(tmp_path / "run")))
+    assert seen[::2] == seen[1::2], "one draw for the micro-batches of a step"
+    steps = seen[::2]
+    assert steps[:3] == ["causal", "causal", 0.0]
+    assert steps[3:6] == pytest.approx([0.25, 0.5, 0.75], abs=0.12)
+    assert steps[6:] == [None] * 4
+
+
+def test_documents_apart_do_not_see_each_other(settings: TrainSettings, tmp_path: Path) -> None:
+    text = prepare(replace(settings, documents="separate"))
+    assert text.training.documents_RS is not None
+    folder = train(replace(settings, documents="separate", steps=6, out=str(tmp_path / "run")))
+    assert losses_of(tmp_path / "run")[0] > 0
+    joined = train(replace(settings, steps=6, out=str(tmp_path / "joined")))
+    assert any(not torch.equal(weights_of(folder)[key], weights_of(joined)[key]) for key in weights_of(folder))
+    rows = [open_run(tmp_path / name).info.model["data_sha256"] for name in ("run", "joined")]
+    assert rows[0] == rows[1], "the same text"
+
+
+def test_checkpointing_and_head_chunks_change_no_result(settings: TrainSettings, tmp_path: Path) -> None:
+    variant = replace(settings, sink_kind="token", sink_count=1)
+    train(replace(variant, out=str(tmp_path / "plain")))
+    train(replace(variant, gradient_checkpointing=True, head_chunk=7, liger="off", out=str(tmp_path / "spared")))
+    first, second = (weights_of(tmp_path / name / "model") for name in ("plain", "spared"))
+    assert all(torch.allclose(first[key], second[key], atol=1e-5) for key in first)
+
+
+def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    train(replace(settings, log_to="auto", monitor_every=2, monitor_rows=2, out=str(tmp_path / "run")))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    curves = EventAccumulator(str(tmp_path / "run" / "tracking"))
+    curves.Reload()
+    told = curves.Tags()["scalars"]
+    assert {"train/loss", "train/learning_rate", "eval/loss"} <= set(told)
+    assert len(curves.Scalars("train/loss")) == 4, "the monitor takes no turn away"
+    assert any("sink/" in name for name in told)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": "autoregresive"}, "did you mean 'autoregressive'"),
+        ({"objective": "autoregressive", "gate": "elementwise"}, "trains a plain decoder, without sink or gate"),
+        ({"objective": "autoregressive", "causal_start": 0.2}, "causal throughout; leave out causal_start"),
+        ({"causal_start": 0.7, "anneal": 0.4}, "must fit into the run, but causal_start 0.7 and anneal 0.4"),
+        ({"train_only": "sink", "sink_kind": "token", "sink_count": 1}, "there must be one: give init_from"),
+        ({"train_only": "sink", "init_from": "tiny"}, "needs a sink to train; give sink_kind and sink_count"),
+        ({"streaming": True, "epochs": 1.0}, "a stream has no pairs and no epochs"),
+        ({"streaming": True, "workers": 2}, "read by 0 or 1 workers, but workers is 2"),
+        ({"epochs": 0.0}, "epochs must be more than 0, but is 0.0"),
+        ({"micro_batch": 0}, "micro_batch must be at least 1, but is 0"),
+        ({"micro_batch": 3}, "batch must be a multiple of micro_batch × processes, but 4 is none of 3 × 1"),
+        ({"kv_heads": 3}, r"kv_heads must divide heads \(4\), but is 3"),
+        ({"spike": -1.0}, "spike must be at least 0, but is -1.0"),
+        ({"pairs": "correct"}, "did you mean 'corrected'"),
+        (
+            {"init_from": "tiny", "tokenizer": None, "length": 513, "heldout_rows": 1},
+            r"rows must fit the model's context of \d+ tokens",
+        ),
+        ({"init_from": "nowhere"}, "no model can be loaded from 'nowhere'"),
+        ({"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1}, "looks at rows without padding"),
+    ],
+)
+def test_settings_that_exclude_one_another_are_refused(
+    settings: TrainSettings, tmp_path: Path, change: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(replace(settings, out=str(tmp_path / "run"), **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_and_a_model_that_do_not_belong_together_are_refused(
+    settings: TrainSettings, tmp_path: Path
+) -> None:
+    source = save_tiny(tmp_path / "source")
+    larger = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
+    larger.add_tokens(["one", "two"])
+    larger.save_pretrained(tmp_path / "larger")
+    here = replace(settings, init_from=str(source), out=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"largest id is 281 \('two'\) and the embedding has 280 rows"):
+        train(replace(here, tokenizer=str(tmp_path / "larger")))
+    other = tiny_tokenizer().__class__.from_pretrained(settings.tokenizer)
+    other.mask_token = "<|pad|>"
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"\[MASK\] must be one id, but the model has 2 and the tokenizer 0"):
+        train(replace(here, tokenizer=str(tmp_path / "other")))
+
+
+def test_the_causal_model_shares_what_the_trained_one_learned(causal: Path) -> None:
+    from sinklab.training.model import causal_model
+
+    model = sinklab.load(causal, as_diffusion=True, mask_token_id=2).model
+    plain = causal_model(model)
+    ids = torch.arange(3, 19)[None]
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, model(ids, causal=True).logits)
+        assert abs(causal_loss(model, ids) - plain(ids, labels=ids).loss) < 1e-6

@@ -1,0 +1,93 @@
+"""Run the same training in two gloo processes, as a launcher would, and note what each of them saw."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sinklab.training import TrainSettings, run
+
+SCRIPT = """
+import dataclasses, json, os, sys
+sys.path[:0] = {path!r}
+import torch
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+from sinklab.training import TrainSettings, train, trainer
+
+seen = []
+call = trainer.Objective.call
+
+def noted(self, batch, step, tokens):
+    masked = batch["masked"].long().tolist() if "masked" in batch else None
+    seen.append([step, batch["row"].tolist(), batch["input_ids"].tolist(), masked])
+    return call(self, batch, step, tokens)
+
+trainer.Objective.call = noted
+if "ACCELERATE_USE_FSDP" in os.environ:
+    # accelerate spreads weights over GPUs alone; nothing behind this line asks for one
+    from accelerate.state import DistributedType, PartialState
+    from sinklab.training import run
+    made = run.arguments
+
+    def arguments(*given):
+        args = made(*given)
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return args
+
+    run.arguments = arguments
+for number, settings in enumerate(json.loads({settings!r})):
+    if number:
+        if os.environ["RANK"] == "0":
+            exec({between!r})
+        torch.distributed.barrier()
+    train(TrainSettings(**settings))
+    with open(settings["out"] + ".rank" + os.environ["RANK"], "w") as file:
+        json.dump(seen, file)
+    seen.clear()
+torch.distributed.destroy_process_group()
+"""
+
+
+def train_in_two(runs: list[TrainSettings], between: str = "", **environment: str) -> None:
+    """Train each run in two processes, with some code run between two runs; beside the folder of a run stand files
+    ``.rank0`` and ``.rank1`` with what each rank was given: step, rows, ids, masks.
+    """
+    path = [str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])]
+    script = SCRIPT.format(path=path, settings=json.dumps([dataclasses.asdict(one) for one in runs]), between=between)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in ("0", "1"):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", script],
+                env={**shared, **own, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0, 0], "\n".join(text[-3000:] for text in said)
+
+
+def given(settings: TrainSettings) -> Mapping[int, dict[int, tuple]]:
+    """Rank to row of the run to (step, ids, masks) that this rank was given."""
+    found = {}
+    for rank in (0, 1):
+        batches = json.loads(Path(f"{settings.out}.rank{rank}").read_text())
+        found[rank] = {
+            row: (step, ids, None if masks is None else masks[place])
+            for step, rows, many, masks in batches
+            for place, (row, ids) in enumerate(zip(rows, many, strict=True))
+        }
+    return found
