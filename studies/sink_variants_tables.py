@@ -102,7 +102,7 @@ def _losses(variants: dict[str, Any], path: Path) -> None:
 
 
 def _emergence(variants: dict[str, Any], found: dict[str, Path], path: Path) -> None:
-    figure, (share, holder, moves) = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+    figure, (share, holder, moves) = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
     for place, name in enumerate(variants):
         tables = [open_run(found[f"{name}-{seed}"]).table("monitor") for seed in variants[name]["per_seed"]]
         if name.startswith("retrofit"):
@@ -131,7 +131,7 @@ def _emergence(variants: dict[str, Any], found: dict[str, Path], path: Path) -> 
 
 
 def _by_layer(variants: dict[str, Any], found: dict[str, Path], path: Path) -> None:
-    figure, (share, norm) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (share, norm) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     for place, name in enumerate(variants):
         tables = [open_run(found[f"{name}-{seed}"]).table("monitor") for seed in variants[name]["per_seed"]]
         last = pd.concat(table[table["step"] == table["step"].max()] for table in tables)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -98,3 +99,6 @@ def test_a_run_reproduces_from_its_folder_alone(
     assert "the weights are other than those of first" in capsys.readouterr().out
     assert main(shlex.split("train --reproduce first --out first")) == 2
     assert "is reproduced in a folder of its own" in capsys.readouterr().err
+    shutil.rmtree("first/model")
+    assert main(shlex.split("train --reproduce first --out third")) == 0
+    assert "first was not finished, so there are no weights to compare with" in capsys.readouterr().out

@@ -137,6 +137,12 @@ def test_going_backward_twice_says_why_not():
         loss.backward()
 
 
+def test_a_second_derivative_is_refused_and_not_left_out():
+    ids, mask, labels, _ = question()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        build()(ids, mask, labels=labels).loss.backward(create_graph=True)
+
+
 class LargestLogits(TorchFunctionMode):
     """Rows of the largest tensor as wide as the vocabulary that a function returned."""
 

@@ -52,6 +52,14 @@ def test_a_folder_comes_back_bit_for_bit(tmp_path: Path, sink: int) -> None:
     assert torch.equal(loaded.model(ids).logits, model(ids).logits)
 
 
+def test_a_gate_that_gets_a_bias_keeps_its_weight(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "m", gate="elementwise")
+    before, after = load(tmp_path / "m").model, load(tmp_path / "m", gate_bias=4.0).model
+    for old, new in zip(before.gates, after.gates, strict=True):
+        assert torch.equal(new.weight, old.weight)
+        assert (new.bias == 4.0).all()
+
+
 def test_the_dtype_is_the_callers(tmp_path: Path) -> None:
     save_tiny(tmp_path / "m", 1)
     model = load(tmp_path / "m", dtype=torch.bfloat16, device="cpu").model

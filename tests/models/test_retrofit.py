@@ -3,6 +3,7 @@ import sys
 import published_toys as toys
 import pytest
 import torch
+from accelerate import cpu_offload
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sink_toys import IDS, MASK, NOISY, copied, kv_model, train
@@ -140,6 +141,13 @@ def test_a_sink_file_says_what_it_is(tmp_path):
     assert backbone_hash(model) == backbone_hash(tiny_model(1)) == backbone_hash(model.bfloat16())
     assert backbone_hash(model) != backbone_hash(tiny_model(seed=1))
     assert sink_file_of(save_sink(tiny_model(1, sink_side="end"), tmp_path / "s")).side == "end"
+
+
+def test_a_model_that_is_not_all_there_gets_no_sink(tmp_path):
+    file = save_sink(kv_model(1), tmp_path / "s")
+    model = cpu_offload(tiny_model(), execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="compared with all weights, but some of this model are offloaded"):
+        attach_sink(model, file)
 
 
 def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):

@@ -39,9 +39,10 @@ def test_every_backbone_with_a_gate(family, impl):
     compare(model_of(family=family, gate="elementwise", impl=impl), ids, mask, 1e-12)
 
 
+@pytest.mark.parametrize("side", ["front", "end"])
 @pytest.mark.parametrize("impl", ["sdpa", "eager"])
-def test_causal_and_visible_equal_the_prefix_form(impl):
-    model = model_of(impl=impl)
+def test_causal_and_visible_equal_the_prefix_form(impl, side):
+    model = model_of(("token", 2, side), impl=impl)
     ids, mask = ragged()
     visible = torch.rand(3, 9, 9, generator=torch.Generator().manual_seed(4)) < 0.5
     for settings in (

@@ -89,5 +89,5 @@ def test_other_shapes_are_refused(shape):
 def test_other_kernels_are_refused():
     model = build()
     model.model.config._attn_implementation = "flex_attention"
-    with pytest.raises(ValueError, match="visibility are supported .* 'flex_attention'; use sdpa"):
+    with pytest.raises(ValueError, match=r"visibility are supported .* 'flex_attention'; use sdpa"):
         model(ragged()[0], visible=torch.ones(9, 9, dtype=torch.bool))

@@ -166,6 +166,16 @@ def test_causal_models_read_the_clean_text() -> None:
     np.testing.assert_allclose(causal.layers["first_share"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_even_share_is_that_of_attention_without_preference(causal: bool) -> None:
+    model = tiny_model(2)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    seen = snapshot(model, IDS, causal=causal)
+    assert seen.overall["sink_share"] == pytest.approx(seen.even_share, rel=1e-5)
+
+
 def test_bad_input_is_refused() -> None:
     model = tiny_model()
     with pytest.raises(ValueError, match=r"rows of token ids \(R, S\).*got shape \(24,\)"):

@@ -118,6 +118,13 @@ def test_one_process_looks_unless_the_weights_are_spread(monkeypatch) -> None:
     assert [row["step"] for row in monitor.rows] == [3] * 3
 
 
+def test_every_process_looks_where_deepspeed_spreads_the_weights() -> None:
+    monitor, model = SinkMonitor(HELD, every=1), tiny_model(1)
+    model.lm_head.weight.ds_id = 0  # as under ZeRO-3
+    monitor.look(model, State(3, first=False))
+    assert [row["step"] for row in monitor.rows] == [3] * 3
+
+
 def test_a_causal_start_is_looked_at_as_causal() -> None:
     model = tiny_model(1)
     monitor = SinkMonitor(HELD, every=1, causal_steps=2)

@@ -69,7 +69,8 @@ def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
         settings = recipe(name, variant)
         check(settings)
         changed = {key for key, value in dataclasses.asdict(settings).items() if plain[key] != value}
-        assert changed <= MODEL, variant
+        # fine-tuning goes on with the model of its variant
+        assert changed <= MODEL | ({"init_from"} if plain["pairs"] != "none" else set()), variant
         folders.append(settings.out)
     assert len(folders) == len(set(folders))
 
@@ -77,6 +78,15 @@ def test_variants_of_a_recipe_differ_in_the_variant_alone(name: str) -> None:
 def test_a_gate_on_a_trained_model_starts_open() -> None:
     assert recipe("qwen-0.5b", "gate").gate_bias == 4.0
     assert recipe("scratch-472m", "gate").gate_bias is None
+
+
+def test_fine_tuning_goes_on_with_the_model_of_its_variant() -> None:
+    assert recipe("laptop-sft").init_from == "runs/laptop-scratch/model"
+    for name, before in (("laptop-sft-corrected", "laptop-scratch"), ("sft-gsm8k", "scratch-472m")):
+        for variant in ("sink", "gate", "2-sinks"):
+            assert recipe(name, variant).init_from == f"{recipe(before, variant).out}/model"
+    # that model's gate has been trained
+    assert recipe("sft-gsm8k", "gate").gate_bias is None
 
 
 def test_changes_and_mistakes() -> None:

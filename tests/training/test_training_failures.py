@@ -124,13 +124,14 @@ def test_losses_of_warm_up_and_of_another_phase_are_no_measure(tmp_path: Path) -
         log(30, 130.0)
 
 
+@pytest.mark.parametrize("place", ["compute_loss", "_move_model_to_device", "heldout_losses"])
 def test_too_little_memory_names_the_settings_that_save_some(
-    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def full(self, *args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has …")
 
-    monkeypatch.setattr(trainer.DiffusionTrainer, "compute_loss", full)
+    monkeypatch.setattr(trainer.DiffusionTrainer, place, full)
     message = (
         r"rows of 16 tokens: lower --micro-batch \(now 2; it changes no result\), turn on --gradient-checkpointing "
         r"\(off now\), or lower --head-chunk \(now 4096\), and go on with --resume: CUDA out of memory. .* GiB.$"

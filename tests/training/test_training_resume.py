@@ -219,6 +219,9 @@ def test_a_run_is_reproduced_from_its_folder_alone(settings: TrainSettings, tmp_
     older = {key: value for key, value in written["settings"].items() if key != "spike"}
     path.write_text(json.dumps(written | {"settings": older}))
     assert settings_of(tmp_path / "run") == here
+    # a run that was gone on with is made again from its start
+    path.write_text(json.dumps(written | {"settings": older | {"resume": True}}))
+    assert settings_of(tmp_path / "run") == here
     path.write_text(json.dumps(written | {"kind": "study"}))
     with pytest.raises(ValueError, match="holds a run of the kind 'study'"):
         settings_of(tmp_path / "run")

@@ -12,7 +12,7 @@ import sinklab
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, run, train, trainer
 from sinklab.training.model import new_model
-from sinklab.training.text import prepare
+from sinklab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
 
 
@@ -266,16 +266,23 @@ def test_a_corpus_without_text_or_with_one_row_is_refused(settings: TrainSetting
         train(replace(one_row, out=str(tmp_path / "run")))
 
 
-def test_a_tokenizer_must_exist_and_have_a_mask(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_tokenizer_must_exist_and_is_given_a_mask(settings: TrainSettings, tmp_path: Path) -> None:
     save_tiny(tmp_path / "maskless")
     for path in (tmp_path / "maskless").glob("*token*"):
         content = json.loads(path.read_text())
         content.pop("mask_token", None)
         path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"no mask token; add one with tokenizer.add_special_tokens"):
-        train(replace(settings, tokenizer=str(tmp_path / "maskless"), out=str(tmp_path / "run")))
+    words = load_tokenizer(str(tmp_path / "maskless"))
+    assert words.mask_token_id is None
+    # as Llama's tokenizer, which the published 472M run has
+    trained = sinklab.load(
+        train(replace(settings, steps=1, tokenizer=str(tmp_path / "maskless"), out=str(tmp_path / "run")))
+    )
+    assert trained.model.config.mask_token_id == trained.tokenizer.mask_token_id
+    assert trained.tokenizer.mask_token == "<|mask|>"
+    assert trained.model.config.vocab_size == len(trained.tokenizer) >= len(words)
     with pytest.raises(ValueError, match=r"no tokenizer can be loaded from '.*nowhere'"):
-        train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "run")))
+        train(replace(settings, tokenizer=str(tmp_path / "nowhere"), out=str(tmp_path / "other")))
 
 
 def test_a_held_out_corpus_of_its_own_is_packed_alike(settings: TrainSettings, tmp_path: Path) -> None:

@@ -127,8 +127,15 @@ def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings: TrainS
         ValueError, match=r"has gate='elementwise' and the settings say 'none'; give --gate elementwise"
     ):
         train(replace(here, sink_kind="token", sink_count=2))
-    train(replace(here, sink_kind="token", sink_count=2, gate="elementwise"))
+    same = replace(here, sink_kind="token", sink_count=2, gate="elementwise")
+    # a bias of 4 would open a gate that has learned when to close
+    with pytest.raises(ValueError, match=r"keeps its bias, but .*gate_bias=None and the settings say 4.0; leave"):
+        train(replace(same, gate_bias=4.0))
+    train(same)
     assert sinklab.load(tmp_path / "run" / "model").model.config.sink_count == 2
+    opened = save_tiny(tmp_path / "opened", 2, gate="elementwise", gate_bias=4.0)
+    train(replace(same, init_from=str(opened), out=str(tmp_path / "more")))
+    assert sinklab.load(tmp_path / "more" / "model").model.config.gate_bias == 4
 
 
 @pytest.mark.parametrize("kind", ["token", "kv"])
@@ -196,10 +203,16 @@ def test_questions_and_answers_are_trained_on_in_passes(
     train(replace(here, batch=6, out=str(tmp_path / "run")), progress=said.append)
     assert "12 questions in rows" in said
     # 24 rows, one in twenty of them held out: two passes over 23 in steps of 6
-    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "run"))
     assert len(seen) == len(losses_of(tmp_path / "run")) == 8
     text = prepare(replace(here, batch=6))
     assert text.steps == 8
+    final = open_run(tmp_path / "run").table("heldout").iloc[0]
+    asked_RS = text.heldout.maskable_RS
+    assert asked_RS is not None
+    assert final["tokens"] == int(asked_RS.sum()), "neither questions nor padding that has no loss count"
+    answers = [row[asked].tolist() for row, asked in zip(text.heldout.ids_RS, asked_RS, strict=True)]
+    written = "".join(text.tokenizer.decode(ids, skip_special_tokens=True) for ids in answers)
+    assert final["bytes"] == len(written.encode())
     pad = tiny_tokenizer().pad_token_id if style == "corrected" else tiny_tokenizer().eos_token_id
     asked = torch.cat([labels[labels != -100] for _, _, labels, _ in seen])
     assert bool((asked == pad).any()) is (style == "published"), "loss on padding as published, none as corrected"
@@ -277,7 +290,11 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
         ({"streaming": True, "epochs": 1.0}, "a stream has no pairs and no epochs"),
         ({"streaming": True, "workers": 2}, "read by 0 or 1 workers, but workers is 2"),
         ({"epochs": 0.0}, "epochs must be more than 0, but is 0.0"),
-        ({"micro_batch": 0}, "micro_batch must be at least 1, but is 0"),
+        ({"micro_batch": 0}, "micro_batch must be at least 1 or left out, but is 0"),
+        ({"threads": 0}, "threads must be at least 1 or left out, but is 0"),
+        ({"workers": -1}, "0 or 1 workers, but workers is -1"),
+        ({"lr": 0.0}, "lr must be more than 0, but is 0"),
+        ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1, but is 1"),
         ({"micro_batch": 3}, "batch must be a multiple of micro_batch × processes, but 4 is none of 3 × 1"),
         ({"kv_heads": 3}, r"kv_heads must divide heads \(4\), but is 3"),
         ({"spike": -1.0}, "spike must be at least 0, but is -1.0"),

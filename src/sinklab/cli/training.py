@@ -64,8 +64,11 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     print(f"model: {folder}")
-    if again is not None:
-        same = (folder / "weights.sha256").read_text() == (again / "model" / "weights.sha256").read_text()
+    before = None if again is None else again / "model" / "weights.sha256"
+    if before is not None and not before.is_file():
+        print(f"{again} was not finished, so there are no weights to compare with")
+    elif before is not None:
+        same = (folder / "weights.sha256").read_text() == before.read_text()
         print(f"the weights are {'the same as' if same else 'other than'} those of {again}, bit for bit")
     print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":

@@ -17,6 +17,7 @@ SINK_TENSORS = {
     "kv": ("sink_keys", "sink_values"),
 }
 """Sink kind -> the model's parameters that are the sink."""
+SINK_NAMES = tuple(dict.fromkeys(name for names in SINK_TENSORS.values() for name in names))
 SINK_KINDS = tuple(SINK_TENSORS)
 SINK_SIDES = ("front", "end")
 GATES = ("none", "elementwise")

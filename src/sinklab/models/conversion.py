@@ -121,6 +121,10 @@ def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
             raise ValueError(
                 f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use 'add' for a new row"
             )
+        if wanted in loaded.special.stop:
+            raise ValueError(
+                f"mask_token must be an id that text does not use, but {wanted} is where it ends; use 'add'"
+            )
         return wanted, "as asked"
     if tokenizer is None:
         if wanted == "unused":

@@ -15,7 +15,7 @@ from sinklab.models import gate as gate_module
 from sinklab.models import isolated, kvsink, masks, rotary
 from sinklab.models import sink as sink_module
 from sinklab.models.asked import Asked
-from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
+from sinklab.models.config import SINK_NAMES, SINK_TENSORS, DiffusionLMConfig
 from sinklab.models.denoising import ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
 from sinklab.models.head import Head, ResizableVocabulary
@@ -89,7 +89,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         # not .to(dtype): that would round the rotary frequencies too
         model: Any = cls._from_config(DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype)
         missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
-        ours = ("sink_embeddings", "sink_keys", "sink_values", "gates.")
+        ours = (*SINK_NAMES, "gates.")
         if unexpected or any(not name.startswith(ours) for name in missing):
             raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
         return model
@@ -169,6 +169,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             like=embeds_BSD,
             visible=visible,
             in_sequence=in_sequence,
+            behind=self.config.sink_side == "end",
         )
         out = self.model(
             inputs_embeds=embeds_BSD,

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.models import families, rotary
-from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
+from sinklab.models.config import SINK_NAMES, DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.recipe import Part, Plan
 from sinklab.models.weightfiles import Weights
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SINKS = tuple(dict.fromkeys(name for names in SINK_TENSORS.values() for name in names))
-OURS = (*SINKS, "gates.")
+OURS = (*SINK_NAMES, "gates.")
 
 
 def hollow(config: PreTrainedConfig, name: str) -> PreTrainedModel:
@@ -69,7 +68,7 @@ def _removed(model: PreTrainedModel, targets: Iterable[str], asked: Collection[s
     """Those of these tensors that belong to a sink or gate which the caller's settings took away."""
     gone: set[str] = set()
     if {"sink_kind", "sink_count"} & {*asked}:
-        gone |= {name for name in SINKS if not hasattr(model, name)}
+        gone |= {name for name in SINK_NAMES if not hasattr(model, name)}
     if "gate" in asked and not hasattr(model, "gates"):
         gone |= {f"gates.{layer}.{kind}" for layer in range(len(model.model.layers)) for kind in ("weight", "bias")}
     return {name: None for name in targets if name in gone}
@@ -161,7 +160,11 @@ def start(
         _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=dtype, device=device_of(name)))
     owners = {name.rpartition(".")[0] for name in names}
     for owner in sorted(owners):
-        model._init_weights(model.get_submodule(owner))
+        module = model.get_submodule(owner)
+        for leaf, parameter in module.named_parameters(recurse=False):
+            # as transformers marks what is not to be initialised: a gate that only gets a bias keeps its weight
+            parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in names  # type: ignore[attr-defined]
+        model._init_weights(module)
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -54,6 +54,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the loss over chunks has no second derivative: its gradients are made without a graph; leave "
+                "create_graph out, or take the cross-entropy of model(...).logits"
+            )
         if ctx.gradients is None:
             raise RuntimeError(
                 "the loss over chunks goes backward once: its gradients are made in the forward pass and given away; "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from sinklab.models.config import SINK_TENSORS
+from sinklab.models.config import SINK_NAMES
 
 DeviceMap = str | dict[str, Any]
 
@@ -91,12 +91,11 @@ def _beside_their_layers(model: PreTrainedModel, places: dict[str, Any]) -> dict
     """A gate multiplies inside its layer, and the sinks enter like embeddings: they live where those do."""
     if "" in places:
         return places
-    sinks = [name for names in SINK_TENSORS.values() for name in names]
-    ours = ("gates", *sinks)
+    ours = ("gates", *SINK_NAMES)
     places = {name: device for name, device in places.items() if not name.startswith(ours)}
     for index in range(len(getattr(model, "gates", ()))):
         places[f"gates.{index}"] = device_in(places, f"model.layers.{index}")
-    for name in sinks:
+    for name in SINK_NAMES:
         if hasattr(model, name):
             places[name] = device_in(places, "model.embed_tokens")
     return places

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from sinklab.models.config import SINK_TENSORS
+from sinklab.models.config import SINK_NAMES
 from sinklab.models.gate import Gate
 
 PARTS = ("all", "sink", "lora")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """Linear layers of an attention that LoRA adapts."""
-SINKS = tuple(name for names in SINK_TENSORS.values() for name in names)
 
 
 def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]:
@@ -34,7 +33,7 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     names = [name for name, _ in model.named_parameters()]
     if train_only == "all":
         return names
-    chosen = [name for name in names if name in SINKS or (train_only == "lora" and ".lora_" in name)]
+    chosen = [name for name in names if name in SINK_NAMES or (train_only == "lora" and ".lora_" in name)]
     if train_only == "sink" and not chosen:
         raise ValueError(
             "train_only='sink' needs a model with a sink, but this one has none; give it one with sink_kind='token' "

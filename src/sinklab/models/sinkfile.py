@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.models.config import SINK_TENSORS, DiffusionLMConfig
+from sinklab.models.config import SINK_NAMES, SINK_TENSORS, DiffusionLMConfig
 
 FORMAT, VERSION = "sinklab-sink", 1
 # at a time, when weights are hashed
@@ -65,8 +65,7 @@ def backbone_hash(model: Any) -> str:
     Reads every weight once.
     """
     digest = hashlib.sha256()
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    skipped = tied.union(*SINK_TENSORS.values())
+    skipped = {*SINK_NAMES, *(["lm_head.weight"] if model.config.tie_word_embeddings else [])}
     state = model.state_dict()
     for name in sorted(state.keys() - skipped):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
@@ -92,6 +91,7 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
         raise ValueError("the sink of a model with adapters would be tied to them; merge_lora(model) first")
     facts = SinkFile.of(model.config, name, backbone_hash(model))
     metadata = {"format": FORMAT, **{key: str(value) for key, value in asdict(facts).items()}}
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     try:
         # not save_file: it makes a file that nobody else may read
@@ -146,8 +146,8 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
         notes: what was attached, and a warning where the sink was trained on other weights.
 
     Raises:
-        ValueError: as :func:`sink_file_of`; if the model is no diffusion model or has a sink; if the sink was trained
-            on a backbone of another shape.
+        ValueError: as :func:`sink_file_of`; if the model is no diffusion model, has a sink or is offloaded; if the sink
+            was trained on a backbone of another shape.
     """
     facts, tensors = _read(file)
     config = model.config
@@ -160,6 +160,11 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
         raise ValueError(
             f"the model has a sink of its own ({config.sink_count} {config.sink_kind}); leave that out with "
             "sink_kind='none' and sink_count=0"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            "a sink file is compared with all weights, but some of this model are offloaded to the host; load it "
+            "with a smaller dtype, or where its devices hold it"
         )
     here = SinkFile.of(config)
     wrong = [

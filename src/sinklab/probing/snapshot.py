@@ -53,7 +53,7 @@ class Snapshot:
     length: int
     """tokens S in a row"""
     even_share: float
-    """what all added sinks together would receive if every key drew alike, N / (N + S)"""
+    """what all added sinks together would receive if every key drew alike: N over the keys that a query sees, mean"""
 
     def as_rows(self) -> list[dict[str, Any]]:
         """One row for the whole model (``layer`` -1) and one a layer, with the measures as columns."""
@@ -124,12 +124,13 @@ def snapshot(
     layers |= activations.measured()
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
     length = ids_RS.shape[1]
+    seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
     return Snapshot(
         layers={name: layers[name] for name in MEASURES},
         overall={name: overall[name] for name in MEASURES},
         added=added,
         length=length,
-        even_share=added / (added + length),
+        even_share=float((added / seen_S).mean()),
     )
 
 

@@ -48,9 +48,17 @@ def check(settings: TrainSettings) -> None:
     for name in AT_LEAST_ONE:
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1, but is {getattr(settings, name)}")
+    for name in ("micro_batch", "threads"):
+        if getattr(settings, name) is not None and getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 1 or left out, but is {getattr(settings, name)}")
     for name in ("monitor_every", "spike", "clip", "weight_decay"):
         if getattr(settings, name) < 0:
             raise ValueError(f"{name} must be at least 0, but is {getattr(settings, name)}")
+    if settings.lr <= 0:
+        raise ValueError(f"lr must be more than 0, but is {settings.lr}")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 0 and less than 1, but is {getattr(settings, name)}")
     for name, choices in CHOICES.items():
         one_of(name, getattr(settings, name), choices)
     for name in FRACTIONS:
@@ -98,16 +106,14 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
     if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
-    if settings.streaming and settings.workers not in (0, 1):
-        raise ValueError(f"a stream is read by 0 or 1 workers, but workers is {settings.workers}")
+    if settings.workers not in (0, 1):
+        raise ValueError(f"rows are read by 0 or 1 workers, but workers is {settings.workers}")
     if settings.monitor_every and settings.pairs == "corrected":
         raise ValueError(
             "the sink monitor looks at rows without padding, and pairs='corrected' has padding; set monitor_every to 0"
         )
     if settings.epochs is not None and settings.epochs <= 0:
         raise ValueError(f"epochs must be more than 0, but is {settings.epochs}")
-    if settings.micro_batch is not None and settings.micro_batch < 1:
-        raise ValueError(f"micro_batch must be at least 1, but is {settings.micro_batch}")
 
 
 def one_of(name: str, given: str, choices: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from sinklab.data.packing import check_vocabulary
 from sinklab.models import DiffusionLM, DiffusionLMConfig, families, load, places, rotary
-from sinklab.models.conversion import from_causal
+from sinklab.models.conversion import MASK_TOKEN, from_causal
 from sinklab.models.sinkfile import save_sink
 from sinklab.records import weights_hash
 from sinklab.training.checks import variant
@@ -82,18 +82,24 @@ def _refuse_other_variant(name: str, fields: dict[str, Any]) -> None:
             f"a run goes on with the {part} of the model that it starts from, but {name} has {has} and the settings "
             f"say {fields[keys[0]]!r}; give {flags}"
         )
+    bias = fields.get("gate_bias")
+    if theirs.get("gate", "none") != "none" and bias not in (None, theirs.get("gate_bias")):
+        raise ValueError(
+            f"a gate that was trained keeps its bias, but {name} has gate_bias={theirs.get('gate_bias')} and the "
+            f"settings say {bias}; leave out gate_bias"
+        )
 
 
 def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> DiffusionLM:
     """A freshly initialised model; its backbone's weights depend on the seed and sizes, not on the variant.
 
+    A tokenizer without a mask token is given one, with the id behind all others (Llama's: 32,000).
+
     Raises:
-        ValueError: if the tokenizer has no mask token where one is needed, or the variant is unknown.
+        ValueError: if the variant is unknown.
     """
     if tokenizer.mask_token_id is None and settings.objective != "autoregressive":
-        raise ValueError(
-            "the tokenizer has no mask token; add one with tokenizer.add_special_tokens({'mask_token': '<|mask|>'})"
-        )
+        tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
     backbone = BACKBONES[settings.backbone](
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,

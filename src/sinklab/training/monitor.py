@@ -111,9 +111,12 @@ def monitored(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether the weights are spread over processes (FSDP2), so that none can run the model alone."""
+    """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model alone."""
+    # DeepSpeed's mark of a parameter of which each process holds a part
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        return True
     if not torch.distributed.is_available():
         return False
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    return any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules())

@@ -80,8 +80,9 @@ def qwen_15b() -> TrainSettings:
 
 
 def sft_gsm8k() -> TrainSettings:
-    """Fine-tuning on GSM8K-Aug as published: loss on padding too. Give --init-from and --corpus (its train.txt)."""
+    """Fine-tuning on GSM8K-Aug as published: loss on padding too. Run scratch-472m first, and give --corpus."""
     return TrainSettings(
+        init_from="runs/scratch-472m/model",
         pairs="published",
         corpus="gsm8k_aug/train.txt",
         length=ROW,
@@ -98,7 +99,7 @@ def sft_gsm8k() -> TrainSettings:
 
 
 def sft_gsm8k_corrected() -> TrainSettings:
-    """The same without loss on padding, and one start token. Give --init-from and --corpus."""
+    """The same without loss on padding, and one start token."""
     return replace(sft_gsm8k(), pairs="corrected")
 
 
@@ -176,8 +177,9 @@ _START = {"retrofit": "sink", "laptop-retrofit": "sink"}
 def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettings:
     """The settings of a recipe with this variant of the model; ``changes`` are fields of :class:`TrainSettings`.
 
-    A gate on a pretrained model starts open (bias 4): at 0.5 it would halve what the model has learned. The run folder
-    is ``runs/<recipe>``, with the variant behind it where it is not the recipe's own.
+    A gate that a pretrained model is given starts open (bias 4): at 0.5 it would halve what the model has learned. The
+    run folder is ``runs/<recipe>``, with the variant behind it where it is not the recipe's own. Fine-tuning on
+    questions goes on with the model that was trained with the same variant: ``runs/<recipe before>-<variant>/model``.
 
     Args:
         name: one of :data:`RECIPES`.
@@ -193,7 +195,9 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
     fields = dict(_known("variant", chosen, VARIANTS))
     if settings.objective == "autoregressive" and fields:
         raise ValueError(f"{name} trains a plain autoregressive model, so it has no variant {chosen!r}; leave it out")
-    if settings.init_from and fields.get("gate"):
+    if settings.pairs != "none" and chosen != own:
+        fields["init_from"] = str(settings.init_from).replace("/model", f"-{chosen}/model")
+    elif settings.init_from and fields.get("gate"):
         fields["gate_bias"] = 4.0
     out = f"runs/{name}" if chosen == own else f"runs/{name}-{chosen}"
     return replace(settings, **{**fields, "out": out, **changes})

@@ -83,11 +83,10 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     say(f"training {count:,} parameters{size}")
     facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
     facts |= variant(settings) | (start.facts if start else {})
-    with _record(folder, settings, facts, begun=bool(checkpoint), main=main) as record:
+    with _record(folder, settings, facts, begun=bool(checkpoint), main=main) as record, explained(settings):
         session = _session(settings, args, text, model, checkpoint, say)
         try:
-            with explained(settings):
-                session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except BaseException as error:
             _keep(session, record, error)
             raise
@@ -204,21 +203,28 @@ def _keep(session: Session, record: RunWriter | None, error: BaseException | Non
 
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:
-    ids_RS = text.heldout.ids_RS
-    texts: Any = text.tokenizer.batch_decode(ids_RS.tolist(), skip_special_tokens=True)
-    size = sum(len(part.encode()) for part in texts)
+    # of questions and answers, what the loss falls on
+    counted = text.heldout.maskable_RS
+    rows = (
+        text.heldout.ids_RS
+        if counted is None
+        else (row[own] for row, own in zip(text.heldout.ids_RS, counted, strict=True))
+    )
+    ids = [row.tolist() for row in rows]
+    texts: Any = text.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    tokens, size = sum(map(len, ids)), sum(len(part.encode()) for part in texts)
     return {
         "parameters": [model.num_parameters()],
         "loss": [measured["loss"]],
-        "bits_per_byte": [measured["loss"] * ids_RS.numel() / math.log(2) / size],
-        "tokens": [ids_RS.numel()],
+        "bits_per_byte": [measured["loss"] * tokens / math.log(2) / size],
+        "tokens": [tokens],
         "bytes": [size],
     }
 
 
 def settings_of(folder: str | Path) -> TrainSettings:
-    """The settings with which the training run in a folder was made, all of them: ``train(settings_of(folder))``, with
-    another ``out``, makes it again. A setting that is newer than the run has its default.
+    """The settings with which the training run in a folder was made, but ``resume``: ``train(settings_of(folder))``,
+    with another ``out``, makes it again. A setting that is newer than the run has its default.
 
     Raises:
         ValueError: if the folder holds no training run, is damaged, or has settings that do not exist.
@@ -238,4 +244,5 @@ def settings_of(folder: str | Path) -> TrainSettings:
         fits = isinstance(value, wanted) or (float in (wanted, *get_args(wanted)) and isinstance(value, int))
         if not fits or (isinstance(value, bool) and bool not in (wanted, *get_args(wanted))):
             raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
-    return TrainSettings(**info.settings)
+    # a run that was stopped and gone on with is made again from its start
+    return dataclasses.replace(TrainSettings(**info.settings), resume=False)
