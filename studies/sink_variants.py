@@ -136,7 +136,10 @@ def main() -> None:
         config = {"base": base(0, "CORPUS", "HELDOUT"), "variant": variant("plain", 0, "CORPUS", "HELDOUT")}
         config["retrofit"] = retrofit("token", 0, "CORPUS", "HELDOUT")
         written = {name: dataclasses.asdict(settings) for name, settings in config.items()}
-        (RESULTS / "config.json").write_text(json.dumps(written | {"variants": VARIANTS}, indent=2) + "\n")
+        text = json.dumps(written | {"variants": VARIANTS}, indent=2) + "\n"
+        # names of folders on the machine that trained say nothing to a reader
+        text = text.replace(str(RUNS), "runs/variants").replace(str(TOKENIZER), "tiny")
+        (RESULTS / "config.json").write_text(text)
         tables(RUNS, RESULTS, TRAINED)
 
 
