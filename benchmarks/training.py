@@ -6,7 +6,7 @@ variants: every variant of the model against the plain one, and what it keeps fo
 forms: a sink as a key/value prefix, in the sequence, and in the masked (L + 1)² form of Eq. 6 (the tests' slow twin),
 against no sink. loop: tokens per second of our step over a straightforward loop, which is the masked form with the
 logits of all positions, in the same precision. head: the loss in chunks, with the logits of all masks at once, and with
-those of all positions.
+those of all positions. Memory is only measured where the allocator gives it back: leave MALLOC_* unset for it.
 """
 
 from __future__ import annotations
