@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,16 +60,9 @@ def variant(name: str, seed: int, corpus: str, heldout: str) -> TrainSettings:
         "laptop-from-causal",
         name,
         init_from=str(RUNS / f"causal-{seed}" / "model"),
-        corpus=corpus,
-        heldout=heldout,
-        length=SIZES["length"],
-        batch=SIZES["batch"],
         steps=STEPS,
         lr=2e-3,
-        monitor_every=50,
-        seed=seed,
-        out=str(RUNS / f"{name}-{seed}"),
-        **HOW,
+        **_kept(f"{name}-{seed}", seed, corpus, heldout),
     )
 
 
@@ -78,16 +72,15 @@ def retrofit(kind: str, seed: int, corpus: str, heldout: str) -> TrainSettings:
         "laptop-retrofit",
         RETROFITS[kind],
         init_from=str(RUNS / f"plain-{seed}" / "model"),
-        corpus=corpus,
-        heldout=heldout,
-        length=SIZES["length"],
-        batch=SIZES["batch"],
         steps=RETROFIT_STEPS,
-        seed=seed,
-        monitor_every=50,
-        out=str(RUNS / f"retrofit-{kind}-{seed}"),
-        **HOW,
+        **_kept(f"retrofit-{kind}-{seed}", seed, corpus, heldout),
     )
+
+
+def _kept(name: str, seed: int, corpus: str, heldout: str) -> dict[str, Any]:
+    """What all runs that start from a model have in common."""
+    rows = {"length": SIZES["length"], "batch": SIZES["batch"], "monitor_every": 50}
+    return {"corpus": corpus, "heldout": heldout, "seed": seed, "out": str(RUNS / name), **rows, **HOW}
 
 
 def run(settings: TrainSettings) -> None:

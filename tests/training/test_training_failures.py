@@ -13,31 +13,14 @@ from sinklab.training import TrainSettings, train, trainer
 from sinklab.training.arguments import trackers
 from sinklab.training.checkpoints import whole_checkpoints, write_checkpoint
 from sinklab.training.history import History
-from tiny_diffusion import TEXT, tiny_tokenizer
+from tiny_training import repeated_text, tiny_settings
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "text.txt").write_text(TEXT * 30)
-    tiny_tokenizer().save_pretrained(folder / "tokenizer")
-    return TrainSettings(
-        corpus=str(folder / "text.txt"),
-        tokenizer=str(folder / "tokenizer"),
-        hidden_size=16,
-        layers=1,
-        heads=2,
-        mlp_size=16,
-        length=16,
-        batch=4,
-        steps=6,
-        lr=1e-3,
-        bf16=False,
-        log_every=1,
-        eval_every=100,
-        save_every=2,
-        log_to="none",
-    )
+    corpus = repeated_text(tmp_path_factory.mktemp("corpus"))
+    sizes = {"hidden_size": 16, "layers": 1, "mlp_size": 16}
+    return tiny_settings(corpus, steps=6, lr=1e-3, eval_every=100, save_every=2, **sizes)
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, first: int, factor: float) -> None:

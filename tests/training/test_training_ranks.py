@@ -13,39 +13,15 @@ from two_processes import given, train_in_two
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, train
 from sinklab.training.checks import micro_batches
-from tiny_diffusion import TEXT, tiny_tokenizer
+from tiny_training import tiny_settings, uneven_documents
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    folder = tmp_path_factory.mktemp("corpus")
-    lines = [json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(120)]
-    (folder / "text.jsonl").write_text("\n".join(lines))
-    tiny_tokenizer().save_pretrained(folder / "tokenizer")
-    return TrainSettings(
-        corpus=str(folder / "text.jsonl"),
-        tokenizer=str(folder / "tokenizer"),
-        hidden_size=32,
-        layers=2,
-        heads=2,
-        mlp_size=48,
-        length=16,
-        batch=8,
-        micro_batch=2,
-        steps=4,
-        bf16=False,
-        log_every=1,
-        eval_every=2,
-        save_every=3,
-        heldout_rows=7,
-        shuffle_rows=5,
-        sink_kind="token",
-        sink_count=1,
-        gate="elementwise",
-        monitor_every=3,
-        monitor_rows=2,
-        log_to="none",
-    )
+    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+    variant = {"sink_kind": "token", "sink_count": 1, "gate": "elementwise", "monitor_every": 3, "monitor_rows": 2}
+    often = {"eval_every": 2, "save_every": 3, "heldout_rows": 7, "shuffle_rows": 5}
+    return tiny_settings(corpus, batch=8, micro_batch=2, steps=4, lr=2e-3, **often, **variant)
 
 
 def test_two_processes_have_the_noise_losses_and_weights_of_one(settings: TrainSettings, tmp_path: Path) -> None:

@@ -16,39 +16,15 @@ from transformers import TrainerCallback
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, run, settings_of, train, trainer
 from sinklab.training.checkpoints import whole_checkpoints
-from tiny_diffusion import TEXT, tiny_tokenizer
+from tiny_training import tiny_settings, uneven_documents
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    folder = tmp_path_factory.mktemp("corpus")
-    # documents of unequal length: a stream that lost its place would show
-    lines = [json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(120)]
-    (folder / "text.jsonl").write_text("\n".join(lines))
-    tiny_tokenizer().save_pretrained(folder / "tokenizer")
-    return TrainSettings(
-        corpus=str(folder / "text.jsonl"),
-        tokenizer=str(folder / "tokenizer"),
-        hidden_size=32,
-        layers=2,
-        heads=2,
-        mlp_size=48,
-        length=16,
-        batch=4,
-        micro_batch=2,
-        steps=12,
-        lr=1e-2,
-        bf16=False,
-        log_every=1,
-        eval_every=6,
-        save_every=4,
-        heldout_rows=8,
-        shuffle_rows=7,
-        monitor_every=5,
-        monitor_rows=2,
-        sink_kind="token",
-        sink_count=1,
-        log_to="none",
+    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+    often = {"eval_every": 6, "save_every": 4, "monitor_every": 5, "monitor_rows": 2}
+    return tiny_settings(
+        corpus, micro_batch=2, steps=12, heldout_rows=8, shuffle_rows=7, sink_kind="token", sink_count=1, **often
     )
 
 

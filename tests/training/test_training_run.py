@@ -14,30 +14,13 @@ from sinklab.training import TrainSettings, run, train, trainer
 from sinklab.training.model import new_model
 from sinklab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
+from tiny_training import repeated_text, tiny_settings
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """A run of seconds; the text repeats itself, so that a little training shows."""
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "text.txt").write_text(TEXT * 60)
-    tiny_tokenizer().save_pretrained(folder / "tokenizer")
-    return TrainSettings(
-        corpus=str(folder),
-        tokenizer=str(folder / "tokenizer"),
-        hidden_size=32,
-        layers=2,
-        heads=2,
-        mlp_size=48,
-        length=32,
-        batch=4,
-        steps=12,
-        lr=1e-2,
-        bf16=False,
-        log_every=1,
-        eval_every=6,
-        save_every=4,
-    )
+    corpus = repeated_text(tmp_path_factory.mktemp("corpus"))
+    return tiny_settings(corpus, length=32, steps=12, eval_every=6, save_every=4, log_to="auto")
 
 
 class Stopper(TrainerCallback):

@@ -15,33 +15,14 @@ from sinklab.models.sinkfile import sink_file_of
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, causal_loss, train
 from sinklab.training.text import prepare
-from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
+from tiny_diffusion import save_tiny, tiny_tokenizer
+from tiny_training import tiny_settings, uneven_documents
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    folder = tmp_path_factory.mktemp("corpus")
-    lines = [json.dumps({"text": f"{number} " + TEXT[: 20 + number % 70]}) for number in range(80)]
-    (folder / "text.jsonl").write_text("\n".join(lines))
-    tiny_tokenizer().save_pretrained(folder / "tokenizer")
-    return TrainSettings(
-        corpus=str(folder / "text.jsonl"),
-        tokenizer=str(folder / "tokenizer"),
-        hidden_size=32,
-        layers=2,
-        heads=4,
-        mlp_size=48,
-        length=16,
-        batch=4,
-        steps=4,
-        lr=1e-2,
-        bf16=False,
-        log_every=1,
-        eval_every=4,
-        save_every=4,
-        heldout_rows=6,
-        log_to="none",
-    )
+    corpus = uneven_documents(tmp_path_factory.mktemp("corpus"))
+    return tiny_settings(corpus, heads=4, steps=4, eval_every=4, save_every=4, heldout_rows=6)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

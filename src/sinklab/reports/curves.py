@@ -99,34 +99,30 @@ def sink_emergence(runs: Trainings, axes: Axes | None = None, *, theme: str = "l
 
 def sinks_over_training(runs: Trainings, axes: Axes | None = None, *, theme: str = "light") -> Axes:
     """Sinks of a head over steps: all (full line), and those among the text where added ones make these differ."""
-    trainings = monitored(runs)
-    with panel(trainings, axes, theme, "sinks per head") as (plot, looks):
-        for one in looks:
-            table = one.run.looks
-            line(plot, one, table["step"], table["sinks"])
-            if one.run.added:
-                line(plot, one, table["step"], table["text_sinks"], dashed=True, named=False)
-        if any(run.added for run in trainings):
-            entry(plot, "in the text")
+    with panel(monitored(runs), axes, theme, "sinks per head") as (plot, looks):
+        _whole_and_text(plot, looks, "sinks", "text_sinks")
         from_zero(plot)
-        causal_end(plot, looks)
     return plot
 
 
 def mobility_over_training(runs: Trainings, axes: Axes | None = None, *, theme: str = "light") -> Axes:
     """How much main sinks move between the levels of a look, 0 static to 1; dashed: among the text alone."""
-    trainings = monitored(runs)
-    with panel(trainings, axes, theme, "mobility of main sinks") as (plot, looks):
-        for one in looks:
-            table = one.run.looks
-            line(plot, one, table["step"], table["mobility"])
-            if one.run.added:
-                line(plot, one, table["step"], table["text_mobility"], dashed=True, named=False)
-        if any(run.added for run in trainings):
-            entry(plot, "in the text")
+    with panel(monitored(runs), axes, theme, "mobility of main sinks") as (plot, looks):
+        _whole_and_text(plot, looks, "mobility", "text_mobility")
         plot.set_ylim(-0.02, 1.02)
-        causal_end(plot, looks)
     return plot
+
+
+def _whole_and_text(plot: Axes, looks: list[Look], whole: str, text: str) -> None:
+    """A measure over steps, and dashed the same among the text alone where added sinks make it differ."""
+    for one in looks:
+        table = one.run.looks
+        line(plot, one, table["step"], table[whole])
+        if one.run.added:
+            line(plot, one, table["step"], table[text], dashed=True, named=False)
+    if any(one.run.added for one in looks):
+        entry(plot, "in the text")
+    causal_end(plot, looks)
 
 
 def massive_activations(runs: Trainings, axes: Axes | None = None, *, theme: str = "light") -> Axes:
