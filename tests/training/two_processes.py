@@ -12,12 +12,13 @@ from pathlib import Path
 from sinklab.training import TrainSettings, run
 
 SCRIPT = """
-import dataclasses, json, os, sys
+import dataclasses, json, os, sys, time
 sys.path[:0] = {path!r}
 import torch
+from accelerate.state import DistributedType, PartialState
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
-from sinklab.training import TrainSettings, train, trainer
+from sinklab.training import TrainSettings, run, train, trainer
 
 seen = []
 call = trainer.Objective.call
@@ -28,18 +29,19 @@ def noted(self, batch, step, tokens):
     return call(self, batch, step, tokens)
 
 trainer.Objective.call = noted
-if "ACCELERATE_USE_FSDP" in os.environ:
-    # accelerate spreads weights over GPUs alone; nothing behind this line asks for one
-    from accelerate.state import DistributedType, PartialState
-    from sinklab.training import run
-    made = run.arguments
+made = run.arguments
 
-    def arguments(*given):
-        args = made(*given)
+def arguments(*given):
+    args = made(*given)
+    if "ACCELERATE_USE_FSDP" in os.environ:
+        # accelerate spreads weights over GPUs alone; nothing behind this line asks for one
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        return args
+    if os.environ["RANK"] == "1":
+        # the first process is ahead, and must not take the folder while the other one still looks at it
+        time.sleep(1)
+    return args
 
-    run.arguments = arguments
+run.arguments = arguments
 for number, settings in enumerate(json.loads({settings!r})):
     if number:
         if os.environ["RANK"] == "0":
@@ -50,6 +52,9 @@ for number, settings in enumerate(json.loads({settings!r})):
         json.dump(seen, file)
     seen.clear()
 torch.distributed.destroy_process_group()
+if "ACCELERATE_USE_FSDP" in os.environ:
+    # a mesh of shards keeps gloo's threads, which abort an interpreter that ends now and then; all files are closed
+    os._exit(0)
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 from pathlib import Path
@@ -66,7 +67,15 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     # a process uses one device; several GPUs without a launcher would be torch's DataParallel
     args.device  # noqa: B018 (counts the devices on first use)
     args._n_gpu = min(1, args._n_gpu)
+    if ranks > 1:
+        # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
+        atexit.register(_leave)
     return args
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def trackers(log_to: str) -> list[str]:

@@ -83,6 +83,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     say(f"training {count:,} parameters{size}")
     facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
     facts |= variant(settings) | (start.facts if start else {})
+    # nobody looks at the folder any more when the first process takes it
+    args.distributed_state.wait_for_everyone()
     with _record(folder, settings, facts, begun=bool(checkpoint), main=main) as record, explained(settings):
         session = _session(settings, args, text, model, checkpoint, say)
         try:
