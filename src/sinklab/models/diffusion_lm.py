@@ -170,6 +170,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             visible=visible,
             in_sequence=in_sequence,
             behind=self.config.sink_side == "end",
+            explicit=prefix is not None and not in_sequence and masks.is_made_in_compiling(self.model),
         )
         out = self.model(
             inputs_embeds=embeds_BSD,
@@ -216,8 +217,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             model is), and no logits.
 
         Raises:
-            ValueError: if shapes disagree, a row is all padding, the sequence is longer than the context, a label is no
-                id of the head, or Liger is asked for where it cannot run.
+            ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label, or an absent Liger.
         """
         if labels is not None:
             asked = Asked.of(input_ids, labels, label_weights, logits_to_keep, head_chunk)

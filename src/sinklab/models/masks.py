@@ -3,9 +3,16 @@
 # B batch, S sequence, Q queries, K keys = N sinks + S
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional as F
+
+FIRST = Version("5.23")
+"""transformers that leaves out an empty mask in compiled code as well; those between 5.17 and this were not tried."""
 
 
 def padding(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -54,6 +61,7 @@ def attention_mask(
     visible: Tensor | None = None,
     in_sequence: bool = False,
     behind: bool = False,
+    explicit: bool = False,
 ) -> Tensor | None:
     """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
 
@@ -69,13 +77,14 @@ def attention_mask(
         visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
         in_sequence: the sinks are queries too, in front of the text; what they see is thrown away.
         behind: their positions are behind those of the text all the same.
+        explicit: make a mask also where nothing is hidden.
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
     # transformers takes positions that start anew for a second text, which a causal pass would keep apart
     kernel_is_enough = not causal or sinks == 0 or (in_sequence and not behind)
-    if real_BS is None and visible is None and backend != "eager" and kernel_is_enough:
+    if real_BS is None and visible is None and backend != "eager" and kernel_is_enough and not explicit:
         return None
     if backend not in ("eager", "sdpa"):
         raise ValueError(
@@ -95,6 +104,14 @@ def attention_mask(
     if backend == "sdpa":
         return seen_B1QK
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
+
+
+def is_made_in_compiling(decoder: Any) -> bool:
+    """Whether transformers would make a mask of its own, without the sinks, while this decoder is compiled: it does
+    before 5.23, where a call without a mask otherwise needs none.
+    """
+    compiled = getattr(decoder, "_compiled_call_impl", None) is not None
+    return compiled and decoder.config._attn_implementation == "sdpa" and Version(transformers.__version__) < FIRST
 
 
 def _check_visible(visible: Tensor, length: int) -> None:
