@@ -11,8 +11,10 @@ from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional as F
 
-FIRST = Version("5.23")
-"""transformers that leaves out an empty mask in compiled code as well; those between 5.17 and this were not tried."""
+MAKES_ITS_OWN = Version(transformers.__version__) < Version("5.23")
+"""Whether transformers makes a mask in compiled code where nothing is hidden; 5.17 does, those up to 5.23 were not
+tried.
+"""
 
 
 def padding(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -107,11 +109,9 @@ def attention_mask(
 
 
 def is_made_in_compiling(decoder: Any) -> bool:
-    """Whether transformers would make a mask of its own, without the sinks, while this decoder is compiled: it does
-    before 5.23, where a call without a mask otherwise needs none.
-    """
+    """Whether transformers would make a mask of its own, which does not know the sinks, for this compiled decoder."""
     compiled = getattr(decoder, "_compiled_call_impl", None) is not None
-    return compiled and decoder.config._attn_implementation == "sdpa" and Version(transformers.__version__) < FIRST
+    return MAKES_ITS_OWN and compiled and decoder.config._attn_implementation == "sdpa"
 
 
 def _check_visible(visible: Tensor, length: int) -> None:

@@ -12,8 +12,8 @@ import torch
 from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from sinklab.training.checks import micro_batches, one_of
-from sinklab.training.settings import TrainSettings
+from sinklab.training.checks import micro_batches
+from sinklab.training.settings import TrainSettings, one_of
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "dvclive")
 TENSORBOARD = "tensorboard"

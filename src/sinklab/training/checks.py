@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -12,7 +11,7 @@ from transformers import LlamaConfig
 
 from sinklab.diffusion.forward import TimeSampler
 from sinklab.models import DiffusionLMConfig
-from sinklab.training.settings import TrainSettings
+from sinklab.training.settings import TrainSettings, one_of
 
 AT_LEAST_ONE: tuple[str, ...] = (
     "hidden_size",
@@ -114,18 +113,6 @@ def _check_together(settings: TrainSettings) -> None:
         )
     if settings.epochs is not None and settings.epochs <= 0:
         raise ValueError(f"epochs must be more than 0, but is {settings.epochs}")
-
-
-def one_of(name: str, given: str, choices: tuple[str, ...]) -> None:
-    """Refuse what is no choice, naming the near one.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    if given not in choices:
-        near = difflib.get_close_matches(given, choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, but is {given!r}{hint}")
 
 
 def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:

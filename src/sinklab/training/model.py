@@ -46,8 +46,9 @@ def started_from(settings: TrainSettings) -> Start:
     if settings.logit_shift:
         fields["logit_shift"] = True
     torch.manual_seed(settings.seed)
-    if not _is_causal(name):
-        _refuse_other_variant(name, fields)
+    theirs = _config_of(name)
+    if theirs is not None:
+        _refuse_other_variant(name, theirs, fields)
         loaded = load(name, **fields)
     elif settings.objective == "autoregressive":
         loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
@@ -61,15 +62,14 @@ def started_from(settings: TrainSettings) -> Start:
     return Start(model.train(), loaded.tokenizer, {"init_from": source, "notes": list(loaded.notes)})
 
 
-def _is_causal(name: str) -> bool:
+def _config_of(name: str) -> dict[str, Any] | None:
+    """What a diffusion checkpoint's config says besides its backbone; None of a causal one."""
     raw = families.read_config(places.find(name, None, ()) / "config.json", name)
-    return families.read(raw, name).settings is None
+    return families.read(raw, name).settings
 
 
-def _refuse_other_variant(name: str, fields: dict[str, Any]) -> None:
+def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
     """A sink or gate of the checkpoint is not taken away, or made another, without a word."""
-    raw = families.read_config(places.find(name, None, ()) / "config.json", name)
-    theirs = families.read(raw, name).settings or {}
     for part, absent, keys in (
         ("sink", ("sink_kind", "none"), ("sink_kind", "sink_count", "sink_side")),
         ("gate", ("gate", "none"), ("gate",)),

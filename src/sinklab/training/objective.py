@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.models import DiffusionLM
+from sinklab.models.asked import NOT_ASKED
 from sinklab.training.noise import visible_keys
-
-NOT_ASKED = -100
 
 
 @dataclass(frozen=True)

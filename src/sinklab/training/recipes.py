@@ -6,12 +6,11 @@ between two runs of a recipe.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sinklab.training.settings import TrainSettings
+from sinklab.training.settings import TrainSettings, one_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -189,10 +188,12 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
         ValueError: for an unknown recipe or variant, naming the near one, or an autoregressive model with a sink.
         TypeError: for a change that is no field.
     """
-    settings = _known("recipe", name, RECIPES)()
+    one_of("recipe", name, RECIPES)
+    settings = RECIPES[name]()
     own = _START.get(name, "plain")
     chosen = variant or own
-    fields = dict(_known("variant", chosen, VARIANTS))
+    one_of("variant", chosen, VARIANTS)
+    fields = dict(VARIANTS[chosen])
     if settings.objective == "autoregressive" and fields:
         raise ValueError(f"{name} trains a plain autoregressive model, so it has no variant {chosen!r}; leave it out")
     if settings.pairs != "none" and chosen != own:
@@ -201,11 +202,3 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
         fields["gate_bias"] = 4.0
     out = f"runs/{name}" if chosen == own else f"runs/{name}-{chosen}"
     return replace(settings, **{**fields, "out": out, **changes})
-
-
-def _known(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{what} must be one of {', '.join(known)}, but is {name!r}{hint}")
-    return known[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -204,3 +206,16 @@ FREE = frozenset(
         "log_to",
     ]
 )
+
+
+def one_of(name: str, given: str, choices: Iterable[str]) -> None:
+    """Refuse what is no choice, naming the near one.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    choices = tuple(choices)
+    if given not in choices:
+        near = difflib.get_close_matches(given, choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, but is {given!r}{hint}")
