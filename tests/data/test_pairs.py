@@ -96,7 +96,7 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / "a.csv", ""),
     ]:
         with pytest.raises(
-            ValueError, match=f"read from one file .* or are 'arithmetic', but .*{fact or 'another kind'}"
+            ValueError, match=f"read from one file .* or are 'arithmetic' or 'battery', but .*{fact or 'another kind'}"
         ):
             read_pairs(source)
     (tmp_path / "a.jsonl").write_text('{"question": "q", "solution": "s"}\n')
@@ -170,7 +170,9 @@ def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
 
 
 def test_an_unknown_style_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"published, corrected, but is 'correct'; did you mean 'corrected'\?"):
+    with pytest.raises(
+        ValueError, match=r"published, corrected, completion, but is 'correct'; did you mean 'corrected'\?"
+    ):
         pair_rows(PAIRS, tiny_tokenizer(), 100, style="correct")
 
 

@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import sinklab
-from sinklab.models import DiffusionLM
+from sinklab.models import DiffusionLM, load
 from sinklab.models.sinkfile import sink_file_of
+from sinklab.probing import WindowAttention, intervene
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, causal_loss, train
+from sinklab.training.noise import neighbours
 from sinklab.training.text import prepare
 from tiny_diffusion import save_tiny, tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
@@ -286,6 +288,10 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
         ),
         ({"init_from": "nowhere"}, "no model can be loaded from 'nowhere'"),
         ({"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1}, "looks at rows without padding"),
+        ({"pairs": "completion", "corpus": "battery:test:50", "answer_length": 0}, "answer_length must be at least 1"),
+        ({"pairs": "completion", "corpus": "battery:test:50", "answer_length": 2, "heldout_rows": 2}, "2 of them for"),
+        ({"window": 0}, "window must be at least 1 or left out, but is 0"),
+        ({"window": 4, "objective": "autoregressive"}, "a plain decoder, which has no window"),
     ],
 )
 def test_settings_that_exclude_one_another_are_refused(
@@ -322,3 +328,36 @@ def test_the_causal_model_shares_what_the_trained_one_learned(causal: Path) -> N
     with torch.no_grad():
         assert torch.equal(plain(ids).logits, model(ids, causal=True).logits)
         assert abs(causal_loss(model, ids) - plain(ids, labels=ids).loss) < 1e-6
+
+
+@pytest.mark.parametrize("causal_start", [0.0, 0.5])
+def test_a_window_hides_what_is_far_in_every_step_and_in_the_measurement(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, causal_start: float
+) -> None:
+    seen = []
+    forward = DiffusionLM.forward
+
+    def noted(self, *given, visible=None, **rest):
+        seen.append(visible)
+        return forward(self, *given, visible=visible, **rest)
+
+    monkeypatch.setattr(DiffusionLM, "forward", noted)
+    train(replace(settings, window=3, causal_start=causal_start, out=str(tmp_path / "run")))
+    place = torch.arange(settings.length)
+    near = (place[:, None] - place).abs() <= 3
+    assert len(seen) > 4 and all(torch.equal(visible, near) for visible in seen)
+
+
+def test_a_model_with_a_window_is_decoded_under_the_same_window(settings: TrainSettings, tmp_path: Path) -> None:
+    """What training hides is what the intervention hides: padding and window together."""
+    here = replace(settings, corpus="battery:train:80", pairs="completion", length=64, window=4, batch=4, steps=2)
+    folder = train(replace(here, heldout_rows=4, out=str(tmp_path / "run")))
+    model = load(folder).model
+    batch = prepare(replace(here, heldout_rows=4)).heldout.rows(seed=0, total=4)[0]
+    ids_BS, real_BS = batch["input_ids"][None].long(), batch["attention_mask"][None]
+    with torch.no_grad():
+        expected = model(ids_BS, real_BS, visible=neighbours(4, 64)).logits
+        with intervene(model, WindowAttention(radius=4)):
+            edited = model(ids_BS, real_BS).logits
+    assert torch.allclose(expected[real_BS], edited[real_BS], atol=1e-5)
+    assert not torch.allclose(expected[real_BS], model(ids_BS, real_BS).logits[real_BS], atol=1e-2)

@@ -1,4 +1,4 @@
-"""Questions with steps and answers (GSM8K-Aug), for fine-tuning: noise and loss fall on what is answered alone."""
+"""Questions with steps and answers (GSM8K-Aug, the battery): noise and loss fall on what is answered alone."""
 
 # R rows, S sequence
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from sinklab.data.arithmetic import ARITHMETIC, arithmetic_lines
+from sinklab.data.battery import BATTERY, named_problems
 from sinklab.data.corpora import json_object, text_lines, text_of
 from sinklab.data.packing import check_packing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-STYLES = ("published", "corrected")
+STYLES = ("published", "corrected", "completion")
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 _BATCH = 1024
 
@@ -58,7 +59,7 @@ class PairCounts:
     """What became of pairs on their way into rows."""
 
     lines: int
-    """Pairs that were kept; each has two rows."""
+    """Pairs that were kept; each has two rows, or one as a completion."""
     dropped: int
     """Pairs that were left out because they are too long."""
     longest: int
@@ -82,20 +83,23 @@ def read_pairs(source: str | Path) -> Pairs:
 
     Args:
         source: a file of lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` (.txt), or of JSON objects with the fields
-            ``question`` and ``answer``, steps and answer divided by ``####`` (.jsonl), each also .gz; or
-            ``"arithmetic"``: invented sums, present on every machine.
+            ``question`` and ``answer``, steps and answer divided by ``####`` (.jsonl), each also .gz; or, present on
+            every machine, ``"arithmetic"``: invented sums, or ``"battery"`` (``"battery:SPLIT"``,
+            ``"battery:SPLIT:COUNT"``): the problems of the reasoning battery.
 
     Raises:
         ValueError: if there is no such file, it cannot be read, or no line is a pair.
     """
     if str(source) == ARITHMETIC:
         return _pairs_of((line.split("||") for line in arithmetic_lines()), source)
+    if str(source).split(":")[0] == BATTERY:
+        return Pairs(tuple(Pair(problem.question, "", problem.answer) for problem in named_problems(str(source))))
     path = Path(source)
     if not path.is_file() or not path.name.endswith(_SUFFIXES):
         fact = "is of another kind" if path.is_file() else "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(
-            f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are {ARITHMETIC!r}, but "
-            f"{source} {fact}"
+            f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are {ARITHMETIC!r} or "
+            f"{BATTERY!r}, but {source} {fact}"
         )
     return _pairs_of(_fields(path), source)
 
@@ -128,20 +132,29 @@ def _pairs_of(lines: Iterable[list[str]], source: str | Path) -> Pairs:
 
 
 def pair_rows(
-    pairs: Iterable[Pair], tokenizer: PreTrainedTokenizerBase, length: int, *, style: str = "published"
+    pairs: Iterable[Pair],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    *,
+    style: str = "published",
+    answer_length: int = 18,
 ) -> PairRows:
-    """Two rows of each pair: question → steps, and question with steps → answer.
+    """Two rows of each pair: question → steps, and question with steps → answer; or, as a completion, one of both.
 
     ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
     tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows
     are filled with end tokens, which are attended to and have noise and loss. ``corrected`` has one start token, an
     end token with loss after the steps and after the answer, and padding without attention, noise and loss.
+    ``completion`` is one row a pair: the question as it stands, then steps and answer filled with end tokens to
+    ``answer_length`` (noise and loss fall on these), then padding without attention: what a canvas of as many new
+    tokens looks like when it is decoded.
 
     Args:
         pairs: as from :func:`read_pairs`.
         tokenizer: must have an ``eos_token``; its ``pad_token`` fills corrected rows, else the ``eos_token``.
         length: tokens a row, S. A pair whose longer row does not fit is left out with both rows, and counted.
-        style: ``published`` or ``corrected``.
+        style: ``published``, ``corrected`` or ``completion``.
+        answer_length: tokens behind the question in a completion.
 
     Raises:
         ValueError: for an unknown style, a tokenizer without end token, or if no pair fits.
@@ -151,34 +164,38 @@ def pair_rows(
         near = difflib.get_close_matches(style, STYLES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"style must be one of {', '.join(STYLES)}, but is {style!r}{hint}")
-    corrected = style == "corrected"
-    pad = tokenizer.pad_token_id if corrected and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    corrected, completed = style == "corrected", style == "completion"
+    padded = corrected or completed
+    pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     given = list(pairs)
     # room for every pair is taken at once: rows of a whole data set are gigabytes, which joining would double
-    ids_RS = torch.full((2 * len(given), length), int(pad), dtype=torch.int32)
+    ids_RS = torch.full(((1 if completed else 2) * len(given), length), int(pad), dtype=torch.int32)
     maskable_RS = torch.zeros(ids_RS.shape, dtype=torch.bool)
-    attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool) if corrected else None
+    attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool) if padded else None
     rows, dropped, longest = 0, 0, 0
-    for examples in _examples(given, tokenizer, corrected):
+    made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, corrected)
+    for examples in made:
         most = max(len(prompt) + len(target) for prompt, target in examples)
         longest = max(longest, most)
-        if most > length:
+        # an answer without room for its end token is too long as well
+        if most > length or (completed and len(examples[0][1]) > answer_length):
             dropped += 1
             continue
         for prompt, target in examples:
             filled = len(prompt) + len(target)
             ids_RS[rows, :filled] = torch.tensor(prompt + target, dtype=torch.int32)
-            maskable_RS[rows, len(prompt) : filled if corrected else length] = True
+            maskable_RS[rows, len(prompt) : filled if padded else length] = True
             if attention_RS is not None:
                 attention_RS[rows, :filled] = True
             rows += 1
     if rows == 0:
         raise ValueError(
-            f"no question with its answer fits a row of {length} tokens: the longest of {len(given)} has {longest}; "
-            "use a longer length"
+            f"no question with its answer fits a row of {length} tokens"
+            + (f", {answer_length} of them for the answer" if completed else "")
+            + f": the longest of {len(given)} has {longest}; use a longer length"
         )
     attention_RS = None if attention_RS is None else attention_RS[:rows]
-    return PairRows(ids_RS[:rows], maskable_RS[:rows], attention_RS, PairCounts(rows // 2, dropped, longest))
+    return PairRows(ids_RS[:rows], maskable_RS[:rows], attention_RS, PairCounts(len(given) - dropped, dropped, longest))
 
 
 def _examples(
@@ -197,6 +214,17 @@ def _examples(
             # the published rows are filled with end tokens: the one after the steps is the first of them
             first = (prompt, steps + end if corrected else steps)
             yield first, (prompt + steps, inner + answer + end)
+
+
+def _completions(
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int
+) -> Iterator[tuple[tuple[list[int], list[int]]]]:
+    """Question, and steps with answer filled up with end tokens; one token longer than the room if too long."""
+    begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
+    for pair in pairs:
+        answer = f"{pair.thought} {pair.answer}" if pair.thought else pair.answer
+        question, target = _encoded([pair.question, answer], tokenizer)
+        yield ((begin + question, target + end * max(1, answer_length - len(target))),)
 
 
 def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

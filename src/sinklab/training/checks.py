@@ -25,13 +25,14 @@ AT_LEAST_ONE: tuple[str, ...] = (
     "eval_every",
 )
 AT_LEAST_ONE += ("save_every", "keep", "head_chunk", "lora_rank", "heldout_rows", "shuffle_rows", "monitor_rows")
+AT_LEAST_ONE += ("answer_length",)
 FRACTIONS = ("causal_start", "anneal", "warmup", "min_lr")
 CHOICES: dict[str, tuple[str, ...]] = {
     "backbone": ("llama", "qwen2"),
     "objective": ("diffusion", "autoregressive"),
     "time_sampler": get_args(TimeSampler),
     "documents": ("joined", "separate"),
-    "pairs": ("none", "published", "corrected"),
+    "pairs": ("none", "published", "corrected", "completion"),
     "train_only": ("all", "sink", "lora"),
     "liger": ("auto", "on", "off"),
 }
@@ -47,7 +48,7 @@ def check(settings: TrainSettings) -> None:
     for name in AT_LEAST_ONE:
         if getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1, but is {getattr(settings, name)}")
-    for name in ("micro_batch", "threads"):
+    for name in ("micro_batch", "threads", "window"):
         if getattr(settings, name) is not None and getattr(settings, name) < 1:
             raise ValueError(f"{name} must be at least 1 or left out, but is {getattr(settings, name)}")
     for name in ("monitor_every", "spike", "clip", "weight_decay"):
@@ -97,6 +98,8 @@ def _check_together(settings: TrainSettings) -> None:
             )
         if settings.causal_start or settings.anneal:
             raise ValueError("an autoregressive run is causal throughout; leave out causal_start and anneal")
+        if settings.window:
+            raise ValueError("an autoregressive run is saved as a plain decoder, which has no window; leave out window")
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
@@ -107,9 +110,10 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
     if settings.workers not in (0, 1):
         raise ValueError(f"rows are read by 0 or 1 workers, but workers is {settings.workers}")
-    if settings.monitor_every and settings.pairs == "corrected":
+    if settings.monitor_every and settings.pairs in ("corrected", "completion"):
         raise ValueError(
-            "the sink monitor looks at rows without padding, and pairs='corrected' has padding; set monitor_every to 0"
+            f"the sink monitor looks at rows without padding, and pairs={settings.pairs!r} has padding; set "
+            "monitor_every to 0"
         )
     if settings.epochs is not None and settings.epochs <= 0:
         raise ValueError(f"epochs must be more than 0, but is {settings.epochs}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.data import Rows
-from sinklab.training.noise import NoisyCollator
+from sinklab.training.noise import NoisyCollator, neighbours
 from sinklab.training.objective import asked_causally, sight
 
 NOISE_SEED = 0
@@ -28,11 +28,13 @@ class HeldOut:
         rows: the held-out rows in their order.
         mask_id: id of [MASK].
         together: rows that go through the model at a time.
+        window: neighbours in sight on either side; None for all.
     """
 
     rows: Rows
     mask_id: int
     together: int
+    window: int | None = None
 
     @cached_property
     def batch(self) -> dict[str, Tensor]:
@@ -72,7 +74,8 @@ class HeldOut:
 
     def _sums(self, model: Any, batch: dict[str, Tensor], causal: bool, shifted: bool) -> Tensor:
         """Weighted cross-entropy of each row (B,)."""
-        ids_BS, seen = batch["input_ids"], sight(batch, None)
+        ids_BS = batch["input_ids"]
+        seen = sight(batch, neighbours(self.window, ids_BS.shape[1]))
         if causal:
             asked_BS = asked_causally(batch)
             keep_BS = asked_BS if shifted else asked_BS.roll(-1, dims=1)

@@ -59,6 +59,14 @@ def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
     return (drawn_SS < share) | torch.ones(length, length, dtype=torch.bool).tril()
 
 
+def neighbours(window: int | None, length: int) -> Tensor | None:
+    """Bool (S, S): keys at most ``window`` positions away; None where there is no window."""
+    if window is None:
+        return None
+    place_S = torch.arange(length)
+    return (place_S[:, None] - place_S).abs() <= window
+
+
 @dataclass(frozen=True)
 class NoisyCollator:
     """Rows of the run to a batch with its noise: adds ``t`` (B,) and ``masked`` (B, S), drawn where the data is loaded.

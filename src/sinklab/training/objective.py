@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.models import DiffusionLM
 from sinklab.models.asked import NOT_ASKED
-from sinklab.training.noise import visible_keys
+from sinklab.training.noise import neighbours, visible_keys
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Phases:
     seed: int
     autoregressive: bool = False
     """Every step is causal, and so is what is measured."""
+    window: int | None = None
+    """Neighbours in sight on either side, in every step; None for no such limit."""
 
     def is_causal(self, step: int) -> bool:
         """Whether this step trains a causal language model."""
@@ -37,11 +39,13 @@ class Phases:
         return 1.0 if done >= self.anneal_steps else max(0, done) / self.anneal_steps
 
     def visible(self, step: int, length: int) -> Tensor | None:
-        """Bool (S, S) of what a query may see in a diffusion step; None once that is everything."""
-        if self.is_causal(step):
-            return None
-        share = self.share(step)
-        return None if share >= 1 else visible_keys(self.seed, step, share, length)
+        """Bool (S, S) of what a query may see, beside a causal step's own order; None once that is everything."""
+        near_SS = neighbours(self.window, length)
+        share = 1.0 if self.is_causal(step) else self.share(step)
+        if share >= 1:
+            return near_SS
+        seen_SS = visible_keys(self.seed, step, share, length)
+        return seen_SS if near_SS is None else seen_SS & near_SS
 
 
 def diffusion_call(batch: Mapping[str, Tensor], mask_id: int, tokens: Tensor | float) -> dict[str, Any]:

@@ -154,6 +154,29 @@ def laptop_retrofit() -> TrainSettings:
     )
 
 
+def battery() -> TrainSettings:
+    """0.8M parameters on the problems of the reasoning battery: what `sinklab battery` scores. About an hour."""
+    return TrainSettings(
+        corpus="battery",
+        heldout="battery:test",
+        heldout_rows=480,
+        pairs="completion",
+        length=56,
+        vocab_size=259,
+        batch=64,
+        steps=12_000,
+        warmup=0.02,
+        eval_every=1000,
+        save_every=1000,
+        log_every=100,
+    )
+
+
+def battery_causal() -> TrainSettings:
+    """The autoregressive twin of battery: same size, problems, order and steps."""
+    return replace(battery(), objective="autoregressive")
+
+
 RECIPES: dict[str, Callable[[], TrainSettings]] = {
     "laptop-scratch": laptop_scratch,
     "laptop-causal": laptop_causal,
@@ -161,6 +184,8 @@ RECIPES: dict[str, Callable[[], TrainSettings]] = {
     "laptop-sft": laptop_sft,
     "laptop-sft-corrected": laptop_sft_corrected,
     "laptop-retrofit": laptop_retrofit,
+    "battery": battery,
+    "battery-causal": battery_causal,
     "scratch-472m": scratch_472m,
     "qwen-0.5b": qwen_05b,
     "qwen-1.5b": qwen_15b,
@@ -196,7 +221,7 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
     fields = dict(VARIANTS[chosen])
     if settings.objective == "autoregressive" and fields:
         raise ValueError(f"{name} trains a plain autoregressive model, so it has no variant {chosen!r}; leave it out")
-    if settings.pairs != "none" and chosen != own:
+    if settings.pairs != "none" and settings.init_from and chosen != own:
         fields["init_from"] = str(settings.init_from).replace("/model", f"-{chosen}/model")
     elif settings.init_from and fields.get("gate"):
         fields["gate_bias"] = 4.0

@@ -136,7 +136,7 @@ def _session(
     history = History(
         settings.batch * settings.length, earlier_rows(checkpoint), say, spike=settings.spike, begins=begins
     )
-    micro = args.per_device_train_batch_size
+    together = max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length))
     mask_id = model.config.mask_token_id
     trainer = DiffusionTrainer(
         model=model,
@@ -144,14 +144,14 @@ def _session(
         train_dataset=rows,
         data_collator=NoisyCollator(settings.seed, settings.batch, cast(TimeSampler, settings.time_sampler), clean),
         objective=Objective(
-            Phases(causal, anneal, settings.seed, autoregressive),
+            Phases(causal, anneal, settings.seed, autoregressive, settings.window),
             mask_id,
             model.config.logit_shift,
             settings.batch,
             settings.head_chunk,
             {"auto": None, "on": True, "off": False}[settings.liger],
         ),
-        heldout=HeldOut(text.heldout.rows(), mask_id, max(1, min(micro, settings.head_chunk // settings.length))),
+        heldout=HeldOut(text.heldout.rows(), mask_id, together, settings.window),
         keep=settings.keep,
     )
     models.spread_out(trainer, settings)

@@ -51,8 +51,8 @@ class DataSettings:
 
     corpus: str = "python-docs"
     """Folder or file of text (.txt, .md, .jsonl, each also .gz; .parquet), "hub:NAME" or "hub:NAME:CONFIG" for a
-    dataset of the Hub, or "python-docs": the documentation that comes with Python. For pairs a file, or "arithmetic":
-    invented sums.
+    dataset of the Hub, or "python-docs": the documentation that comes with Python. For pairs a file, "arithmetic"
+    (invented sums) or "battery" (the reasoning battery; "battery:test" are its test problems).
     """
     text_field: str = "text"
     """Field that holds the text in JSON lines and datasets."""
@@ -70,8 +70,11 @@ class DataSettings:
     """Vocabulary of a tokenizer trained here."""
     pairs: str = "none"
     """none for plain text; published or corrected for fine-tuning on questions and answers (GSM8K-Aug lines,
-    question||steps #### answer): corrected has no loss on padding and one start token.
+    question||steps #### answer): corrected has no loss on padding and one start token; completion for one row a
+    question: as it stands, then steps and answer in answer_length tokens.
     """
+    answer_length: int = 18
+    """With pairs completion: tokens behind the question, filled up with end tokens, which have loss."""
     length: int = 128
     """Tokens in a row; a new model reads up to twice as many, and at least 512."""
     documents: str = "joined"
@@ -96,6 +99,8 @@ class ObjectiveSettings:
     """Fraction of the steps spent as a causal language model first; small budgets go much further with 0.4."""
     anneal: float = 0.0
     """Fraction of the steps, after the causal ones, over which keys to the right become visible one by one."""
+    window: int | None = None
+    """Tokens see so many neighbours on either side and no others; everything when left out."""
     time_sampler: str = "low_discrepancy"
     """How diffusion times are drawn: iid (each row for itself, as in the papers) or low_discrepancy."""
     train_only: str = "all"

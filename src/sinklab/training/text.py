@@ -108,9 +108,7 @@ def prepare(
         training, heldout = rows, _heldout(settings, tokenizer)
     else:
         count = min(settings.heldout_rows, max(1, len(rows) // 20))
-        if settings.pairs != "none":
-            # the two rows of a question belong together
-            count += count % 2
+        count += -count % rows_together(settings)
         if len(rows) <= count:
             raise ValueError(
                 "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
@@ -121,6 +119,11 @@ def prepare(
         steps = math.ceil(settings.epochs * len(training) / settings.batch)
     sha256 = data_hash(tokenizer, training.ids_RS, heldout.ids_RS)
     return Text(tokenizer, training, heldout, steps, sha256)
+
+
+def rows_together(settings: TrainSettings) -> int:
+    """Rows that one question is made into, and that are held out together."""
+    return 2 if settings.pairs in ("published", "corrected") else 1
 
 
 def _packed(documents: Any, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Columns:
@@ -135,7 +138,7 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Col
     else:
         rows = _packed(read_corpus(settings.heldout, text_field=settings.text_field), settings, tokenizer)
     # evenly spaced, so that every document has its share; the two rows of a question stay together
-    together = 1 if settings.pairs == "none" else 2
+    together = rows_together(settings)
     chosen = torch.arange(len(rows)).view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)].flatten()
     return rows[chosen[: max(together, settings.heldout_rows)]]
 
@@ -155,7 +158,7 @@ def _pairs(
 
 
 def _paired(pairs: Pairs, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[Columns, Any]:
-    made = pair_rows(pairs, tokenizer, settings.length, style=settings.pairs)
+    made = pair_rows(pairs, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length)
     return Columns(made.ids_RS, None, made.maskable_RS, made.attention_RS), made.counts
 
 
