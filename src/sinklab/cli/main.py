@@ -11,8 +11,13 @@ from typing import Annotated
 
 import tyro
 
+from sinklab.cli.battery import battery
+from sinklab.cli.caching import caches
+from sinklab.cli.evaluating import evaluate_command
 from sinklab.cli.masking import mask
+from sinklab.cli.probing import probe
 from sinklab.cli.showing import compare, report
+from sinklab.cli.tables import curve, onetoken, table1
 from sinklab.cli.tour import tour
 from sinklab.cli.training import train_command
 from sinklab.cli.watching import Inputs, Study, chosen, watch
@@ -121,7 +126,9 @@ def train() -> None:
     # a stand-in for the list of commands: `train_command` makes the real one, with the defaults of its recipe
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (tour, generate, info, trace, mask, compare, report, train)
+WATCHING = (tour, generate, info, trace, mask, compare, report, train)
+SCORING = (evaluate_command, curve, battery, probe, caches, table1, onetoken)
+COMMANDS: tuple[Callable[..., None], ...] = (*WATCHING, *SCORING)
 
 
 def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:

@@ -1,22 +1,20 @@
 """Masked-token loss on held-out text while sinks, or as many random columns, are hidden from every head."""
 
-# R rows, B batch, S sequence, M masked positions
+# R rows, S sequence
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sinklab.data import pack, read_corpus
-from sinklab.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.evaluation.hidden_columns import BATCH, Choice, hidden_losses
 from sinklab.models import Loaded
-from sinklab.probing import MaskSinks, intervene
 
 
 @dataclass(frozen=True)
@@ -60,22 +58,10 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
         )
 
 
-@contextmanager
-def _edited(model: torch.nn.Module, k: int, control: str, seed: int) -> Iterator[Any]:
-    if k == 0:
-        yield None
-        return
-    # what was really taken away is not read here, and would cost a pass over the scores
-    with intervene(model, MaskSinks(k=k, source="clean_pass", control=control, seed=seed), measure=False) as log:
-        yield log
-
-
-@torch.inference_mode()
 def row_losses(
-    loaded: Loaded, ids_RS: Tensor, *, k: int = 0, control: str = "sinks", seed: int = 0, batch: int = 16
+    loaded: Loaded, ids_RS: Tensor, *, k: int = 0, control: str = "sinks", seed: int = 0, batch: int = BATCH
 ) -> Tensor:
-    """The masked-diffusion bound of each row, in nats per token (Eq. 3–4), under the same noise whatever k and control
-    are.
+    """The loss of each row in nats per token, under the same noise whatever k and control are; see `hidden_losses`.
 
     With k > 0 a clean pass over the same noisy text first finds, per row, layer and head, the k columns that receive
     most attention; the scored pass runs with them (or k random others) hidden from all queries.
@@ -83,22 +69,7 @@ def row_losses(
     Returns:
         losses of shape (R,), float32.
     """
-    model: Any = loaded.model
-    generator = torch.Generator().manual_seed(seed)
-    t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
-    noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=model.config.mask_token_id, generator=generator)
-    losses = []
-    for start in range(0, ids_RS.shape[0], batch):
-        part = slice(start, start + batch)
-        noisy_BS, masked_BS = noisy_RS[part].to(model.device), masked_RS[part].to(model.device)
-        # the seed moves on: the random control draws new columns for every batch
-        with _edited(model, k, control, seed + start) as log:
-            if log is not None:
-                with log.probing():
-                    model(noisy_BS, logits_to_keep=torch.zeros_like(masked_BS))
-            logits_MV = model(noisy_BS, logits_to_keep=masked_BS).logits
-        losses.append(masked_token_loss(logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], reduction="row"))
-    return torch.cat(losses)
+    return hidden_losses(loaded, ids_RS, [(k, control)], seed=seed, batch=batch)[0].losses_R
 
 
 def heldout_curve(
@@ -121,21 +92,28 @@ def heldout_curve(
     if loaded.family != "diffusion":
         raise ValueError(f"the masked-token loss is defined for diffusion models, but {loaded.name} is {loaded.family}")
     tokens = text.ids_RS.numel()
-    clean_R = row_losses(loaded, text.ids_RS, seed=seed)
+    choices: list[Choice] = [
+        (k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))
+    ]
+    scored = hidden_losses(loaded, text.ids_RS, choices, seed=seed, progress=_thinned(progress, text.ids_RS))
+    clean_R = scored[0].losses_R
     columns: dict[str, list[Any]] = {
         key: [] for key in ("k", "control", "loss", "stderr", "delta", "delta_stderr", "tokens", "bits_per_byte")
     }
-    for k in sorted(set(ks) | {0}):
-        for control in ("none",) if k == 0 else ("sinks", "random"):
-            losses_R = clean_R if k == 0 else row_losses(loaded, text.ids_RS, k=k, control=control, seed=seed)
-            delta_R = losses_R - clean_R
-            mean = losses_R.mean().item()
-            values = (k, control, mean, _stderr(losses_R), delta_R.mean().item(), _stderr(delta_R), tokens)
-            for key, value in zip(columns, values, strict=False):
-                columns[key].append(value)
-            columns["bits_per_byte"].append(mean * tokens / math.log(2) / text.size if k == 0 else math.nan)
-            (progress or nullcontext)()
+    for (k, control), one in zip(choices, scored, strict=True):
+        delta_R = one.losses_R - clean_R
+        mean = one.losses_R.mean().item()
+        values = (k, control, mean, _stderr(one.losses_R), delta_R.mean().item(), _stderr(delta_R), tokens)
+        for key, value in zip(columns, values, strict=False):
+            columns[key].append(value)
+        columns["bits_per_byte"].append(mean * tokens / math.log(2) / text.size if k == 0 else math.nan)
     return columns
+
+
+def _thinned(progress: Callable[[], object] | None, ids_RS: Tensor) -> Callable[[], object]:
+    """Called for every batch of a choice; tells as often as there are choices."""
+    batches, calls = math.ceil(len(ids_RS) / BATCH), itertools.count(1)
+    return lambda: progress() if next(calls) % batches == 0 and progress is not None else None
 
 
 def _stderr(values_R: Tensor) -> float:

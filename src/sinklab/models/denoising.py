@@ -16,8 +16,10 @@ from torch import Tensor
 
 from sinklab.attention import is_watched, running
 from sinklab.models import lean, masks
+from sinklab.models.keeping import Keeping
 from sinklab.models.keyvalues import KeyValueStore
 from sinklab.models.sink import SinkPrefix
+from sinklab.sampling.sink_cache import BlockWork
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +111,15 @@ class Session:
         self._model = denoiser.model
         self._lean = lean.Decoder(denoiser.model)
         self._store: KeyValueStore | None = None
+        self._keeping: Keeping | None = None
         self._filled: torch.Size | None = None
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | None = None) -> Tensor:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held now: what a partial evaluation attends to (added sinks included)."""
+        return sum(memory.nbytes for memory in (self._store, self._keeping) if memory is not None)
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | BlockWork | None = None) -> Tensor:
         """Logits at the wanted positions.
 
         Args:
@@ -120,14 +128,18 @@ class Session:
             columns: None computes everything and remembers all keys and values. A slice or sorted column numbers,
                 int64 (W,), run these columns alone, the same in every row: they attend to all columns (and the sinks),
                 to one another as they are now and to the others as remembered, and are remembered from now on. Where
-                logits are shifted, the column before each of them runs as well.
+                logits are shifted, the column before each of them runs as well. A ``BlockWork`` runs everything, or
+                the block on what the last full evaluation chose (:mod:`sinklab.sampling.sink_cache`).
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if the canvas has
                 another shape than in the last full one; if a wanted position lies outside ``columns``.
         """
         filled, self._filled = self._filled, None
-        if columns is not None and filled != ids_BS.shape:
+        is_partial = not columns.is_full if isinstance(columns, BlockWork) else columns is not None
+        if is_partial and (self._keeping is None) == isinstance(columns, BlockWork):
+            filled = None
+        if is_partial and filled != ids_BS.shape:
             fact = "nothing is" if filled is None else f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"
             raise ValueError(
                 f"columns can be recomputed only while all others are remembered, but {fact}; call the session with "
@@ -135,15 +147,29 @@ class Session:
             )
         with torch.inference_mode():
             place = self._denoiser.place(ids_BS, wanted_BS)
-            logits_MV = self._evaluate(ids_BS, wanted_BS, columns, place)
+            if isinstance(columns, BlockWork):
+                logits_MV = self._kept(ids_BS, wanted_BS, columns, place)
+            else:
+                logits_MV = self._evaluate(ids_BS, wanted_BS, columns, place)
         # Set last: after an interrupted evaluation some layers are newer than others.
         self._filled = ids_BS.shape
         return logits_MV
+
+    def _kept(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, place: _Place) -> Tensor:
+        keeping, attention_BS = self._keeping, self._denoiser.attention_BS
+        if not work.is_full:
+            assert keeping is not None
+            return keeping.partial(ids_BS, attention_BS, wanted_BS, work)
+        self._store = None
+        if keeping is None or keeping.place is not place or keeping.policy != work.policy:
+            self._keeping = keeping = Keeping(self._model, self._lean, place, work)
+        return keeping.full(ids_BS, attention_BS, wanted_BS, work)
 
     def _evaluate(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | None, place: _Place) -> Tensor:
         model = self._model
         is_plain = is_watched() or not self._lean.is_faithful()
         if columns is None:
+            self._keeping = None
             if self._store is None or self._store.prefix is not place.sinks:
                 self._store = KeyValueStore(place.sinks, len(self._lean.layers))
             if is_plain:

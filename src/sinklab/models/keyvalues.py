@@ -22,9 +22,17 @@ class KeyValueStore:
         self._values: list[Tensor | None] = [None] * layers
 
     def expecting(self, columns: slice | Tensor | None) -> KeyValueStore:
-        """This store, told which columns of the canvas the next :meth:`update` of each layer brings (None: all)."""
+        """This store, told which columns of the canvas the next :meth:`update` of each layer brings.
+
+        None for all, a slice or int64 (W,) for the same in every row, int64 (B, W) for each row its own.
+        """
         self.columns = columns
         return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
 
     def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write these columns in place and return the keys and values of all columns, (B, H, K, D)."""
@@ -48,7 +56,9 @@ class KeyValueStore:
             return known
         if known is None:
             raise ValueError("columns can be recomputed only after a full evaluation has filled the others")
-        if isinstance(columns, slice):
+        if isinstance(columns, Tensor) and columns.ndim == 2:
+            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BHWD), new_BHWD)
+        elif isinstance(columns, slice):
             known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BHWD)
         else:
             known.index_copy_(2, columns + sinks if sinks else columns, new_BHWD)

@@ -47,6 +47,8 @@ class View:
     """Additive, 0 or −∞; None when nothing is hidden."""
     wanted_Q: Tensor | None
     """Where among the W columns those stand whose final state is asked for; None for all."""
+    choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
+    """Told (layer, queries (B, H, W or Q, D), mask, scale) after the memory's update, where columns are chosen."""
 
 
 def signed(sin_BSD: Tensor) -> Tensor:
@@ -96,6 +98,8 @@ class Layer:
             cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
             width = len(wanted_Q)
         q_BHWD = _rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
+        if view.choose is not None:
+            view.choose(self.index, q_BHWD, view.mask_B11K, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
         x_BWE = self.o(_attend(q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale), x_BWE)

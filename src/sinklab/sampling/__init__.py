@@ -28,12 +28,22 @@ if TYPE_CHECKING:
     )
     from sinklab.sampling.schedules import SCHEDULES, EntropyBound, EvenQuota, Factor, Schedule, Threshold, Timed
     from sinklab.sampling.settings import DecodingSettings
+    from sinklab.sampling.sink_cache import (
+        BlockWork,
+        EvictCache,
+        EvictingCache,
+        RandomCache,
+        ReceivedCache,
+        SinkCache,
+        SinkRefreshCache,
+    )
     from sinklab.sampling.tokens import TokenSampling, sample_tokens
 
 __all__ = [
     "CACHES",
     "RULES",
     "SCHEDULES",
+    "BlockWork",
     "Cache",
     "CachingDenoiser",
     "Candidates",
@@ -44,6 +54,8 @@ __all__ = [
     "Entropy",
     "EntropyBound",
     "EvenQuota",
+    "EvictCache",
+    "EvictingCache",
     "Factor",
     "LeftToRight",
     "LowConfidence",
@@ -51,10 +63,14 @@ __all__ = [
     "Origin",
     "PositionalOrder",
     "PrefixCache",
+    "RandomCache",
     "RandomOrder",
+    "ReceivedCache",
     "Rule",
     "Schedule",
     "Session",
+    "SinkCache",
+    "SinkRefreshCache",
     "Step",
     "Threshold",
     "Timed",
@@ -112,6 +128,13 @@ _HOMES = {
     "Threshold": "schedules",
     "Timed": "schedules",
     "DecodingSettings": "settings",
+    "BlockWork": "sink_cache",
+    "EvictCache": "sink_cache",
+    "EvictingCache": "sink_cache",
+    "RandomCache": "sink_cache",
+    "ReceivedCache": "sink_cache",
+    "SinkCache": "sink_cache",
+    "SinkRefreshCache": "sink_cache",
     "TokenSampling": "tokens",
     "sample_tokens": "tokens",
 }

@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
+
+from sinklab.sampling.refreshing import BlockCache
+from sinklab.sampling.sink_cache import EvictCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
@@ -30,23 +33,7 @@ class Cache(Protocol):
 
 
 @dataclass(frozen=True)
-class _BlockCache:
-    refresh_every: int | None = None
-    """Recompute everything at every so manieth evaluation of a block as well; 1 is the same as no cache."""
-
-    def __post_init__(self) -> None:
-        if self.refresh_every is not None and self.refresh_every < 1:
-            raise ValueError(
-                f"refresh_every counts evaluations, at least 1, got {self.refresh_every}; leave it out to recompute "
-                "everything only where a block begins."
-            )
-
-    def _is_full(self, nth: int) -> bool:
-        return nth == 0 or (self.refresh_every is not None and nth % self.refresh_every == 0)
-
-
-@dataclass(frozen=True)
-class PrefixCache(_BlockCache):
+class PrefixCache(BlockCache):
     """Remember what stands to the left of the block; the block and everything to its right are computed anew.
 
     Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
@@ -54,11 +41,11 @@ class PrefixCache(_BlockCache):
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
         """From the block to the end of the canvas; None (everything) where a refresh is due."""
-        return None if self._is_full(nth) else slice(start, length)
+        return None if self.phase(nth) == 0 else slice(start, length)
 
 
 @dataclass(frozen=True)
-class DualCache(_BlockCache):
+class DualCache(BlockCache):
     """Remember what stands on both sides of the block, masks still to come included; the block is computed anew.
 
     Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), dual cache.
@@ -66,22 +53,27 @@ class DualCache(_BlockCache):
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
         """The block alone; None (everything) where a refresh is due."""
-        return None if self._is_full(nth) else slice(start, stop)
+        return None if self.phase(nth) == 0 else slice(start, stop)
 
 
-CACHES: dict[str, type[PrefixCache] | type[DualCache] | None] = {
+CACHES: dict[str, type[BlockCache] | None] = {
     "none": None,
     "prefix": PrefixCache,
     "dual": DualCache,
+    "sink_refresh": SinkRefreshCache,
+    "sink": SinkCache,
+    "evict": EvictCache,
+    "received": ReceivedCache,
+    "random": RandomCache,
 }
 """Caches by the names that the command line and run folders use."""
 
 
-def cache_by_name(name: str) -> PrefixCache | DualCache | None:
+def cache_by_name(name: str) -> Cache | None:
     """The cache called `name` in `CACHES`; None for "none". Raises ValueError that lists the near names."""
     if name in CACHES:
         kind = CACHES[name]
-        return None if kind is None else kind()
+        return None if kind is None else cast(Cache, kind())
     near = difflib.get_close_matches(name, CACHES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "pass one of these, or a cache object."
     raise ValueError(f"unknown cache {name!r}; known caches are {', '.join(sorted(CACHES))}; {hint}")
@@ -112,8 +104,12 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     session = begin()
     length = block_BS.shape[1]
 
+    # One that chooses its columns by what the model attends to says so in place of columns.
+    work = getattr(cache, "work", None)
+
     def evaluate(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int) -> Tensor:
-        return session(ids_BS, wanted_BS, cache.columns(*spans[block], length, nth))
+        asked = cache.columns(*spans[block], length, nth) if work is None else work(*spans[block], block, nth)
+        return session(ids_BS, wanted_BS, asked)
 
     return evaluate
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.sampling.sink_cache import BlockWork
 from sinklab.sampling.token_ids import token_ids
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
@@ -21,13 +22,14 @@ Denoiser = Callable[[Tensor, Tensor], Tensor]
 class Session(Protocol):
     """A denoiser that remembers the keys and values of its last evaluations, for one run over one canvas."""
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | None) -> Tensor:
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | BlockWork | None) -> Tensor:
         """Logits (M, V) at the wanted positions, which must lie inside `columns`.
 
         Args:
             columns: what to compute anew, the same in every row: a slice, or sorted column numbers int64 (W,). They
                 attend to all S columns, with the other columns' keys and values as remembered. None computes
-                everything; the first call must be such a one.
+                everything; the first call must be such a one. A cache that evicts or refreshes by what the model
+                attends to hands over a `BlockWork` in their place, which not every denoiser need know.
         """
         ...
 

@@ -27,14 +27,17 @@ def schedule_by_name(name: str, **numbers: Any) -> Schedule:
     return made("schedule", SCHEDULES, name, numbers)
 
 
-def made(what: str, registry: Mapping[str, Any], name: str, numbers: Mapping[str, Any]) -> Any:
-    """`registry[name](**numbers)`; None where the registry holds None. Raises ValueError by name."""
+def made(what: str, registry: Mapping[str, Any], name: str, numbers: Mapping[str, Any], prefix: str = "") -> Any:
+    """`registry[name](**numbers)`; None where the registry holds None. Raises ValueError by name.
+
+    The numbers may carry a prefix that the fields do not have.
+    """
     if name not in registry:
         near = difflib.get_close_matches(name, registry, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"pass one of these, or a {what.split()[-1]} object."
         raise ValueError(f"unknown {what} {name!r}; known are {', '.join(sorted(registry))}; {hint}")
     for number, value in numbers.items():
-        owners = sorted(other for other, kind in registry.items() if number in _fields(kind))
+        owners = sorted(other for other, kind in registry.items() if number.removeprefix(prefix) in _fields(kind))
         if name not in owners:
             belongs = f"it belongs to {', '.join(owners)}" if owners else f"no {what} has it"
             raise ValueError(
@@ -42,7 +45,7 @@ def made(what: str, registry: Mapping[str, Any], name: str, numbers: Mapping[str
                 f"choose another {what.split()[-1]}."
             )
     kind = registry[name]
-    return None if kind is None else kind(**numbers)
+    return None if kind is None else kind(**{number.removeprefix(prefix): value for number, value in numbers.items()})
 
 
 def checked_object(what: str, value: Any, method: str, *, optional: bool = False) -> None:

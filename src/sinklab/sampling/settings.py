@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RULE_NUMBERS = ("alg_temp", "defer_ids")
 SCHEDULE_NUMBERS = ("threshold", "factor", "gamma", "eps", "pooled")
-CACHE_NUMBERS = ("refresh_every",)
+CACHE_NUMBERS = ("refresh_every", "cache_keep", "cache_sinks", "cache_neighbours", "cache_protect")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class DecodingSettings:
     """How many are committed at each evaluation: even, timed, threshold, factor or entropy_bound; None is even, but
     timed for the rule origin."""
     cache: str = "none"
-    """What is remembered between evaluations: none, prefix or dual."""
+    """What is remembered between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the
+    columns evicted, sink, evict, received or random."""
     steps: int | None = None
     """Evaluations in all, for even and timed; None commits one token per step."""
     block_length: int | None = None
@@ -60,6 +61,16 @@ class DecodingSettings:
     """With schedule timed: rank the candidates of all rows together, as SMDM's sampler does."""
     refresh_every: int | None = None
     """With a cache: recompute everything at every so manieth evaluation of a block; None only where a block begins."""
+    cache_keep: float | None = None
+    """With a cache that evicts: the share of the columns outside the block that it keeps (0.5 when left out)."""
+    cache_sinks: int | None = None
+    """With a cache that evicts: most attended columns per layer and key head that are kept first (4 for sink, 0 for the
+    others when left out); with sink_refresh: recomputed with the block (8 when left out)."""
+    cache_neighbours: int | None = None
+    """With a cache that evicts: columns on either side of the block that are kept next (0 when left out)."""
+    cache_protect: str | None = None
+    """With a cache that evicts: whose sinks are kept, those of the choosing evaluation (now), of the first one of the
+    canvas (first) or of the block before (earlier); now when left out."""
     cfg_scale: float = 0.0
     """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = ()
@@ -114,7 +125,9 @@ class DecodingSettings:
         if not plan.fixed:
             plan.evaluations([], self.steps)
         cache = given.get("cache")
-        cache = made("cache", CACHES, self.cache, self._numbers(CACHE_NUMBERS)) if cache is None else cache
+        cache = (
+            made("cache", CACHES, self.cache, self._numbers(CACHE_NUMBERS), prefix="cache_") if cache is None else cache
+        )
         plain = ("steps", "block_length", "temperature", "top_p", "top_k")
         return {"rule": rule, "schedule": plan, "cache": cache, **{name: getattr(self, name) for name in plain}}
 

@@ -1,0 +1,240 @@
+"""`sinklab curve`, `table1` and `onetoken`: the papers' tables, and the loss that stands in for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from sinklab.cli.evaluating import Evaluation
+from sinklab.cli.progress import working
+from sinklab.cli.watching import loaded_here
+from sinklab.cli.writing import Reading
+from sinklab.evaluation.curve_settings import CurveSettings
+from sinklab.evaluation.processes import Processes
+
+if TYPE_CHECKING:
+    from sinklab.records import Run
+    from sinklab.reports.printed import Printed
+
+
+@dataclass(frozen=True)
+class Curve(CurveSettings):
+    """The settings of a curve as the command line takes them."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked while arguments are parsed: the command does it, and says what is wrong in one line."""
+
+
+def curve(
+    model: tuple[str, ...] = ("tiny", "tiny-sink"),
+    out: Path = Path("runs/curve"),
+    relative: bool = False,
+    scale: Literal["log", "linear"] = "log",
+    figures: tuple[str, ...] = ("png",),
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
+    settings: tyro.conf.OmitArgPrefixes[Curve] = Curve(),
+) -> None:
+    """Hide 1, 2, 5, … sinks per head and see what held-out text costs: the cheap stand-in for a benchmark.
+
+    For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean pass over the same
+    text chooses the columns; as many random and least attended ones are the controls. Each model gets a run folder
+    OUT/<name>; beside them lie masking_curve.md, .csv and .png. A curve that is there is not scored again.
+
+    Try
+        sinklab curve
+        sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
+        sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
+        sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout my_texts/ --length 512
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
+        out: folder for the run folders and what is drawn from them.
+        relative: draw the change in percent of the loss with nothing hidden.
+        scale: of the figure's horizontal axis.
+        figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
+        reading: how the weights are read.
+        settings: what to hide, and from what text.
+    """
+    from sinklab.reports import masking_curve_sentences, write_masking_curves
+
+    chosen = CurveSettings(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(CurveSettings)})
+    if not model:
+        raise ValueError("a curve needs at least one model; give --model tiny, for example")
+    with working() as progress:
+        runs = [
+            _curve_of(name, out / folder, chosen, reading, progress)
+            for name, folder in zip(model, folder_names(model), strict=True)
+        ]
+        progress.stage("drawing")
+        written = write_masking_curves(runs, out, relative=relative, scale=scale, formats=figures)
+    for sentence in masking_curve_sentences(runs):
+        print(sentence)
+    print(f"run folders: {', '.join(str(run.path) for run in runs)}")
+    print(f"drawn: {', '.join(map(str, written))}")
+
+
+@dataclass(frozen=True)
+class Cells(Evaluation):
+    """The settings of the table's cells as the command line takes them."""
+
+    tasks: tuple[str, ...] = ("gsm8k", "humaneval")
+    """Benchmarks, separated by commas or spaces."""
+    mask_sinks: tyro.conf.Suppress[int | None] = None
+    """Differs from cell to cell."""
+    control: tyro.conf.Suppress[str] = "sinks"
+    """Differs from cell to cell."""
+    chat: tyro.conf.Suppress[bool] = False
+    """Asked for the whole table."""
+    resume: tyro.conf.Suppress[bool] = False
+    """A table always goes on."""
+
+
+def table1(
+    model: tuple[str, ...] = ("tiny", "tiny-sink"),
+    out: Path = Path("runs/table1"),
+    ks: tuple[int, ...] = (0, 1, 5, 10),
+    controls: tuple[Literal["sinks", "random", "recent", "lowest"], ...] = ("sinks",),
+    chat: Literal["auto", "yes", "no"] = "auto",
+    render: tuple[Path, ...] = (),
+    figures: tuple[str, ...] = ("png",),
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
+    settings: tyro.conf.OmitArgPrefixes[Cells] = Cells(),
+) -> None:
+    """Table 1 of the analysis paper: accuracy with 0, 1, 5 and 10 sinks masked, beside what the paper prints.
+
+    Every cell is a run folder of `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are not scored again and
+    an interrupted one goes on, so the command can be stopped and repeated. As in the paper: blocks of 32, 256 new
+    tokens for GSM8K and 512 for HumanEval, one token a step, temperature 0, closed loop. Printed and written to OUT:
+    accuracy ± binomial standard error, the published numbers, and which numbers of masked sinks cost more than 5
+    points.
+
+    Try
+        sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 --ks 0 5
+        sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit 2 --num-fewshot 0
+        sinklab table1 --render runs/table1 --out runs/table1
+        sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
+        out: folder for the cells and the table.
+        ks: numbers of sinks to mask; 0 is always there.
+        controls: what to mask: sinks, and as many random, recent or lowest columns beside them.
+        chat: put questions into the model's chat format; auto: where it has one.
+        render: only make the table from the run folders at or below these.
+        figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
+        reading: how the weights are read.
+        settings: how the cells are scored.
+    """
+    from sinklab.reports import write_table1
+
+    folders: list[Path] = list(render)
+    if not render:
+        folders = _cells(model, out, (ks, controls, {"yes": True, "no": False}.get(chat)), reading, settings)
+    if not Processes.here().is_first:
+        return
+    _show([write_table1(folders, out, figures)])
+
+
+def onetoken(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    out: Path = Path("runs/onetoken"),
+    metric: str | None = None,
+) -> None:
+    """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published one.
+
+    Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run is matched with the
+    training run whose model it scored; runs that differ in their seed alone are averaged. A cell that is missing is –,
+    and the command that would fill it stands below its table. Held-out losses and the share of attention on the sinks
+    come from the training runs.
+
+    Try
+        sinklab onetoken runs/ --out runs/onetoken
+        sinklab onetoken runs/laptop-from-causal runs/laptop-from-causal-sink
+        sinklab onetoken runs/ --metric acc_norm
+
+    Args:
+        runs: folders, at or below which run folders lie.
+        out: folder for the tables.
+        metric: of lm-eval, shown where a task has it, e.g. acc_norm; acc when left out.
+    """
+    from sinklab.reports import write_onetoken
+
+    if not runs:
+        raise ValueError("onetoken needs a folder of runs; make them with `sinklab train` and `sinklab eval`")
+    _show(write_onetoken(runs, out, metric=metric))
+
+
+def _show(tables: list[Printed]) -> None:
+    """Tables on the terminal, their notes below them, and where they were written."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False)
+    said: list[str] = []
+    for one in tables:
+        shown = Table(title=Text(one.title), title_justify="left")
+        for name in one.text.columns:
+            shown.add_column(Text(str(name)))
+        for row in one.text.itertuples(index=False):
+            shown.add_row(*(Text(str(cell)) for cell in row))
+        console.print(shown)
+        # tables of one paper share notes
+        for note in [note for note in one.notes if note not in said]:
+            said.append(note)
+            console.print(f"- {note}", soft_wrap=True)
+    print(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
+
+
+def _cells(
+    model: tuple[str, ...], out: Path, plan: tuple[Any, ...], reading: Reading, settings: Evaluation
+) -> list[Path]:
+    from functools import partial
+
+    from sinklab.evaluation.table1 import Plan
+    from sinklab.evaluation.table1 import table1 as scored
+
+    # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    if not model:
+        raise ValueError("the table needs at least one model; give --model tiny, for example")
+    loaders = {
+        folder: partial(loaded_here, name, reading) for name, folder in zip(model, folder_names(model), strict=True)
+    }
+    with working() as progress:
+        return scored(loaders, settings.checked(), out, Plan(*plan), progress=progress)
+
+
+def _curve_of(name: str, folder: Path, settings: CurveSettings, reading: Reading, progress: Any) -> Run:
+    """The curve of a model, scored unless it lies there already."""
+    from sinklab.evaluation.masking_curve import masking_curve
+    from sinklab.evaluation.observation import describe
+    from sinklab.records import open_run
+
+    loaded = loaded_here(name, reading)
+    before = open_run(folder) if (folder / "run.json").is_file() else None
+    if before is not None and before.info.status == "complete":
+        asked = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+        same = before.info.kind == "curve" and before.info.settings == asked
+        if not same or before.info.model.get("weights_sha256") != describe(loaded)["weights_sha256"]:
+            raise ValueError(
+                f"{folder} holds a run of another model or with other settings; choose another --out, or remove it"
+            )
+        progress.stage(f"{folder} is there")
+        return before
+    return open_run(masking_curve(loaded, folder, settings, progress=progress, overwrite=before is not None))
+
+
+def folder_names(models: tuple[str, ...]) -> list[str]:
+    """A folder for each model: the last part of its name; "model" gives way to the folder around it, as in a run."""
+    names = []
+    for model in models:
+        parts = [part for part in Path(model.rstrip("/")).parts if part not in ("/", ".", "..")] or ["model"]
+        name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
+        names.append(name if name not in names else f"{name}-{len(names) + 1}")
+    return names

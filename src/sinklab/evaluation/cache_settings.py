@@ -1,0 +1,78 @@
+"""What a comparison of caches does: one frozen dataclass, written into its run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sinklab.sampling.settings import DecodingSettings
+
+PLAIN = ("none", "prefix", "dual", "sink_refresh")
+EVICTING = ("nearest", "aligned", "received", "random")
+SPARSE = ("window",)
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no sense."""
+
+    keep: tuple[float, ...] = (0.5, 0.25, 0.125)
+    """Budgets of the evicting caches: shares of the columns outside the block."""
+    sinks: int = 4
+    """Protected sinks per layer and key head in the protected variant of each cache."""
+    protect: tuple[str, ...] = ("now",)
+    """Whose sinks: now, first, earlier; one protected variant for each."""
+    scores: tuple[str, ...] = EVICTING
+    """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received, random."""
+    refreshed: tuple[int, ...] = (4, 16)
+    """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
+    sparse: bool = False
+    """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
+    text: str | None = None
+    """Corpus of text the model has not seen; None takes the excerpt inside the package."""
+    rows: int = 32
+    """Rows of text whose tokens are revealed step by step."""
+    batch: int = 16
+    """Rows that run together."""
+    prompt_tokens: int = 160
+    """Tokens of each row that stand from the start."""
+    new_tokens: int = 64
+    """Tokens of each row that are masked at first, and tokens to write."""
+    block_length: int = 16
+    """Tokens in a block."""
+    tokens_per_step: int = 2
+    """Tokens revealed at each evaluation, in random order."""
+    texts: int = 16
+    """Texts written under each cache and without one; 0 skips this."""
+    lengths: tuple[int, ...] = ()
+    """Canvas lengths at which time is measured; the length of the rows when left out."""
+    repeats: int = 3
+    """Turns of the time measurement; 0 skips it."""
+    seed: int = 0
+    """Seed of the order in which tokens are revealed, and of the bootstrap."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep", "protect", "scores", "refreshed", "lengths"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        least = {"sinks": 1, "rows": 2, "batch": 1, "prompt_tokens": 1, "new_tokens": 1, "block_length": 1}
+        for name, value in (least | {"tokens_per_step": 1, "texts": 0, "repeats": 0}).items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}.")
+        if self.block_length <= 2 * self.tokens_per_step:
+            raise ValueError(
+                "the first two evaluations of a block compute everything and are not compared, so a block needs more "
+                f"than 2 · tokens_per_step tokens, got block_length={self.block_length} and tokens_per_step="
+                f"{self.tokens_per_step}; make blocks longer."
+            )
+        if short := [length for length in self.lengths if length <= self.new_tokens]:
+            raise ValueError(
+                f"lengths are those of the whole canvas, longer than new_tokens={self.new_tokens}, got {short[0]}."
+            )
+
+    @property
+    def length(self) -> int:
+        """Columns of a row."""
+        return self.prompt_tokens + self.new_tokens
+
+    def decoding(self) -> DecodingSettings:
+        """How texts are written: one token a step, most confident first."""
+        return DecodingSettings(block_length=self.block_length, seed=self.seed)

@@ -1,0 +1,176 @@
+"""Benchmarks through lm-eval: one run folder with scores, samples and what sinks did in the runs that were scored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.evaluation import harness_tables, lm_eval_files, offline, two_stage_run, two_stage_scores
+from sinklab.evaluation.benchmark_settings import EvalSettings
+from sinklab.evaluation.observation import describe
+from sinklab.evaluation.processes import Processes, refuse_taken
+from sinklab.evaluation.progress import Progress, as_progress
+from sinklab.evaluation.request_cache import RequestCache, request_key
+from sinklab.models import Loaded, load
+from sinklab.records import RunWriter
+
+if TYPE_CHECKING:
+    from sinklab.evaluation.harness_model import SinklabLM
+
+BOOTSTRAP = 1000
+"""Resamples for the standard error of metrics that have no formula; means have one."""
+FEWSHOT_SEED = 1234
+"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
+
+
+def evaluate(
+    settings: EvalSettings | None = None,
+    model: str | Loaded | Callable[[], Loaded] = "tiny",
+    out: str | Path = "runs/eval",
+    *,
+    task_objects: Sequence[Any] | None = None,
+    progress: Progress | Callable[[str], object] | None = None,
+) -> Path:
+    """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
+
+    Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and document: prompt, answer,
+    target, right) and ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`). Beside them lie lm-eval's
+    own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
+    interrupted run goes on. Under ``accelerate launch`` the documents are dealt to the processes; all write into one
+    folder, and the first one scores.
+
+    Args:
+        settings: what to score and how.
+        model: loaded, what :func:`sinklab.models.load` takes, or a function that loads it once the tasks are there.
+        out: folder to write; it must be empty or absent, or hold this very run when ``settings.resume`` is set.
+        task_objects: lm-eval tasks, or dicts of their configuration, to score in place of ``settings.tasks``.
+        progress: told how far it is; a function is called with a short text at each stage.
+
+    Raises:
+        ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to be run, a model
+            that cannot do what is asked, a folder that is taken, and a resumed run with other settings (the first
+            difference is named).
+    """
+    offline.needs_lm_eval()
+    path, processes = Path(out), Processes.here()
+    settings = settings or EvalSettings()
+    teller = as_progress(progress if processes.is_first else None)
+    if not settings.resume and processes.is_first:
+        refuse_taken(path)
+    if task_objects is not None:
+        settings = dataclasses.replace(settings, tasks=tuple(_name(task) for task in task_objects))
+    # tasks first: what is wrong with them shows before a large model is read
+    work = _Work.of(settings, task_objects)
+    loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
+
+    from sinklab.evaluation.harness_model import SinklabLM
+
+    asked = SinklabLM(loaded, settings=settings, progress=teller)
+    about: dict[str, Any] = {"kind": "benchmark", "model": _described(loaded), "settings": settings.kept()}
+    with ExitStack() as stack:
+        run = None
+        if processes.is_first:
+            writer = RunWriter(path, **about, seed=settings.seed, resume=settings.resume)
+            run = stack.enter_context(writer)
+        # the folder is there, and it is this run's, before anybody writes into it
+        processes.wait()
+        asked.cache = RequestCache(path, processes.rank, request_key(about))
+        work.score(asked, run)
+        processes.wait()
+    return path
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be scored, its data loaded."""
+
+    tasks: dict[str, Any] | None
+    """As lm-eval's `evaluate` takes them; None where it has nothing to do."""
+    documents: list[dict[str, Any]]
+    """Questions of the two-stage protocol, which is no task of lm-eval."""
+
+    @classmethod
+    def of(cls, settings: EvalSettings, objects: Sequence[Any] | None) -> _Work:
+        wanted = list(objects or [name for name in settings.tasks if name != offline.TWO_STAGE])
+        documents: list[dict[str, Any]] = []
+        if objects is None and offline.TWO_STAGE in settings.tasks:
+            documents = two_stage_scores.two_stage_documents(settings.data, settings.limit)
+        return cls(_tasks(settings, wanted) if wanted else None, documents)
+
+    def score(self, model: SinklabLM, run: RunWriter | None) -> None:
+        """Ask for everything; the first process, which has the run, writes the tables."""
+        if self.documents:
+            two_stage_run.answer_all(model, self.documents)
+        results = None if self.tasks is None else _scored(model, self.tasks)
+        told = model.gather_object(model.told)
+        if run is None:
+            return
+        answers = {key: answer for part in told or () for key, answer in part.items()}
+        scores, samples = harness_tables.rows_of(results, answers) if results else ([], [])
+        if self.documents:
+            more = two_stage_run.rows(self.documents, answers, published=model.settings.published)
+            scores, samples = [*scores, *more[0]], [*samples, *more[1]]
+        harness_tables.write(run, scores, samples, answers)
+        if results is not None:
+            lm_eval_files.write(run.path, results, model)
+
+
+def _name(task: Any) -> str:
+    return str(task["task"] if isinstance(task, dict) else getattr(task, "task_name", task))
+
+
+def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
+    """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
+
+    Args:
+        settings: of the run.
+        wanted: names, or tasks and dicts of their configuration.
+    """
+    if all(isinstance(task, str) for task in wanted):
+        given, manager = offline.tasks(
+            wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
+        )
+    else:
+        from lm_eval.tasks import TaskManager
+
+        given, manager = list(wanted), TaskManager(include_defaults=False)
+    loaded: dict[str, Any] = manager.load(given)
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        if settings.num_fewshot is not None and own != 0:
+            task.set_config(key="num_fewshot", value=settings.num_fewshot)
+        elif own is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    return loaded
+
+
+def _described(loaded: Loaded) -> dict[str, Any]:
+    about = describe(loaded)
+    return {name: value for name, value in about.items() if name not in ("recorded_layers", "recorded_heads")}
+
+
+def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
+    """lm-eval's results; None in a process that is not the first."""
+    from lm_eval.evaluator import evaluate as run_tasks
+
+    settings = model.settings
+    if settings.num_fewshot:
+        for name, task in tasks["tasks"].items():
+            if task.get_config("num_fewshot") == 0:
+                model.teller.stage(f"{name} keeps its 0 worked examples: lm-eval lets nobody change them")
+    with lm_eval_files.quiet():
+        results: Any = run_tasks(
+            model,
+            tasks,
+            limit=settings.limit,
+            bootstrap_iters=BOOTSTRAP,
+            apply_chat_template=settings.chat,
+            fewshot_as_multiturn=settings.chat,
+            confirm_run_unsafe_code=settings.run_code,
+        )
+    return results

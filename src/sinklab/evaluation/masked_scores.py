@@ -1,0 +1,214 @@
+"""Log-probabilities of tokens under [MASK] for rows of many requests in the same forwards."""
+
+# B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, V vocabulary
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sinklab.evaluation.estimators import Plan
+from sinklab.evaluation.likelihood_requests import Request
+from sinklab.evaluation.scoring_edits import Place, chooses, edited
+from sinklab.models import Loaded
+from sinklab.probing import Edit
+
+MOST_LOGITS = 2**28
+"""Numbers among the logits of one forward: a gigabyte in float32."""
+_PIECE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The rows that one request asks for."""
+
+    request: Request
+    plan: Plan
+    sums_N: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Rows start, …, stop - 1 of a job."""
+
+    job: Job
+    start: int
+    stop: int
+
+
+class MaskedScorer:
+    """Runs a diffusion model over noisy texts, padded on the right, with guidance and interventions."""
+
+    def __init__(
+        self, loaded: Loaded, batch: int, *, cfg_scale: float = 0.0, edits: Sequence[Edit] = (), seed: int = 0
+    ) -> None:
+        self.loaded, self.model = loaded, cast(Any, loaded.model)
+        self.edits, self.seed, self.cfg_scale = tuple(edits), seed, cfg_scale
+        self._copies = 2 if cfg_scale else 1
+        self.rows = max(1, batch // self._copies)
+        # not its session, which would hold the keys and values of all layers for no reader
+        self._unpadded = self.model.denoiser()
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Fill the sums of the jobs; each comes back when its last row is done."""
+        blocks: list[_Block] = []
+        rows = logits = 0
+        for job in jobs:
+            total = len(job.plan.masked_NL)
+            if total == 0:
+                yield job
+                continue
+            vocabulary = self.model.config.vocab_size * self._copies
+            most = int(job.plan.wanted_NL.sum(1).max()) * vocabulary
+            start = 0
+            while start < total:
+                room = min(self.rows - rows, (MOST_LOGITS - logits) // most)
+                if room < 1 and blocks:
+                    yield from self._finished(blocks)
+                    blocks, rows, logits = [], 0, 0
+                    continue
+                taken = min(max(room, 1), total - start)
+                blocks.append(_Block(job, start, start + taken))
+                start, rows, logits = start + taken, rows + taken, logits + taken * most
+        if blocks:
+            yield from self._finished(blocks)
+
+    def _finished(self, blocks: list[_Block]) -> Iterator[Job]:
+        requests = [block.job.request for block in blocks for _ in range(block.start, block.stop)]
+        plans = [(block.job.plan, slice(block.start, block.stop)) for block in blocks]
+        masked = [row_L for plan, part in plans for row_L in plan.masked_NL[part]]
+        wanted = [row_L for plan, part in plans for row_L in plan.wanted_NL[part]]
+        places = [
+            (self.seed, block.job.request.group, int(number))
+            for block in blocks
+            for number in block.job.plan.numbers_N[block.start : block.stop]
+        ]
+        logits_MV, labels_M, rows_M = self.logits(requests, masked, wanted, places)
+        logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
+        check_numbers(self.loaded, logp_M)
+        sums_B = torch.zeros(len(requests), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).numpy()
+        begin = 0
+        for block in blocks:
+            end = begin + block.stop - block.start
+            block.job.sums_N[block.start : block.stop] = sums_B[begin:end]
+            begin = end
+            if block.stop == len(block.job.sums_N):
+                yield block.job
+
+    @torch.inference_mode()
+    def logits(
+        self, requests: Sequence[Request], masked: Sequence[Tensor], wanted: Sequence[Tensor], places: Sequence[Place]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens and the rows (M,).
+
+        Args:
+            requests: of each row.
+            masked: of each row, bool (L,), tokens of the continuation that are [MASK].
+            wanted: likewise, tokens whose logits are asked for.
+            places: of each row, for what random controls draw.
+        """
+        mask_id = self.model.config.mask_token_id
+        shape = len(requests), max(request.length for request in requests)
+        ids_BS = torch.zeros(shape, dtype=torch.long)
+        clean_BS, bare_BS = torch.zeros_like(ids_BS), torch.zeros_like(ids_BS)
+        wanted_BS, real_BS = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        for row, (request, masked_L, wanted_L) in enumerate(zip(requests, masked, wanted, strict=True)):
+            begin, end = len(request.context), request.length
+            clean_BS[row, :end] = torch.tensor(request.context + request.continuation)
+            ids_BS[row, :end] = clean_BS[row, :end]
+            ids_BS[row, begin:end].masked_fill_(masked_L, mask_id)
+            bare_BS[row, :end] = ids_BS[row, :end]
+            bare_BS[row, :begin] = mask_id
+            wanted_BS[row, begin:end] = wanted_L
+            real_BS[row, :end] = True
+        labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
+        if not self.cfg_scale:
+            return self._evaluate(ids_BS, real_BS, wanted_BS, places), labels_M, rows_M
+        # both readings of a row in one forward
+        ids_BS, real_BS, wanted_BS = (
+            torch.cat(pair) for pair in ((ids_BS, bare_BS), (real_BS, real_BS), (wanted_BS, wanted_BS))
+        )
+        cond_MV, bare_MV = self._evaluate(ids_BS, real_BS, wanted_BS, [*places, *places]).chunk(2)
+        cond_MV, bare_MV = at_least_float32(cond_MV), at_least_float32(bare_MV)
+        return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
+
+    def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
+        device = self.model.device
+        ids_BS, wanted_BS = ids_BS.to(device), wanted_BS.to(device)
+        attention_BS = None if bool(real_BS.all()) else real_BS.long().to(device)
+        denoiser = self._unpadded if attention_BS is None else self.model.denoiser(attention_BS)
+        with edited(self.model, self.edits, places) as log:
+            if log is not None and chooses(self.edits):
+                with log.probing():
+                    denoiser(ids_BS, torch.zeros_like(wanted_BS))
+            return denoiser(ids_BS, wanted_BS)
+
+
+def check_numbers(loaded: Loaded, logp_M: Tensor) -> None:
+    """Raise ValueError for NaN."""
+    if bool(logp_M.isnan().any()):
+        raise ValueError(f"{loaded.name} gave NaN logits while scoring; try another dtype")
+
+
+def at_least_float32(logits_MV: Tensor) -> Tensor:
+    """As they are in float64, else in float32."""
+    return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+
+
+def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
+    """Of the labels, in float32 or better; a piece at a time, so that no second copy of all logits is made."""
+    pieces = zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True)
+    return torch.cat([-F.cross_entropy(at_least_float32(some), right, reduction="none") for some, right in pieces])
+
+
+def is_greedy(scorer: MaskedScorer, requests: Sequence[Request]) -> dict[int, bool]:
+    """Whether the model, shown all tokens of a continuation as [MASK], writes exactly them, by number of the request.
+
+    One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as decoding with the rule
+    low_confidence does it: neither [MASK] nor what is no text is ever written. A request is done at its first wrong
+    token.
+    """
+    config = scorer.model.config
+    answers: dict[int, bool] = {}
+    todo = [(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests]
+    widest = max((len(request.continuation) for request in requests), default=1)
+    rows = max(1, min(scorer.rows, MOST_LOGITS // (widest * scorer.model.config.vocab_size)))
+    waiting = iter(todo)
+    open_rows: list[tuple[Request, Tensor]] = []
+    while True:
+        open_rows += [item for _, item in zip(range(rows - len(open_rows)), waiting, strict=False)]
+        if not open_rows:
+            return answers
+        masks = [masked_L for _, masked_L in open_rows]
+        places = [(scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in open_rows]
+        logits_MV, labels_M, rows_M = scorer.logits([request for request, _ in open_rows], masks, masks, places)
+        right_M, sure_M = _proposed(logits_MV[:, : config.text_vocab_size], labels_M, config.mask_token_id)
+        still = []
+        for row, (request, masked_L) in enumerate(open_rows):
+            here_L = (rows_M == row).nonzero()[:, 0]
+            best = int(sure_M[here_L].argmax())
+            masked_L[masked_L.nonzero()[best, 0]] = False
+            if right_M[here_L[best]] and masked_L.any():
+                still.append((request, masked_L))
+            else:
+                answers[request.number] = bool(right_M[here_L[best]])
+        open_rows = still
+
+
+def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Whether the proposed token is the right one, and its log-probability; on the CPU."""
+    right, sure = [], []
+    # SMDM's [MASK] lies behind the text
+    never = torch.tensor([mask_id] if mask_id < logits_MV.shape[1] else [], dtype=torch.long, device=logits_MV.device)
+    for some_MV, labels in zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
+        exact_MV = at_least_float32(some_MV)
+        total = exact_MV.logsumexp(-1)
+        best, tokens = exact_MV.index_fill(1, never, -torch.inf).max(-1)
+        right.append(tokens.cpu() == labels)
+        sure.append((best - total).cpu())
+    return torch.cat(right), torch.cat(sure)

@@ -1,0 +1,201 @@
+"""The rows of a batch while they are written: by denoising one canvas, or token after token on one cache."""
+
+# B batch rows, P prompt positions, S positions so far, Q positions that run, C places in a block, V vocabulary
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.evaluation.decoding import COMMITTED, PROMPT
+from sinklab.evaluation.decoding import _CleanPassFirst as CleanPassFirst
+from sinklab.evaluation.text_ends import is_over
+from sinklab.models import Loaded
+from sinklab.probing import InterventionLog, position_states
+from sinklab.sampling import Canvas, DecodingSettings, Step, sample_tokens
+from sinklab.sampling.canvas import left_padded
+
+Taken = tuple[Tensor, Callable[[], Tensor]]
+"""Rows that a step was for, bool (B,), and what gives the state of every position before it, (B, S)."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One text to write."""
+
+    ids: tuple[int, ...]
+    """The prompt."""
+    until: tuple[str, ...]
+    """The answer ends before the first of these texts."""
+    seed: int
+
+
+class DenoisingRows:
+    statistic = "received"
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        asked: Sequence[Asked],
+        settings: DecodingSettings,
+        new_tokens: int,
+        asking: InterventionLog | None,
+    ) -> None:
+        model: Any = loaded.model
+        config = model.config
+        self.loaded, self._asked, self._settings, self._asking = loaded, asked, settings, asking
+        self._eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
+        if settings.stop_at_eos and not self._eos_ids and not settings.stop_ids:
+            # the default, and this model names no end of text
+            self._settings = replace(settings, stop_at_eos=False)
+        canvas = Canvas.from_prompts(
+            [list(request.ids) for request in asked],
+            new_tokens=new_tokens,
+            mask_id=config.mask_token_id,
+            pad_id=0,
+            context=config.text_positions,
+        )
+        self._canvas = canvas.to(model.device)
+        self.pad_B = (~self._canvas.attention_BS).sum(1)
+        self._ids_BS = self._canvas.ids_BS
+
+    def _decoding(self) -> Iterator[Step]:
+        model: Any = self.loaded.model
+        if self._asking is None:
+            return model.denoise(self._canvas, self._settings)
+        real_BS = self._canvas.attention_BS
+        denoiser = CleanPassFirst(model.denoiser(None if bool(real_BS.all()) else real_BS), self._asking)
+        return self._settings.decode(
+            denoiser, self._canvas, eos_ids=self._eos_ids, text_vocabulary=model.config.text_vocab_size
+        )
+
+    def steps(self) -> Iterator[Taken]:
+        """Every model evaluation. What a row writes after its end counts for nothing."""
+        over_B = torch.zeros(len(self._asked), dtype=torch.bool)
+        for step in self._decoding():
+            self._ids_BS, todo_BC = step.ids_BS, step.choice.todo_BC
+            yield todo_BC.any(1).cpu() & ~over_B, partial(position_states, self._canvas, step.before_BS)
+            if not bool((todo_BC & ~step.choice.chosen_BC).any()):
+                over_B |= self._over(step.ids_BS)
+                if bool(over_B.all()):
+                    return
+
+    def _over(self, ids_BS: Tensor) -> Tensor:
+        """Rows whose finished blocks hold an end."""
+        found = []
+        for row, request in enumerate(self._asked):
+            written = ids_BS[row][self._canvas.open_BS[row]].tolist()
+            masked = written.index(self._canvas.mask_id) if self._canvas.mask_id in written else len(written)
+            found.append(is_over(self.loaded, written[:masked], request.until))
+        return torch.tensor(found)
+
+    def row(self, row: int) -> list[int]:
+        """The tokens that a row has now, up to the first mask."""
+        written = self._ids_BS[row][self._canvas.open_BS[row]].tolist()
+        mask_id = self._canvas.mask_id
+        return written[: written.index(mask_id)] if mask_id in written else written
+
+
+class ContinuingRows:
+    statistic = "last_row"
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        asked: Sequence[Asked],
+        settings: DecodingSettings,
+        new_tokens: int,
+        asking: InterventionLog | None,
+    ) -> None:
+        self.loaded, self._asked, self._settings, self._new = loaded, asked, settings, new_tokens
+        model: Any = loaded.model
+        self._reader = _Reader(model, asking, [list(request.ids) for request in asked])
+        self.pad_B = (~self._reader.real_BS).sum(1)
+        self._begun = self._reader.ids_BS.shape[1]
+        limit = model.config.max_position_embeddings
+        if self._begun + new_tokens > limit:
+            raise ValueError(
+                f"prompt and new tokens must fit the model's context of {limit} positions, got "
+                f"{self._begun + new_tokens}; shorten the prompt or ask for fewer tokens"
+            )
+
+    def steps(self) -> Iterator[Taken]:
+        """One token a row at a time, on top of the model's own cache."""
+        settings, model = self._settings, self.loaded.model
+        text_size = getattr(model.config, "text_vocab_size", None) if settings.text_only else None
+        generator = torch.Generator(model.device).manual_seed(settings.seed or 0)
+        over_B = torch.zeros(len(self._asked), dtype=torch.bool)
+        for index in range(self._new):
+            with torch.inference_mode():
+                logits_BV = self._reader()[:, :text_size].float()
+                if settings.suppress_ids:
+                    logits_BV[:, list(settings.suppress_ids)] = -torch.inf
+                if bool(logits_BV.isnan().any()):
+                    raise ValueError(f"{self.loaded.name} gave NaN logits at step {index}; try another dtype")
+                tokens_B = sample_tokens(
+                    logits_BV, settings.temperature, generator, top_p=settings.top_p, top_k=settings.top_k
+                )
+            active_B, state_BS = ~over_B, self._states()
+            self._reader.append(tokens_B)
+            for row, request in enumerate(self._asked):
+                over_B[row] = over_B[row] or self._is_over(row, request.until)
+            yield active_B, partial(torch.clone, state_BS)
+            if bool(over_B.all()):
+                return
+
+    def _is_over(self, row: int, until: Sequence[str]) -> bool:
+        written = self.row(row)
+        return written[-1] in self._settings.stop_ids or is_over(self.loaded, written, until)
+
+    def _states(self) -> Tensor:
+        state_BS = torch.where(self._reader.real_BS, PROMPT, -1)
+        state_BS[:, self._begun :] = COMMITTED
+        return state_BS
+
+    def row(self, row: int) -> list[int]:
+        """The tokens that a row has now."""
+        return self._reader.ids_BS[row, self._begun :].tolist()
+
+
+class _Reader:
+    """The texts of a batch to the logits of their next tokens, (B, V), on top of the model's own cache."""
+
+    def __init__(self, model: Any, asking: InterventionLog | None, prompts: list[list[int]]) -> None:
+        self._model, self._asking = model, asking
+        ids_BP, real_BP = left_padded(prompts, 0)
+        self.ids_BS, self.real_BS = ids_BP.to(model.device), real_BP.to(model.device)
+        self._cache: Any = None
+        self._read = 0
+
+    def append(self, tokens_B: Tensor) -> None:
+        """The tokens that were chosen."""
+        self.ids_BS = torch.cat([self.ids_BS, tokens_B[:, None]], 1)
+        self.real_BS = torch.nn.functional.pad(self.real_BS, (0, 1), value=True)
+
+    def __call__(self) -> Tensor:
+        if self._asking is not None:
+            with self._asking.probing():
+                self._run()
+            # what the clean pass wrote goes, so that the edited one reads its own past
+            if self._cache is not None and self._read:
+                self._cache.crop(self._read - self.ids_BS.shape[1])
+            else:
+                self._cache = None
+        logits_BV = self._run()
+        self._read = self.ids_BS.shape[1]
+        return logits_BV
+
+    def _run(self) -> Tensor:
+        padded: dict[str, Tensor] = {}
+        if not bool(self.real_BS.all()):
+            places_BS = (self.real_BS.long().cumsum(1) - 1).clamp(min=0)
+            padded = {"attention_mask": self.real_BS.long(), "position_ids": places_BS[:, self._read :]}
+        out = self._model(
+            self.ids_BS[:, self._read :], past_key_values=self._cache, use_cache=True, logits_to_keep=1, **padded
+        )
+        self._cache = out.past_key_values
+        return out.logits[:, -1]

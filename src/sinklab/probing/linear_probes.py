@@ -1,0 +1,215 @@
+"""Linear probes: what a ridge regression reads in states, scored on texts it has not seen."""
+
+# N rows, D state size, C target columns, F folds, G texts, A penalties, R resamples
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e3, 1e4)
+
+
+def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
+    """The fold of every row, int64 (N,): all rows of a text are in one fold, texts are dealt evenly at random.
+
+    Raises:
+        ValueError: for fewer than three folds (one to test, one to choose the penalty on) or fewer texts than folds.
+    """
+    texts, place_N = text_N.unique(return_inverse=True)
+    if not 3 <= folds <= len(texts):
+        raise ValueError(
+            f"probes are tested on texts they have not seen, which takes 3 folds and a text in each, but there are "
+            f"{folds} folds and {len(texts)} texts; write more texts, or choose 3 to {max(3, len(texts))} folds"
+        )
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
+    return (order.argsort() % folds)[place_N]
+
+
+def standardised(states_ND: Tensor, components: int | None = None) -> Tensor:
+    """Columns of mean 0 and deviation 1, float64; columns that do not vary become 0.
+
+    With `components` fewer than D and N, they are then turned onto as many leading principal directions. Neither step
+    sees a target.
+    """
+    x_ND = states_ND.double()
+    mean_D, scale_D = x_ND.mean(0), x_ND.std(0, correction=0)
+    # rounding leaves a deviation near 1e-8 of the mean where all numbers are equal
+    varies_D = scale_D > 1e-6 * mean_D.abs()
+    x_ND = (x_ND - mean_D) * torch.where(varies_D, 1 / scale_D.clamp(min=1e-300), 0.0)
+    if components is None or components >= min(x_ND.shape):
+        return x_ND
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        _, _, direction_DC = torch.svd_lowrank(x_ND, q=components, niter=4)
+    return x_ND @ direction_DC
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """What a fit needs to know of some rows; sums of two are those of both."""
+
+    count: Tensor
+    x_D: Tensor
+    y_C: Tensor
+    xx_DD: Tensor
+    xy_DC: Tensor
+
+    @classmethod
+    def of(cls, x_ND: Tensor, y_NC: Tensor) -> _Sums:
+        count = torch.tensor(float(len(x_ND)), dtype=x_ND.dtype)
+        return cls(count, x_ND.sum(0), y_NC.sum(0), x_ND.T @ x_ND, x_ND.T @ y_NC)
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def __sub__(self, other: _Sums) -> _Sums:
+        return _Sums(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+
+    def fitted(self) -> _Fit:
+        mean_D, mean_C = self.x_D / self.count, self.y_C / self.count
+        xx_DD = self.xx_DD / self.count - torch.outer(mean_D, mean_D)
+        xy_DC = self.xy_DC / self.count - torch.outer(mean_D, mean_C)
+        value_D, vector_DD = torch.linalg.eigh(xx_DD)
+        return _Fit(mean_D, mean_C, value_D.clamp(min=0), vector_DD, vector_DD.T @ xy_DC)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A ridge regression for every penalty at once, by the eigenvectors of the covariance."""
+
+    mean_D: Tensor
+    mean_C: Tensor
+    value_D: Tensor
+    vector_DD: Tensor
+    turned_DC: Tensor
+
+    def predicted(self, x_ND: Tensor, penalty: float | Tensor) -> Tensor:
+        """(N, C); one penalty for all columns, or one a column (C,). It is relative to columns of deviation 1."""
+        weight = self.turned_DC / (self.value_D[:, None] + torch.as_tensor(penalty, dtype=x_ND.dtype))
+        return self.mean_C + (x_ND - self.mean_D) @ self.vector_DD @ weight
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Predictions for rows whose text the regression did not see."""
+
+    predicted_NC: Tensor
+    mean_NC: Tensor
+    """The mean of the rows that it did see: what it would say if the states told it nothing."""
+
+
+def ridge(
+    x_ND: Tensor, targets: Mapping[str, Tensor], fold_N: Tensor, *, penalties: tuple[float, ...] = PENALTIES
+) -> dict[str, Held]:
+    """Ridge regressions of several targets (N, C) on the same rows, each fold predicted from the others.
+
+    The penalty of each target is the one that predicts best, in squares, when each of the other folds is left out of
+    them in turn: no fold takes part in a choice about itself. O(N D² + F² D³).
+
+    Raises:
+        ValueError: for fewer than three folds, and NaN.
+    """
+    y_NC = torch.cat([target.double() for target in targets.values()], 1)
+    numbers = fold_N.unique().tolist()
+    if len(numbers) < 3 or not bool(x_ND.isfinite().all() & y_NC.isfinite().all()):
+        raise ValueError(
+            f"a probe needs finite states and targets and three folds that have rows, but got {len(numbers)} folds, "
+            f"{int((~x_ND.isfinite()).sum())} states and {int((~y_NC.isfinite()).sum())} targets that are not finite"
+        )
+    x_ND = x_ND.double()
+    rows = {fold: fold_N == fold for fold in numbers}
+    sums = {fold: _Sums.of(x_ND[rows[fold]], y_NC[rows[fold]]) for fold in numbers}
+    total = sum(list(sums.values())[1:], sums[numbers[0]])
+    sizes = [target.shape[1] for target in targets.values()]
+    predicted_NC, mean_NC = torch.empty_like(y_NC), torch.empty_like(y_NC)
+    for fold in numbers:
+        left = total - sums[fold]
+        error_AC = y_NC.new_zeros(len(penalties), y_NC.shape[1])
+        for inner in numbers:
+            if inner != fold:
+                fit, part_N = (left - sums[inner]).fitted(), rows[inner]
+                for error_C, penalty in zip(error_AC, penalties, strict=True):
+                    error_C += (fit.predicted(x_ND[part_N], penalty) - y_NC[part_N]).square().sum(0)
+        best = [part_AC.sum(1).argmin() for part_AC in error_AC.split(sizes, 1)]
+        penalty_C = torch.cat(
+            [y_NC.new_full((size,), penalties[int(place)]) for place, size in zip(best, sizes, strict=True)]
+        )
+        fit = left.fitted()
+        predicted_NC[rows[fold]], mean_NC[rows[fold]] = fit.predicted(x_ND[rows[fold]], penalty_C), fit.mean_C
+    parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), strict=True)
+    return {name: Held(*part) for name, part in zip(targets, parts, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """A ratio of sums over texts, so that texts can be resampled."""
+
+    top_G: Tensor
+    bottom_G: Tensor
+    is_error: bool
+    """True: 1 − Σ top / Σ bottom (R², skill); False: Σ top / Σ bottom (a mean)."""
+
+    def value(self, count_RG: Tensor | None = None) -> Tensor:
+        """The score, (), or of texts taken so many times, (R,); NaN where nothing was counted."""
+        top, bottom = (part if count_RG is None else count_RG @ part for part in (self.top_G, self.bottom_G))
+        ratio = (top.sum() / bottom.sum()) if count_RG is None else top / bottom
+        return 1 - ratio if self.is_error else ratio
+
+
+def explained(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
+    """R² over all columns together: 1 − squared error / squared error of the mean of the texts that were seen."""
+    target_NC = target_NC.double()
+    return Score(
+        _by_text((held.predicted_NC - target_NC).square().sum(1), text_N, texts),
+        _by_text((held.mean_NC - target_NC).square().sum(1), text_N, texts),
+        True,
+    )
+
+
+def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
+    """1 − mistakes / mistakes of the most frequent answer among the texts that were seen (a least-squares classifier).
+
+    Accuracies of two populations cannot be compared where one has a more frequent answer; skills can.
+    """
+    right_N = target_NC.argmax(1)
+    wrong_N, base_N = (said_NC.argmax(1) != right_N for said_NC in (held.predicted_NC, held.mean_NC))
+    return Score(_by_text(wrong_N.double(), text_N, texts), _by_text(base_N.double(), text_N, texts), True)
+
+
+def accuracy(held: Held, target_NC: Tensor) -> float:
+    """How often the greatest predicted column is the one that is 1 in the target."""
+    return (held.predicted_NC.argmax(1) == target_NC.argmax(1)).double().mean().item()
+
+
+def mean_score(value_N: Tensor, text_N: Tensor, texts: int) -> Score:
+    """The mean of numbers; NaN is left out."""
+    known_N = ~value_N.isnan()
+    top_G = _by_text(value_N.double().nan_to_num(), text_N, texts)
+    return Score(top_G, _by_text(known_N.double(), text_N, texts), False)
+
+
+def _by_text(value_N: Tensor, text_N: Tensor, texts: int) -> Tensor:
+    return value_N.new_zeros(texts).index_add_(0, text_N, value_N)
+
+
+def resamples(texts: int, draws: int, seed: int = 0) -> Tensor:
+    """How often each text is taken in each resample with replacement, float64 (R, G); shared by all scores."""
+    drawn_RG = torch.randint(texts, (draws, texts), generator=torch.Generator().manual_seed(seed))
+    return torch.zeros(draws, texts, dtype=torch.float64).scatter_add_(1, drawn_RG, torch.ones_like(drawn_RG).double())
+
+
+def interval(values_R: Tensor) -> tuple[float, float]:
+    """The 95 % percentile interval of resampled scores; NaN where none is known."""
+    known = values_R[values_R.isfinite()]
+    if not len(known):
+        return float("nan"), float("nan")
+    low, high = known.quantile(torch.tensor([0.025, 0.975], dtype=known.dtype)).tolist()
+    return low, high
+
+
+def shuffled(target_NC: Tensor, seed: int = 0) -> Tensor:
+    """The target with its rows exchanged among all rows, of all texts: what a probe finds where there is nothing."""
+    return target_NC[torch.randperm(len(target_NC), generator=torch.Generator().manual_seed(seed))]

@@ -1,0 +1,53 @@
+"""Tables of text as files: Markdown, LaTeX, CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from sinklab.records import write_beside
+
+from .tables import markdown
+
+_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+_ESCAPES |= {"±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}", "×": r"$\times$", "\u00a0": "~"}
+
+
+def latex(table: pd.DataFrame, caption: str) -> str:
+    """A table as LaTeX with booktabs, every cell as it stands, special characters escaped."""
+    lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{" + "l" * table.shape[1] + "}", r"\toprule"]
+    lines += [" & ".join(map(_escaped, table.columns)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(_escaped, row)) + r" \\" for row in table.itertuples(index=False)]
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: object) -> str:
+    return "".join(_ESCAPES.get(letter, letter) for letter in str(value))
+
+
+@dataclass(frozen=True, eq=False)
+class Printed:
+    """A table as people read it, what has to be said below it, and the files it was written to."""
+
+    title: str
+    text: pd.DataFrame
+    notes: tuple[str, ...]
+    paths: tuple[Path, ...]
+
+
+def write_printed(
+    stem: Path, title: str, text: pd.DataFrame, numbers: pd.DataFrame, notes: Sequence[str] = ()
+) -> Printed:
+    """Write STEM.md and STEM.tex of the table as people read it, and STEM.csv of its numbers."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    whole = f"# {title}\n\n{markdown(text, most=10_000)}\n" + "".join(f"- {note}\n" for note in notes)
+    paths = tuple(stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "tex", "csv"))
+    write_beside(paths[0], lambda path: path.write_text(whole, encoding="utf-8"))
+    write_beside(paths[1], lambda path: path.write_text(latex(text, title), encoding="utf-8"))
+    write_beside(paths[2], lambda path: numbers.to_csv(path, index=False))
+    return Printed(title, text, tuple(notes), paths)

@@ -1,0 +1,80 @@
+"""What a future sink carries: the embedded pair, sinks by the published rule and the strongest keys of each place.
+
+    python studies/sink_contents.py run NAME CHOOSE [OUT]   one run folder: tiny or tiny-sink; excess or strongest
+    python studies/sink_contents.py tables [OUT]            results.json and figures from the folders
+
+Run folders are kept under runs/contents (or OUT); sink_contents/ beside this file holds the results. A run that was
+stopped goes on where it stopped.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+
+from sinklab.evaluation.contents_settings import ContentsSettings
+from sinklab.evaluation.sink_contents import sink_contents
+from sinklab.models import load
+from sinklab.records import open_run
+from sinklab.reports.contents_figures import contents_sentences, save_contents_figures
+
+RESULTS = Path(__file__).with_suffix("")
+MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")
+TEXTS, EVERY = 80, 6
+
+
+def run(name: str, choose: str, out: Path) -> None:
+    """80 texts of 32 tokens and 96 new ones at temperature 1, in three blocks; states at every sixth step."""
+    torch.set_num_threads(1)
+    settings = ContentsSettings(texts=TEXTS, every=EVERY, choose=choose)
+    sink_contents(load(name), out / f"{name}-{choose}", settings, progress=print, resume=True)
+
+
+def tables(out: Path) -> None:
+    """Every number of the page, and the figures of the run folders there are."""
+    results = {}
+    for name in MODELS:
+        for choose in CHOICES:
+            folder = out / f"{name}-{choose}"
+            if not folder.is_dir():
+                continue
+            found = open_run(folder)
+            looks = found.table("looks").groupby(["place", "layer"])[["positions", "sinks", "pairs"]]
+            kept = {"looks": looks.mean().join(looks.size().rename("looks")).reset_index()}
+            kept |= {table: found.table(table) for table in ("lens", "probes", "added_sinks") if table in found.tables}
+            results[folder.name] = {
+                "settings": found.info.settings,
+                "sentences": contents_sentences(found),
+                **{table: _rounded(frame.to_dict("list")) for table, frame in kept.items()},
+            }
+            save_contents_figures(found, RESULTS, prefix=f"{folder.name}-")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _rounded(columns: dict[str, list]) -> dict[str, list]:
+    return {
+        name: [
+            None if isinstance(value, float) and math.isnan(value) else
+            float(f"{value:.4g}") if isinstance(value, float) else value
+            for value in values
+        ]
+        for name, values in columns.items()
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("run")
+    one.add_argument("name", choices=MODELS)
+    one.add_argument("choose", choices=CHOICES)
+    for command in (one, commands.add_parser("tables")):
+        command.add_argument("out", type=Path, nargs="?", default=Path("runs/contents"))
+    given = parser.parse_args()
+    if given.command == "run":
+        run(given.name, given.choose, given.out)
+    else:
+        tables(given.out)

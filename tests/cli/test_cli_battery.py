@@ -1,0 +1,101 @@
+"""`sinklab battery`: several models of both kinds, their report, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging
+
+from sinklab.cli import main
+from sinklab.cli.battery import Battery, battery, labels, of_its_kind
+from sinklab.records import open_run
+from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
+from tiny_llama import tiny_llama
+
+SMALL = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 2, "ks": (5,), "new_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A diffusion model and an autoregressive one, as training leaves them: RUN/model."""
+    logging.disable_progress_bar()
+    root = tmp_path_factory.mktemp("models")
+    save_tiny(root / "dlm" / "model")
+    tiny_llama().model.save_pretrained(root / "ar" / "model")
+    tiny_tokenizer().save_pretrained(root / "ar" / "model")
+    return str(root / "dlm" / "model"), str(root / "ar" / "model")
+
+
+def test_models_of_both_kinds_are_scored_side_by_side(
+    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings = Battery(**SMALL, conditions=("pure", "blocks-2"), controls=("sinks", "random"))
+    battery(models, tmp_path / "out", settings=settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "dlm, pure: 0 of 2 skills are above 90% at level 1 with nothing hidden (not arithmetic 0%"
+    )
+    assert sum(line.startswith("dlm, blocks-2: ") for line in lines) == 3
+    assert any(line.startswith("ar: sinks, closed loop: ") for line in lines)
+    # seven tokens cannot lose five random columns beside five sinks
+    assert "ar: 1 of 6 parts left out, questions too short for so many columns" in lines
+    assert lines[-1] == f"tables and figures: {tmp_path / 'out' / 'report'} (7 files)"
+    runs = [open_run(tmp_path / "out" / name) for name in ("dlm", "ar")]
+    assert [run.info.settings["conditions"] for run in runs] == [["pure", "blocks-2"], ["greedy"]]
+    assert (tmp_path / "out" / "report" / "battery_by_skill.png").is_file()
+    with pytest.raises(ValueError, match="A run folder is written once"):
+        battery(models, tmp_path / "out", settings=settings)
+    battery(models, tmp_path / "out", settings=settings, resume=True)
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_the_command_line_reaches_every_setting(
+    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinklab.cli.main.COMMANDS", (battery, labels))
+    options = (
+        "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --new-tokens 3"
+    )
+    arguments = ["battery", models[0], "--out", str(tmp_path / "out"), "--seed", "4", "--batch", "2", *options.split()]
+    assert main(arguments) == 0
+    assert f"run folders: {tmp_path / 'out' / 'dlm'}" in capsys.readouterr().out
+    info = open_run(tmp_path / "out" / "dlm").info
+    assert info.seed == 4
+    asked = {"skills": ["copying"], "levels": [1, 2], "problems": 1, "ks": [0, 2], "controls": ["clean_pass"]}
+    assert info.settings == asked | {"conditions": ["random"], "new_tokens": 3, "seed": 4}
+    assert main([*arguments, "--resume", "--problems", "2"]) == 2
+    assert "its settings['problems'] is 1, and now it is 2" in capsys.readouterr().err
+    assert main(["battery", models[0], "--conditions", "blocks-x"]) == 2
+    assert "a condition is made of" in capsys.readouterr().err
+
+
+def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="battery needs at least one model"):
+        battery((), tmp_path)
+    with pytest.raises(ValueError, match="did you mean copying"):
+        battery(models, tmp_path / "out", settings=Battery(skills=("copyng",)))
+    with pytest.raises(ValueError, match="no model can be loaded from 'tny'"):
+        battery(("tny",), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_model_has_a_folder_of_its_own_name() -> None:
+    assert labels(["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]) == [
+        "tiny",
+        "battery",
+        "name",
+        "battery-causal",
+    ]
+    assert labels(["a/battery/model", "b/battery/model", "c/battery", "model"]) == [
+        "battery",
+        "battery-again-1",
+        "battery-again-2",
+        "model",
+    ]
+
+
+def test_each_model_takes_the_conditions_of_its_kind() -> None:
+    names = ("pure", "greedy+window-8", "blocks-6")
+    assert of_its_kind(tiny_loaded(), names) == ("pure", "blocks-6")
+    assert of_its_kind(tiny_llama(), names) == ("greedy+window-8",)

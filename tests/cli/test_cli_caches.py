@@ -1,0 +1,56 @@
+"""`sinklab caches`: the table, the verdicts, the run folder and the figure."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinklab.cli.caching import QUICK, Asked, caches
+from sinklab.evaluation.cache_settings import CacheSettings
+from sinklab.records import open_run
+from tiny_diffusion import TEXT, save_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("model") / "m", sink=1, context=60)
+
+
+def settings(tmp_path, **changes):
+    (tmp_path / "text.txt").write_text(TEXT * 12, "utf-8")
+    small = {
+        "keep": (0.25,),
+        "rows": 2,
+        "batch": 2,
+        "prompt_tokens": 16,
+        "new_tokens": 6,
+        "block_length": 6,
+        "texts": 1,
+    }
+    return Asked(**{**small, "repeats": 1, "text": str(tmp_path / "text.txt"), "sparse": True, **changes})
+
+
+def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):
+    caches(str(folder), tmp_path / "run", settings=settings(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["loss", "divergence", "same", "first", "texts", "agree", "time", "kB", "attended"]
+    assert lines[1].split()[0] == "none" and lines[1].split()[2:5] == ["0.00000", "100.0%", "100.0%"]
+    assert any(line.startswith("nearest 0.25 + 4 sinks ") for line in lines)
+    verdict = next(line for line in lines if line.startswith("nearest, 0.25 kept: sinks protected is "))
+    assert verdict.endswith("2 rows)") and "uncached (" in verdict
+    assert open_run(tmp_path / "run").info.kind == "caches"
+    assert (tmp_path / "run" / "caches.png").is_file()
+    with pytest.raises(ValueError, match="is taken; choose another folder"):
+        caches(str(folder), tmp_path / "run", settings=settings(tmp_path))
+
+
+def test_without_time_and_texts(folder, tmp_path, capsys):
+    caches(str(folder), tmp_path / "run", settings=settings(tmp_path, repeats=0, texts=0, sparse=False))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "agree"
+    assert lines[1].split()[-1] == "–"
+
+
+def test_settings_are_checked_before_anything_loads(tmp_path):
+    with pytest.raises(ValueError, match="rows must be at least 2, got 0"):
+        caches("no such model", tmp_path / "run", settings=settings(tmp_path, rows=0))
+    CacheSettings(**vars(QUICK))

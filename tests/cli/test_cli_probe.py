@@ -1,0 +1,136 @@
+"""`sinklab probe`, its figures and its sentences."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sinklab.cli.main import COMMANDS
+from sinklab.cli.probing import Contents, probe
+from sinklab.cli.watching import Inputs
+from sinklab.records import RunWriter, open_run
+from sinklab.reports import contents_figures
+from sinklab.reports.contents_figures import contents_figure, contents_places, contents_sentences
+from sinklab.reports.recorded import NotRecorded
+from tiny_diffusion import TEXT, save_tiny
+
+SMALL = {"new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "draws": 20, "layers": (0, 2)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("model"), 1))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("\n".join(TEXT[start : start + 10] for start in range(0, 40, 8)))
+    return path
+
+
+def test_the_command_says_what_was_found(
+    model: str,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # coarse pictures are quick ones
+    monkeypatch.setattr(contents_figures, "DPI", 20)
+    inputs = Inputs(prompts=prompts, samples=4)
+    settings = Contents(choose="strongest", **SMALL)
+    probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("the strongest keys of each head, sinks or not, in 4 texts.")
+    assert [line.split()[0] for line in lines[1:5]] == ["block", "future", "committed", "prompt"]
+    assert "Added sinks: " in lines[5] and lines[5].endswith("a constant.")
+    assert lines[6] == f"run folder: {tmp_path / 'run'}"
+    assert lines[7] == "figures: " + ", ".join(
+        f"contents-{place}.png" for place in ("block", "future", "committed", "prompt")
+    )
+    assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="is taken"):
+        probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
+    probe(model=model, out=tmp_path / "run", inputs=Inputs(prompts, 4, resume=True), settings=settings)
+    assert capsys.readouterr().out.splitlines() == lines
+
+    run = open_run(tmp_path / "run")
+    titles = [axes.get_title("left") for axes in contents_figure(run, "future", theme="dark").axes]
+    assert len(titles) == 12 and titles[0] == "entropy, nats"
+
+
+def test_places_without_sinks_are_said_and_not_drawn(
+    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Contents(epsilon=500.0, **SMALL)
+    probe(model=model, out=tmp_path / "run", inputs=Inputs(prompts=prompts), settings=settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("sinks by ε = 500, in 5 texts.")
+    assert lines[2].endswith("0.0% of the positions of a layer are chosen, 0 pairs sampled; nothing to compare.")
+    assert not any(line.startswith("figures") for line in lines)
+    with pytest.raises(NotRecorded, match=re.escape("has some at none. Choose another place, or --choose strongest")):
+        contents_figure(open_run(tmp_path / "run"))
+
+
+def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
+    out, settings = tmp_path / "run", Contents(**SMALL)
+    with pytest.raises(ValueError, match="there are both: 'The' and --prompts"):
+        probe(("The",), model, out, Inputs(prompts=prompts), settings=settings)
+    with pytest.raises(ValueError, match="give it with --prompts FILE"):
+        probe(("The",), model, out, Inputs(samples=3), settings=settings)
+    with pytest.raises(ValueError, match="3 folds need as many texts, but there are 1"):
+        probe(("The",), model, out, settings=settings)
+    with pytest.raises(ValueError, match="pairs must be at least 1, got 0"):
+        probe(("The",), model, out, settings=Contents(pairs=0))
+    assert not out.exists()
+
+
+def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
+    cells = [("sink", 0.9, 0.8, 1.0), ("matched", 0.1, 0.0, 0.2), ("difference", 0.8, 0.6, 1.0)]
+    rows = [
+        {"place": "future", "layer": 3, "target": "token", "measure": "skill", "population": one, "value": value}
+        | {"low": low, "high": high, "rows": 9, "texts": 5, "shuffled": 0.0, "other_text": 0.0, "accuracy": 0.5}
+        for one, value, low, high in cells
+    ]
+    constant = [{**row, "layer": 0, "value": 0.0, "low": 0.0, "high": 0.0} for row in rows]
+    settings = {"choose": "excess", "epsilon": 3.0}
+    with RunWriter(tmp_path, kind="contents", model={"name": "toy"}, settings=settings, seed=0) as writer:
+        writer.table("probes", pd.DataFrame(rows + constant))
+        lens = [{key: row[key] for key in ("place", "layer", "population", "value", "low", "high")} for row in rows]
+        writer.table("lens", pd.DataFrame(lens).assign(measure="entropy"))
+        writer.table("looks", {"place": ["future"], "sinks": [3], "positions": [12], "pairs": [3], "step": [0]})
+        writer.table("texts", {"text": [0, 1]})
+    run = open_run(tmp_path)
+    assert contents_places(run) == ["future"]
+    lines = contents_sentences(run)
+    assert lines[0] == "toy: sinks by ε = 3, in 2 texts."
+    assert lines[1] == "block (masked, in the block being written): no such positions."
+    assert lines[2].startswith(
+        "future (masked, to the right of the block): 25.0% of the positions of a layer are chosen, 3 pairs sampled. "
+        "Of 1 differences between what probes read at sinks and beside them, 1 are above 0 and 0 below it at 95 %"
+    )
+    assert lines[2].endswith("the largest is token at layer 3, +0.80 [+0.60, +1.00].")
+    titles = {axes.get_title("left"): len(axes.lines) for axes in contents_figure(run, "future").axes}
+    assert titles["entropy, nats"] == 2 and titles["the token finally written (skill)"] == 6
+    assert titles["position (R²)"] == 0
+
+
+def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, kind="study", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match=re.escape("is of kind 'study'. Make one with `sinklab probe`")):
+        contents_places(open_run(tmp_path))
+
+
+@pytest.mark.skipif(probe not in COMMANDS, reason="the command is not registered in cli/main.py")
+def test_through_the_command_line(model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    from sinklab.cli import main
+
+    arguments = ["probe", "--model", model, "--prompts", str(prompts), "--out", str(tmp_path / "run")]
+    arguments += ["--epsilon", "500", "--new-tokens", "8", "--block-length", "4", "--every", "4", "--folds", "3"]
+    assert main([*arguments, "--draws", "10", "--layers", "2"]) == 0
+    assert "run folder: " in capsys.readouterr().out
+    assert main([*arguments, "--cache", "dual", "--resume"]) == 2
+    assert "decode without a cache" in capsys.readouterr().err

@@ -1,0 +1,302 @@
+"""Sessions under caches that evict or refresh: both roads equal the slow twin, rows of a batch equal rows alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from cached_twin import TwinSession
+from evicted_twin import EvictingTwin
+from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, wanted_at, written
+
+from sinklab.attention import watching
+from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.sampling import (
+    Canvas,
+    DualCache,
+    EvictCache,
+    EvictingCache,
+    RandomCache,
+    ReceivedCache,
+    SinkCache,
+    SinkRefreshCache,
+    denoise,
+    guided,
+)
+
+# B batch, S canvas, M wanted, G key heads
+
+POLICIES = {
+    "sinks and neighbours": SinkCache(keep=0.4, sinks=2),
+    "neighbours": SinkCache(keep=0.4, sinks=0),
+    "first sinks": SinkCache(keep=0.5, sinks=3, protect="first"),
+    "Sparse-dLLM": EvictCache(keep=0.5),
+    "Sparse-dLLM with earlier sinks": EvictCache(keep=0.3, sinks=2, protect="earlier"),
+    "received": ReceivedCache(keep=0.3),
+    "received beside two neighbours": ReceivedCache(keep=0.7, neighbours=2),
+    "random": RandomCache(keep=0.4),
+    "random with sinks": RandomCache(keep=0.4, sinks=2),
+    "more sinks than the budget": RandomCache(keep=0.2, sinks=9),
+    "nothing kept": SinkCache(keep=0.01, sinks=4),
+    "refreshed": SinkCache(keep=0.4, sinks=2, refresh_every=2),
+}
+
+
+def script(ids_BS, policy):
+    """(ids, wanted, work) of two blocks of six, tokens committed in between, at different places in different rows."""
+    calls, first = [], int((ids_BS[0] == MASK).nonzero()[0])
+    for number, start in enumerate((first, first + 6)):
+        for nth in range(4):
+            wanted_BS = wanted_at(ids_BS, start, start + 6)
+            calls.append((ids_BS, wanted_BS, policy.work(start, start + 6, number, nth)))
+            ids_BS = ids_BS.clone()
+            for row in wanted_BS.any(1).nonzero()[:, 0].tolist():
+                ids_BS[row, wanted_BS[row].nonzero()[row % 2 and -1, 0]] = torch.randint(0, MASK, ())
+    return calls
+
+
+MOVED = ["first sinks", "Sparse-dLLM with earlier sinks", "random"]
+CASES = [("two sinks at the end", name, 3) for name in POLICIES]
+CASES += [(variant, name, 3) for variant in ("shifted", "gate and sink, qwen3") for name in MOVED]
+CASES += [("shifted", "received", 1), ("llama", "Sparse-dLLM", 1)]
+
+
+@pytest.mark.parametrize(("variant", "policy", "batch"), CASES)
+def test_both_roads_equal_the_slow_twin(variant, policy, batch):
+    model, policy = build(**VARIANTS[variant]), POLICIES[policy]
+    ids_BS, attention_BS = canvas(batch)
+    calls = script(ids_BS, policy)
+    twin = EvictingTwin(model, attention_BS)
+    quick, plain = (model.denoiser(attention_BS).session() for _ in range(2))
+    expected = [twin(*call) for call in calls]
+    agree([quick(*call) for call in calls], expected, 1e-10)
+    with watching():
+        agree([plain(*call) for call in calls], expected, 1e-10)
+
+
+@pytest.mark.parametrize("variant", ["one key head", "heads of their own", "qwen2", "four zero sinks", "one layer"])
+def test_other_models_equal_the_slow_twin_in_float32(variant):
+    model = build(dtype=torch.float32, **VARIANTS[variant])
+    ids_BS, attention_BS = canvas(3)
+    calls = script(ids_BS, SinkCache(keep=0.4, sinks=2))
+    twin, session = EvictingTwin(model, attention_BS), model.denoiser(attention_BS).session()
+    agree([session(*call) for call in calls], [twin(*call) for call in calls], 3e-5)
+
+
+def test_the_road_may_change_in_the_middle_of_a_block():
+    model = build()
+    ids_BS, attention_BS = canvas(3)
+    calls = script(ids_BS, ReceivedCache(keep=0.4))
+    session, expected = model.denoiser(attention_BS).session(), model.denoiser(attention_BS).session()
+    mixed = []
+    for index, call in enumerate(calls):
+        if index % 2:
+            with watching():
+                mixed.append(session(*call))
+        else:
+            mixed.append(session(*call))
+    agree(mixed, [expected(*call) for call in calls], 1e-10)
+
+
+def plain_received(model, ids_BS, run):
+    """Attention that the window's queries give every column, summed over layers and heads, by an eager softmax."""
+    total, own = [], torch.nn.functional.scaled_dot_product_attention
+    with torch.no_grad():
+        prefix = model.sink_prefix(ids_BS.shape[1])
+
+    def spy(query, key, value, **options):
+        every = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        share = (query @ every.transpose(2, 3) * (options.get("scale") or query.shape[-1] ** -0.5)).softmax(-1)
+        total.append(share[0, :, run].sum((0, 1))[model.config.sink_count :])
+        return own(query, key, value, **options)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+        model(ids_BS, sink_prefix=prefix)
+    return torch.stack(total).sum(0)
+
+
+@pytest.mark.parametrize("road", ["lean", "plain"])
+@pytest.mark.parametrize("variant", ["llama", "two sinks at the end", "shifted"])
+def test_the_most_attended_columns_are_computed_with_the_block(variant, road):
+    model = build(**VARIANTS[variant])
+    ids_BS, _ = canvas()
+    calls = script(ids_BS, SinkRefreshCache(sinks=3))
+    twin, session = TwinSession(model), model.denoiser().session()
+    for ids_BS, wanted_BS, work in calls:
+        columns = None
+        start = work.block.start - 1 if model.config.logit_shift else work.block.start
+        run = list(range(start, work.block.stop))
+        if work.is_full:
+            received_S = plain_received(model, ids_BS, run)
+            received_S[run] = -1
+            most = received_S.topk(3).indices
+        else:
+            columns = torch.tensor(run + most.tolist())
+        expected_MV = twin_of_columns(twin, ids_BS, wanted_BS, columns)
+        if road == "plain":
+            with watching():
+                agree([session(ids_BS, wanted_BS, work)], [expected_MV], 1e-10)
+        else:
+            agree([session(ids_BS, wanted_BS, work)], [expected_MV], 1e-10)
+
+
+@torch.no_grad()
+def twin_of_columns(twin, ids_BS, wanted_BS, columns):
+    """The twin's evaluation with exactly these columns fresh: those a shifted model needs are among them."""
+    if columns is None:
+        return twin(ids_BS, wanted_BS)
+    twin.memory.fresh_S = torch.zeros(ids_BS.shape[1], dtype=torch.bool)
+    twin.memory.fresh_S[columns] = True
+    return twin.model(ids_BS, None, logits_to_keep=wanted_BS, sink_prefix=twin.memory).logits
+
+
+CACHES = [SinkCache(keep=0.5, sinks=2), EvictCache(keep=0.5, sinks=1), RandomCache(keep=0.5), SinkRefreshCache(sinks=3)]
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: type(cache).__name__)
+@pytest.mark.parametrize("variant", ["gate and sink, qwen3", "shifted"])
+def test_unequal_prompts_are_written_as_each_alone(variant, cache):
+    model = build(**VARIANTS[variant])
+    together_BN, _ = written(model, PROMPTS, cache=cache)
+    alone = [written(model, [prompt], cache=cache)[0] for prompt in PROMPTS]
+    assert torch.equal(together_BN, torch.cat(alone))
+    assert len({tuple(row) for row in together_BN.tolist()}) == 3
+
+
+@pytest.mark.parametrize("cache", [SinkCache(keep=1.0), ReceivedCache(keep=1.0, sinks=3), RandomCache(keep=1.0)])
+def test_what_keeps_everything_is_the_dual_cache(cache):
+    model = build(**VARIANTS["sink"])
+    assert torch.equal(written(model, PROMPTS, cache=cache)[0], written(model, PROMPTS, cache=DualCache())[0])
+
+
+@pytest.mark.parametrize("cache", ["sink", "evict", "received", "random", "sink_refresh"])
+def test_a_refresh_at_every_step_is_no_cache(cache):
+    model, start = build(), Canvas.from_prompts(PROMPTS, new_tokens=9, mask_id=MASK, pad_id=0)
+    settings = {"max_new_tokens": 9, "block_length": 4}
+    texts = [
+        model.generate(start.ids_BS[:, :-9], start.attention_BS[:, :-9], **settings, **how)
+        for how in ({}, {"cache": cache, "refresh_every": 1})
+    ]
+    assert torch.equal(*texts)
+
+
+def test_evicting_is_not_the_same_as_remembering():
+    model = build()
+    results = [written(model, PROMPTS, cache=cache)[0] for cache in (None, DualCache(), *CACHES)]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(results, 2))
+
+
+def test_memory_holds_what_is_kept_and_no_more():
+    model = build(sink_kind="token", sink_count=1)
+    ids_BS, _ = canvas()
+    session, policy = model.denoiser().session(), SinkCache(keep=0.5, sinks=2)
+    work = [policy.work(8, 14, 0, nth) for nth in range(2)]
+    session(ids_BS, wanted_at(ids_BS, 8, 14), work[0])
+    column = 2 * 3 * 2 * 8 * 8  # keys and values, layers, key heads, head dim, float64
+    assert session.nbytes == (1 + 7 + 6) * column
+    session(ids_BS, wanted_at(ids_BS, 8, 14), work[1])
+    assert session.nbytes == (1 + 7 + 6) * column
+    session(ids_BS, wanted_at(ids_BS, 8, 14), None)
+    assert session.nbytes == (1 + 20) * column
+
+
+def test_guidance_chooses_on_both_sides_apart():
+    model = build(sink_kind="token", sink_count=1)
+    start = Canvas.from_prompts(PROMPTS[:2], new_tokens=8, mask_id=MASK, pad_id=0)
+    guide = guided(model.denoiser(start.attention_BS), 1.5, start.prompt_BS, MASK)
+    lean_ids = [step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)]
+    with watching():
+        plain_ids = [step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)]
+    assert all(map(torch.equal, lean_ids, plain_ids))
+
+
+def test_a_trace_sees_evicted_columns_receive_nothing():
+    model = build(sink_kind="token", sink_count=1)
+    ids_BS, _ = canvas()
+    session, policy = model.denoiser().session(), SinkCache(keep=0.5, sinks=2)
+    with trace(model) as recording:
+        for nth in range(2):
+            session(ids_BS, wanted_at(ids_BS, 8, 14), policy.work(8, 14, 0, nth))
+            recording.mark(nth)
+    full, partial = recording.received
+    assert int((full == 0).sum()) == 0
+    # of 20 columns 14 are outside the block: 7 of them are kept in every layer and head
+    assert set((partial == 0).sum(-1).flatten().tolist()) == {7}
+
+
+def test_an_intervention_may_hide_what_a_cache_would_keep():
+    model = build()
+    ids_BS, _ = canvas()
+    policy = SinkCache(keep=0.4, sinks=2)
+    calls = script(ids_BS, policy)[:4]
+    session, plain = model.denoiser().session(), model.denoiser().session()
+    expected = [session(*call) for call in calls]
+    with intervene(model, MaskSinks(k=2)):
+        hidden = [plain(*call) for call in calls]
+    torch.testing.assert_close(hidden[0], expected[0])
+    assert not torch.allclose(hidden[1], expected[1])
+    assert bool(torch.stack([part.isfinite().all() for part in hidden]).all())
+
+
+class TestRefusals:
+    def setup_method(self):
+        self.model = build()
+        self.ids_BS, _ = canvas()
+        self.wanted_BS = wanted_at(self.ids_BS, 8, 14)
+        self.session = self.model.denoiser().session()
+        self.policy = SinkCache(keep=0.5)
+
+    def partial(self, policy=None, nth=1):
+        return self.session(self.ids_BS, self.wanted_BS, (policy or self.policy).work(8, 14, 0, nth))
+
+    def test_the_first_evaluation_is_full(self):
+        with pytest.raises(ValueError, match="only while all others are remembered, but nothing is"):
+            self.partial()
+
+    def test_a_memory_of_another_kind(self):
+        self.session(self.ids_BS, self.wanted_BS)
+        with pytest.raises(ValueError, match="only while all others are remembered, but nothing is"):
+            self.partial()
+        self.partial(nth=0)
+        with pytest.raises(ValueError, match="only while all others are remembered, but nothing is"):
+            self.session(self.ids_BS, self.wanted_BS, slice(8, 14))
+
+    def test_before_anything_was_chosen(self):
+        policy = EvictCache(keep=0.5)
+        self.partial(policy, 0)
+        with pytest.raises(ValueError, match="attends to what a full one chose, but none has chosen yet"):
+            self.partial(policy, 2)
+
+    def test_wanted_outside_the_block(self):
+        for nth in (0, 1):
+            with pytest.raises(ValueError, match=r"must lie in the block that runs, columns slice\(9, 14"):
+                self.session(self.ids_BS, self.wanted_BS, self.policy.work(9, 14, 0, nth))
+            self.session(self.ids_BS, self.wanted_BS & (torch.arange(20) > 8), self.policy.work(9, 14, 0, 0))
+
+    def test_another_block_than_was_chosen_for(self):
+        self.partial(nth=0)
+        with pytest.raises(ValueError, match=r"made for the block at slice\(8, 14, .* slice\(14, 20, .*begin a block"):
+            self.session(self.ids_BS, self.wanted_BS, self.policy.work(14, 20, 1, 1))
+
+    def test_attention_that_nobody_can_read(self):
+        self.model.set_attn_implementation("eager")
+        with pytest.raises(ValueError, match=r"in 0 of 3 layers \(attn_implementation is 'eager'\); call model\.set_"):
+            self.partial(nth=0)
+
+    def test_rows_that_refresh_columns_of_their_own_under_a_trace(self):
+        ids_BS, attention_BS = canvas(3)
+        session, policy = self.model.denoiser(attention_BS).session(), SinkRefreshCache(sinks=2)
+        wanted_BS = wanted_at(ids_BS, 8, 14)
+        with watching():
+            session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
+            with pytest.raises(
+                ValueError, match=r"recomputes its own sinks.* but there are 3 rows; decode them one by"
+            ):
+                session(ids_BS, wanted_BS, policy.work(8, 14, 0, 1))
+
+
+def test_the_twin_knows_every_policy():
+    assert {policy.score for policy in POLICIES.values()} == {"nearest", "received", "aligned", "random"}
+    assert all(isinstance(policy, EvictingCache) for policy in POLICIES.values())

@@ -1,0 +1,441 @@
+"""Tables of benchmarks: the answers are chosen here, so the tables must give them back."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_report_training import made
+
+from sinklab.records import Run, RunWriter, open_run
+from sinklab.reports import (
+    as_curves,
+    masking_curve_figure,
+    masking_curve_sentences,
+    masking_curve_table,
+    onetoken_numbers,
+    onetoken_text,
+    table1_figure,
+    table1_numbers,
+    table1_text,
+    write_masking_curves,
+    write_onetoken,
+    write_table1,
+)
+from sinklab.reports.benchmark_tables import VERDICT, verdict
+from sinklab.reports.benchmarks import Benchmark, found_in, paired_drop
+from sinklab.reports.onetoken_runs import experiments
+from sinklab.reports.onetoken_tables import LESS, LOSS, SHARE, missing_commands
+from sinklab.reports.printed import latex
+from sinklab.reports.published_scores import ONE_TOKEN, TABLE1, published_model
+
+
+def benchmark(
+    folder: Path,
+    right: dict[str, list[int]],
+    *,
+    k: int = 0,
+    control: str = "sinks",
+    model: dict[str, Any] | None = None,
+    finished: bool = True,
+    **settings: Any,
+) -> Run:
+    """A run of kind "benchmark": task -> which documents are right."""
+    about = {"name": "tiny", "family": "diffusion", "weights_sha256": "w", "sink_kind": "none", "sink_count": 0}
+    about |= {"hidden_size": 8, "layers": 2, "heads": 1} | (model or {})
+    given = {"tasks": [*right], "mask_sinks": k or None, "control": control, "limit": None, "edits": []} | settings
+    scores, samples = [], []
+    for task, flags in right.items():
+        metric, other = ("exact_match", "strict-match") if task == "gsm8k" else ("acc", "none")
+        filters = {"gsm8k": ("strict-match", "flexible-extract")}.get(task, (other,))
+        for number, name in enumerate(filters):
+            # of the strict filter nothing is right
+            values = [flag * (number + 1 == len(filters)) for flag in flags]
+            row = {"task": task, "filter": name, "samples": len(flags), "no_answer": 0.25 if task == "gsm8k" else None}
+            share = float(np.mean(values))
+            scores.append(row | {"metric": metric, "value": share, "stderr": 9.0, "higher_is_better": True})
+            if task == "arc_easy":
+                scores.append(row | {"metric": "acc_norm", "value": 1 - share, "stderr": 9.0, "higher_is_better": True})
+            samples += [
+                {"task": task, "filter": name, "doc_id": place, "right": float(value)}
+                | {"metrics": json.dumps({metric: value})}
+                for place, value in enumerate(values)
+            ]
+    try:
+        with RunWriter(folder, kind="benchmark", model=about, settings=given, seed=0) as run:
+            if not finished:
+                raise KeyboardInterrupt
+            run.table("scores", pd.DataFrame(scores).astype({"no_answer": float}))
+            run.table("samples", pd.DataFrame(samples))
+            if k:
+                run.table("sinks", {"task": [*right], "removed": [0.125] * len(right)})
+    except KeyboardInterrupt:
+        pass
+    return open_run(folder)
+
+
+def flags(count: int, right: int, lost: int = 0, gained: int = 0) -> list[int]:
+    """The first `right` are right; of these `lost` become wrong, and `gained` of the others right."""
+    return [0] * lost + [1] * (right - lost) + [1] * gained + [0] * (count - right - gained)
+
+
+def table1_runs(root: Path) -> list[Path]:
+    for k, (lost, gained) in {0: (0, 0), 1: (4, 2), 5: (25, 5), 10: (150, 0)}.items():
+        benchmark(root / "tiny" / f"gsm8k-k{k}", {"gsm8k": flags(400, 200, lost, gained)}, k=k)
+    random = {"gsm8k": flags(400, 200, 0, 0)}
+    benchmark(root / "tiny" / "gsm8k-k10-random", random, k=10, control="random")
+    return [root]
+
+
+def test_table_1_pairs_by_question_and_says_what_is_sure(tmp_path: Path) -> None:
+    found = found_in(table1_runs(tmp_path))
+    numbers = table1_numbers(found.benchmarks)
+    mine = numbers[numbers["source"] == "measured"].set_index(["control", "k"])
+    assert mine["accuracy"].to_dict() == {
+        ("sinks", 0): 0.5, ("sinks", 1): 0.495, ("sinks", 5): 0.45, ("sinks", 10): 0.125, ("random", 10): 0.5,
+    }  # fmt: skip
+    # the filter that finds numbers anywhere, and the binomial error in place of lm-eval's
+    assert set(mine["filter"]) == {"flexible-extract"}
+    assert mine["stderr"]["sinks", 10] == pytest.approx(math.sqrt(0.125 * 0.875 / 400))
+    assert mine["drop"].to_dict() == pytest.approx(
+        {("sinks", 0): math.nan, ("sinks", 1): 0.005, ("sinks", 5): 0.05, ("sinks", 10): 0.375, ("random", 10): 0.0},
+        nan_ok=True,
+    )
+    # 25 lost and 5 won of 400: Agresti and Min by hand
+    p, q, n = 25.5, 5.5, 402
+    reach = 1.959964 * math.sqrt(p + q - (p - q) ** 2 / n) / n
+    ends = (mine["drop_low"]["sinks", 5], mine["drop_high"]["sinks", 5])
+    assert ends == pytest.approx(((p - q) / n - reach, (p - q) / n + reach))
+    assert mine["relative"]["sinks", 5] == pytest.approx(0.1)
+    assert mine["verdict"].to_dict() == {
+        ("sinks", 0): "–", ("sinks", 1): "holds", ("sinks", 5): "undecided", ("sinks", 10): "drops",
+        ("random", 10): "holds",
+    }  # fmt: skip
+    assert mine["removed"]["sinks", 10] == 0.125
+    assert mine["no_answer"]["sinks", 0] == 0.25
+
+
+def test_table_1_stands_beside_the_paper(tmp_path: Path) -> None:
+    text = table1_text(table1_numbers(found_in(table1_runs(tmp_path)).benchmarks))
+    rows = text.set_index(["source", "model"])
+    assert rows.loc[("measured", "tiny"), "10"] == "0.125 ± 0.017"
+    assert rows.loc[("measured", "tiny"), VERDICT] == "at 10; undecided at 5 (−5.0)"
+    assert rows.loc[("measured", "tiny, random columns"), "10"] == "0.500 ± 0.025"
+    assert rows.loc[("measured", "tiny, random columns"), "1"] == "–"
+    assert rows.loc[("published", "LLaDA-8B"), "10"] == "0.55 ± 0.01"
+    assert rows.loc[("published", "LLaDA-8B"), VERDICT] == "at 10; undecided at 5 (−3.0)"
+    assert rows.loc[("published", "Llama-3.1-8B"), VERDICT] == "at 1, 5, 10"
+    assert list(text["source"]) == ["measured"] * 2 + ["published"] * 4
+    assert set(text["task"]) == {"GSM8K"}
+
+
+def test_a_published_model_that_was_measured_comes_first(tmp_path: Path) -> None:
+    run = benchmark(tmp_path / "a", {"gsm8k": [1, 0]}, model={"name": "/models/LLaDA-8B-Instruct"})
+    text = table1_text(table1_numbers([Benchmark(run)]))
+    assert list(text["model"])[:2] == ["LLaDA-8B-Instruct", "LLaDA-8B"]
+    named = {
+        "GSAI-ML/LLaDA-8B-Instruct": "LLaDA-8B",
+        "GSAI-ML/LLaDA-1.5": None,
+        "Gen-Verse/MMaDA-8B-MixCoT": "MMaDA-8B",
+        "Dream-org/Dream-v0-Instruct-7B": "Dream-7B",
+        "Dream-Coder-v0-Instruct-7B": None,
+        "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
+        "tiny": None,
+    }
+    assert {name: published_model(name) for name in named} == named
+
+
+def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path: Path) -> None:
+    runs = [
+        benchmark(tmp_path / "a", {"gsm8k": flags(100, 60)}),
+        benchmark(tmp_path / "b", {"gsm8k": flags(50, 10)}, k=5, limit=50),
+        benchmark(tmp_path / "c", {"gsm8k": flags(100, 10)}, k=5, model={"weights_sha256": "v"}),
+    ]
+    numbers = table1_numbers(map(Benchmark, runs))
+    mine = numbers[numbers["source"] == "measured"]
+    assert mine["drop"].isna().all()
+    assert mine["model"].nunique() == 3
+    with pytest.raises(ValueError, match=r"a and .*d both hold gsm8k of tiny.* with 0 masked sinks; read one of them"):
+        table1_numbers([Benchmark(runs[0]), Benchmark(benchmark(tmp_path / "d", {"gsm8k": flags(100, 61)}))])
+
+
+def test_verdicts() -> None:
+    assert verdict(0.5, 0.051, 0.2) == "drops"
+    assert verdict(0.5, 0.05, 0.2) == "undecided"
+    assert verdict(0.5, -0.1, 0.05) == "holds"
+    assert verdict(0.04, -0.1, 0.01) == "floor"
+    assert verdict(0.5, math.nan, math.nan) == "–"
+    one = pd.Series([1.0, 0.0, 1.0], index=[4, 5, 6])
+    assert paired_drop(one, pd.Series([0.0, 0.0], index=[4, 5]))[0] == 0.5
+    assert math.isnan(paired_drop(one, pd.Series([1.0], index=[9]))[0])
+    assert math.isnan(paired_drop(one, one / 3)[0])
+    # nothing changed on two questions: still wide
+    drop, low, high = paired_drop(one[:2], one[:2])
+    assert (drop, low) == (0, -high)
+    assert high > 0.3
+
+
+def test_table_1_is_written_in_every_form(tmp_path: Path) -> None:
+    runs = table1_runs(tmp_path / "runs")
+    benchmark(tmp_path / "runs" / "tiny" / "half", {"gsm8k": [1]}, k=2, finished=False)
+    printed = write_table1(runs, tmp_path / "out", ("png", "svg"))
+    assert [path.name for path in printed.paths] == [f"table1.{end}" for end in ("md", "tex", "csv", "png", "svg")]
+    assert all(path.stat().st_size > 500 for path in printed.paths)
+    text = printed.paths[0].read_text()
+    assert "| GSM8K | tiny | measured | 0.500 ± 0.025 | 0.495 ± 0.025 |" in text
+    said = "GSM8K, tiny, 10 sinks: −37.5 points (−42.1 … −32.6), −75 % of the accuracy on 400 questions: drops"
+    assert said in text
+    assert "0.01 ± 0.03" in text
+    assert "presumably a misprint" in text
+    assert "no answer found in up to 25% of a cell" in text
+    assert f"not finished, so left out: {tmp_path / 'runs' / 'tiny' / 'half'}" in text
+    tex = printed.paths[1].read_text()
+    assert r"GSM8K & tiny & measured & 0.500 $\pm$ 0.025" in tex
+    assert tex.count(r"\\") == 7
+    numbers = pd.read_csv(printed.paths[2])
+    assert len(numbers) == 5 + 16
+
+
+def test_where_nothing_is_right_nothing_can_be_lost(tmp_path: Path) -> None:
+    for k in (0, 5):
+        benchmark(tmp_path / str(k), {"humaneval": [0] * 100}, k=k)
+    printed = write_table1([tmp_path], tmp_path / "out", ())
+    assert printed.text[VERDICT][0] == "not 5 points right"
+    assert "HumanEval, tiny: too little is right for 5 points to be lost" in printed.notes
+
+
+def test_latex_escapes() -> None:
+    table = pd.DataFrame({"a_b": ["50 % & {x} ± 1", "−3 \\ ~"]})
+    assert r"a\_b \\" in latex(table, "c#")
+    assert r"50 \% \& \{x\} $\pm$ 1 \\" in latex(table, "c#")
+    assert r"$-$3 \textbackslash{} \textasciitilde{} \\" in latex(table, "c#")
+    assert r"\caption{c\#}" in latex(table, "c#")
+
+
+def test_the_figure_has_a_panel_per_task_and_a_line_per_model(tmp_path: Path) -> None:
+    table1_runs(tmp_path)
+    benchmark(tmp_path / "h", {"humaneval": [1, 0, 1, 1]})
+    figure = table1_figure(table1_numbers(found_in([tmp_path]).benchmarks))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["GSM8K", "HumanEval"]
+    named = figure.axes[0].get_legend_handles_labels()[1]
+    assert named[:2] == ["tiny", "tiny, random"]
+    assert len(named) == 6
+    line = figure.axes[0].get_legend_handles_labels()[0][0].lines[0]
+    assert line.get_ydata() == pytest.approx([50, 49.5, 45, 12.5])
+
+
+def test_folders_without_runs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"but .*nowhere is not a folder"):
+        found_in([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match=f"there is none below {tmp_path}"):
+        found_in([tmp_path])
+    benchmark(tmp_path / "half", {"gsm8k": [1]}, finished=False)
+    with pytest.raises(ValueError, match=r"came to their end, and there is none; .*half is unfinished; run sinklab"):
+        write_table1([tmp_path], tmp_path / "out")
+    with RunWriter(tmp_path / "odd", kind="benchmark", model={}, settings={}, seed=0) as run:
+        run.table("scores", {"task": ["a"]})
+    with pytest.raises(ValueError, match="table scores is not that of a benchmark: it lacks filter, metric"):
+        write_table1([tmp_path], tmp_path / "out")
+
+
+# -- One Token Is Enough
+
+
+def test_published_numbers_are_the_paper_s() -> None:
+    shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+    papers = sorted((shared / "seeds").glob("002*"))
+    if not papers:
+        pytest.skip(f"no text of the paper below {shared}; set SINKLAB_SHARED")
+    text = papers[0].read_text(encoding="utf-8")
+    printed = [tuple(map(float, re.findall(r"\d+\.\d\d", line))) for line in re.findall(r"^DLM.*\t.*$", text, re.M)]
+    rows = [row.scores for table in ONE_TOKEN[:2] for rows in table.blocks.values() for row in rows]
+    assert printed == rows
+    for table in ONE_TOKEN[2:]:
+        (rows,) = table.blocks.values()
+        for place, name in enumerate(table.benchmarks):
+            assert "\t".join([name, *(f"{row.scores[place]:.2f}" for row in rows)]) in text
+    facts = shared / "facts" / "papers.md"
+    for task, models in TABLE1.items():
+        for place, words in enumerate(("unmasked", "mask 1", "mask 5", "mask 10")):
+            cells = [f"{value:.2f}±{error:.2f}" for value, error in (cells[place] for cells in models.values())]
+            assert f"| {words} | {' | '.join(cells)} |" in facts.read_text(), task
+
+
+def trained(root: Path, name: str, *, seed: int = 0, start: str | None = "runs/causal/model", **settings: Any) -> Run:
+    return made(root / name, seed=seed, init_from=start, hidden_size=8, batch=4, length=16, **settings)
+
+
+@pytest.fixture
+def onetoken_folder(tmp_path: Path) -> Path:
+    """A plain model and one with a sink, two seeds; scores of the first seed's."""
+    for seed in (0, 1):
+        trained(tmp_path, f"plain-{seed}", seed=seed, loss=4.0 + seed)
+        trained(tmp_path, f"sink-{seed}", seed=seed, added=1, sink_kind="token", sink_count=1, loss=3.9 + seed)
+    trained(tmp_path, "other", start=None, loss=5.0)
+    models = {"plain-0": {}, "sink-0": {"sink_kind": "token", "sink_count": 1}}
+    for name, sink in models.items():
+        where = {"name": str(tmp_path / name / "model")} | sink
+        right = flags(10, 5 if name == "plain-0" else 8)
+        benchmark(tmp_path / "eval" / name, {"arc_easy": right, "lambada_openai": right}, model=where)
+    # masked runs are no cell of these tables
+    benchmark(tmp_path / "eval" / "masked", {"piqa": [1]}, k=5, model={"name": str(tmp_path / "sink-0" / "model")})
+    return tmp_path
+
+
+def test_each_cell_stands_beside_the_published_one(onetoken_folder: Path) -> None:
+    found = found_in([onetoken_folder])
+    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
+    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(["row", "column"])
+    assert mine["value"]["DLM", "ARC-e"] == 50
+    assert mine["value"]["DLM + extra token", "ARC-e"] == 80
+    assert mine["stderr"]["DLM + extra token", "ARC-e"] == pytest.approx(100 * math.sqrt(0.16 / 10))
+    assert mine["task"]["DLM", "LAMBADA"] == "lambada_openai"
+    assert math.isnan(mine["value"]["DLM + extra token", "PIQA"])
+    # two seeds: the mean, and the difference paired by seed
+    assert mine["value"]["DLM", LOSS] == pytest.approx(4.5)
+    assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
+    assert mine["stderr"]["DLM + extra token", LESS] == pytest.approx(0, abs=1e-9)
+    assert mine["runs"]["DLM + extra token", LESS] == 2
+    assert mine["value"]["DLM + extra token", SHARE] == pytest.approx(30)
+    assert math.isnan(mine["value"]["DLM + GA", LOSS])
+    assert mine["command"]["DLM + GA", LOSS] == (
+        "sinklab train laptop-from-causal --variant gate   (as published: qwen-0.5b)"
+    )
+    table4 = numbers[(numbers["table"] == 4) & (numbers["source"] == "measured")].set_index(["row", "column"])
+    assert table4["value"]["1", "ARC-e"] == 80
+    assert table4["command"]["4", "PIQA"].startswith("sinklab train laptop-from-causal --variant 4-sinks")
+    # Table 2 has the model from scratch, Tables 3 and 5 need two of their variants
+    assert set(numbers.loc[numbers["source"] == "measured", "table"]) == {1, 2, 4}
+    scratch = numbers[(numbers["table"] == 2) & (numbers["source"] == "measured")]
+    assert set(scratch["block"]) == {"from scratch, 1.92k tokens"}
+
+
+def test_missing_cells_name_the_command_and_share_it(onetoken_folder: Path) -> None:
+    found = found_in([onetoken_folder])
+    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
+    commands = missing_commands(numbers, 1)
+    sink = onetoken_folder / "sink-0" / "model"
+    assert (
+        f"sinklab eval --model {sink} --tasks arc_challenge,social_iqa --noise smdm --mc-samples 1024 "
+        "--likelihood-cfg-scale 0.6 --data benchmarks --out runs/onetoken/sink-smdm-0.6"
+    ) in commands
+    assert f"sinklab train sft-gsm8k --init-from {sink} --corpus gsm8k_aug/train.txt" in commands
+    assert not any("lambada" in command or "arc_easy" in command for command in commands)
+    text = onetoken_text(numbers, 1)
+    assert text.loc[text["row"] == "DLM + extra token", "ARC-e"].tolist() == ["55.47", "68.18", "80.00 ± 12.65"]
+    assert text[LESS].tolist()[-3:] == ["–", "−0.1000 ± 0.0000", "–"]
+    assert text["runs"].tolist()[-3:] == ["2", "2", "0"]
+
+
+def test_a_fine_tuned_model_answers_for_the_one_it_was_made_of(onetoken_folder: Path) -> None:
+    base = onetoken_folder / "sink-0" / "model"
+    extra = {"added": 1, "sink_kind": "token", "sink_count": 1, "pairs": "published"}
+    tuned = trained(onetoken_folder, "sft", start=str(base), loss=1.0, **extra)
+    model = {"name": str(tuned.path / "model"), "sink_kind": "token", "sink_count": 1}
+    benchmark(onetoken_folder / "eval" / "sft", {"gsm8k_two_stage": [1, 1, 0, 0]}, model=model)
+    found = found_in([onetoken_folder])
+    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings))
+    mine = numbers[(numbers["table"] == 1) & (numbers["source"] == "measured")].set_index(["row", "column"])
+    assert mine["value"]["DLM + extra token", "GSM8K"] == 50
+    # its loss on questions is no held-out loss of text
+    assert mine["value"]["DLM + extra token", LESS] == pytest.approx(-0.1)
+
+
+def test_a_metric_can_be_asked_for(onetoken_folder: Path) -> None:
+    tables = write_onetoken([onetoken_folder], onetoken_folder / "out", metric="acc_norm")
+    assert [path.name for table in tables for path in table.paths][:4] == [
+        "onetoken-1.md", "onetoken-1.tex", "onetoken-1.csv", "onetoken-2.md",
+    ]  # fmt: skip
+    first = pd.read_csv(tables[0].paths[2])
+    mine = first[(first["source"] == "measured") & (first["row"] == "DLM + extra token")].set_index("column")
+    assert mine["value"]["ARC-e"] == pytest.approx(20)
+    assert mine["metric"]["LAMBADA"] == "acc"
+    text = tables[2].paths[0].read_text()
+    assert "| Qwen2.5-0.5B, 30B tokens (published) | End | 56.14 |" in text
+    assert (
+        "no run of these folders belongs here: `sinklab train laptop-from-causal` with the variants sink, end" in text
+    )
+    assert LOSS not in text
+
+
+# -- masking curves
+
+
+def curve(folder: Path, family: str, rise: float, *, controls: tuple[str, ...] = ("sinks", "random")) -> Run:
+    rows = [{"k": 0, "control": "none", "delta": 0.0, "mass": 0.0}]
+    for k in (1, 5):
+        sizes = {"sinks": rise * k, "random": rise * k / 10, "lowest": 0.0}
+        rows += [{"k": k, "control": name, "delta": sizes[name], "mass": 0.02 * k} for name in controls]
+    frame = pd.DataFrame(rows)
+    frame["loss"], frame["relative"] = 4 + frame["delta"], frame["delta"] / 4
+    for name, value in (("delta", frame["delta"]), ("loss", frame["loss"]), ("excess", 0.9 * frame["delta"])):
+        frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = value, value - 0.05, value + 0.05
+    frame["rows"], frame["tokens"], frame["bits_per_byte"] = 10, 100, 1.5
+    with RunWriter(folder, kind="curve", model={"name": folder.name, "family": family}, settings={}, seed=0) as run:
+        run.table("curve", frame)
+    return open_run(folder)
+
+
+def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
+    runs = [curve(tmp_path / "tiny", "diffusion", 0.1), curve(tmp_path / "llama", "autoregressive", 0.002)]
+    axes = masking_curve_figure(runs)
+    handles, names = axes.get_legend_handles_labels()
+    assert names == [
+        "tiny (DLM): sinks",
+        "tiny (DLM): random columns",
+        "llama (AR): sinks",
+        "llama (AR): random columns",
+    ]
+    assert handles[0].get_ydata() == pytest.approx([0, 0.1, 0.5])
+    assert handles[0].get_xdata() == pytest.approx([0, 1, 5])
+    assert axes.get_xscale() == "symlog"
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((-0.05, 0.55))
+    percent = masking_curve_figure(runs, relative=True, scale="linear")
+    assert percent.get_legend_handles_labels()[0][0].get_ydata() == pytest.approx([0, 2.5, 12.5])
+    assert percent.get_xscale() == "linear"
+    table = masking_curve_table(runs).set_index(["model", "k"])
+    assert table.loc[("tiny (DLM)", 5), "sinks"] == "+0.500 (+0.450 … +0.550)"
+    assert table.loc[("tiny (DLM)", 5), "change"] == "+12.5 %"
+    assert table.loc[("llama (AR)", 0), "loss"] == 4.0
+    said = masking_curve_sentences(runs)
+    assert said[0] == (
+        "tiny (DLM): hiding 5 sinks per layer and head changes the masked-token bound of 4.00 by +0.500 "
+        "(+0.450 … +0.550) nats per token (+12.5 %)."
+    )
+    assert said[1] == (
+        "tiny: the interval of the change lies above 0 from k = 1 on; 5 sinks cost more than as many random columns "
+        "(+0.050, 10 times)."
+    )
+    assert said[3] == (
+        "llama: the interval of the change lies above 0 at no k; 5 sinks and as many random columns (+0.001) cannot be "
+        "told apart."
+    )
+    assert said[4].startswith("One hidden sink: tiny +2.50 % (diffusion) against llama +0.05 % (autoregressive)")
+
+
+def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
+    alone = curve(tmp_path / "a", "diffusion", 0.1, controls=("sinks",))
+    assert len(masking_curve_sentences(alone)) == 2
+    assert masking_curve_sentences(alone)[1] == "a: the interval of the change lies above 0 from k = 1 on."
+    assert masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("lowest",))) == []
+
+
+def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
+    run = curve(tmp_path / "a", "diffusion", 0.1)
+    with pytest.raises(ValueError, match="one of log, linear: got 'loog'"):
+        masking_curve_figure(run, scale="loog")
+    with pytest.raises(ValueError, match="needs at least one run"):
+        as_curves([])
+    with pytest.raises(ValueError, match="is of kind 'benchmark' with tables"):
+        as_curves([run, benchmark(tmp_path / "b", {"piqa": [1]})])
+    with pytest.raises(ValueError, match="written as png, svg, pdf: got 'jpg'"):
+        write_masking_curves(run, tmp_path / "out", formats=("jpg",))
+    written = write_masking_curves(run, tmp_path / "out")
+    assert [path.name for path in written] == ["masking_curve.md", "masking_curve.csv", "masking_curve.png"]
+    assert list(pd.read_csv(written[1])["model"].unique()) == ["a (DLM)"]

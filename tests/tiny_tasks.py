@@ -1,0 +1,58 @@
+"""Two toy benchmarks of lm-eval on a JSON file, as dicts of their configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOWEL = {"function": "regex", "regex_pattern": "([aeiou])"}
+PATTERN = [{"name": "vowel", "filter": [VOWEL, {"function": "take_first"}]}]
+
+
+def toy_tasks(folder: Path, documents: int = 6) -> list[dict[str, Any]]:
+    """One that asks for texts, one that offers choices, one that scores the one right end."""
+    rows = [
+        {
+            "q": f"The old man sat by the sea {number * 'and the boy '}",
+            "a": str(number),
+            "end": " boats",
+            "gold": number % 2,
+        }
+        for number in range(documents)
+    ]
+    file = folder / "toy.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    base = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(folder / "datasets")},
+        "test_split": "test",
+        "num_fewshot": 0,
+    }
+
+    def metric(name: str) -> list[dict[str, Any]]:
+        return [{"metric": name, "aggregation": "mean", "higher_is_better": True}]
+
+    texts = {
+        "task": "toy_texts",
+        "output_type": "generate_until",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "{{a}}",
+        "generation_kwargs": {"until": ["zzz"], "max_gen_toks": 6},
+        "filter_list": PATTERN,
+        "metric_list": metric("exact_match"),
+    }
+    choices = {
+        "task": "toy_choices",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": ["rain", "wind"],
+        "doc_to_target": "{{gold}}",
+        "metric_list": metric("acc"),
+    }
+    ends = {
+        "task": "toy_ends",
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "{{end}}",
+        "metric_list": metric("acc"),
+    }
+    return [{**base, **task} for task in (texts, choices, ends)]
