@@ -4,9 +4,9 @@
     python studies/masking_curve.py score [MODEL…]         tiny, tiny-sink and these; with none, the one `train` makes
     python studies/masking_curve.py tables                 results.json and the figures from what `score` left
 
-`train` goes on where it was stopped; `score` leaves alone what is there, and trains the laptop-causal recipe on Python's
-own documentation where there is no autoregressive model at all. Run folders are kept under runs/masking-curve (or
-$SINKLAB_STUDY); masking_curve/ beside this file holds the results.
+`train` goes on where it was stopped; `score` leaves alone what is there, and trains the recipe laptop-causal on
+Python's own documentation where no autoregressive model is given or there. Run folders are kept under
+runs/masking-curve (or $SINKLAB_STUDY); masking_curve/ beside this file holds the results.
 """
 
 import argparse

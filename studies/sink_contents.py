@@ -12,13 +12,15 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 
 from sinklab.evaluation.contents_settings import ContentsSettings
 from sinklab.evaluation.sink_contents import sink_contents
 from sinklab.models import load
-from sinklab.records import open_run
-from sinklab.reports.contents_figures import contents_sentences, save_contents_figures
+from sinklab.records import Run, open_run
+from sinklab.reports.contents_figures import contents_places, contents_sentences, save_contents_figures
 
 RESULTS = Path(__file__).with_suffix("")
 MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")
@@ -33,7 +35,8 @@ def run(name: str, choose: str, out: Path) -> None:
 
 
 def tables(out: Path) -> None:
-    """Every number of the page, and the figures of the run folders there are."""
+    """Every number of the page, and the figures, of the run folders there are, finished or not."""
+    RESULTS.mkdir(exist_ok=True)
     results = {}
     for name in MODELS:
         for choose in CHOICES:
@@ -43,15 +46,32 @@ def tables(out: Path) -> None:
             found = open_run(folder)
             looks = found.table("looks").groupby(["place", "layer"])[["positions", "sinks", "pairs"]]
             kept = {"looks": looks.mean().join(looks.size().rename("looks")).reset_index()}
-            kept |= {table: found.table(table) for table in ("lens", "probes", "added_sinks") if table in found.tables}
+            kept |= {table: found.table(table) for table in ("lens", "probes") if table in found.tables}
+            if "added" in found.tables:
+                kept["added"] = _added(found)
             results[folder.name] = {
                 "settings": found.info.settings,
+                "texts": len(found.table("texts")),
+                "texts_with_future_sinks": _texts_with_future_sinks(found),
                 "sentences": contents_sentences(found),
                 **{table: _rounded(frame.to_dict("list")) for table, frame in kept.items()},
             }
-            save_contents_figures(found, RESULTS, prefix=f"{folder.name}-")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+            shown = [place for place in ("future", "committed") if place in contents_places(found)]
+            save_contents_figures(found, RESULTS, shown, prefix=f"{folder.name}-")
+    (RESULTS / "results.json").write_text(json.dumps(results) + "\n")
+
+
+def _texts_with_future_sinks(run: Run) -> int:
+    looks = run.table("looks")
+    return int(looks[(looks["place"] == "future") & (looks["sinks"] > 0)]["text"].nunique())
+
+
+def _added(run: Run) -> pd.DataFrame:
+    """Per layer: the share of attention on the added sink, and by how much its state differs between texts."""
+    states = np.stack([run.array("states", "added", part) for part in run.parts("states")])
+    share = run.table("added").groupby("layer")["share"].mean()
+    spread = np.abs(states - states[0]).max(axis=(0, 2, 3))[: len(share)]
+    return pd.DataFrame({"layer": share.index, "share": share.to_numpy(), "spread": spread.astype(float)})
 
 
 def _rounded(columns: dict[str, list]) -> dict[str, list]:

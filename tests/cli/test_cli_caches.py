@@ -35,6 +35,8 @@ def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):
     assert lines[0].split() == ["loss", "divergence", "same", "first", "texts", "agree", "time", "kB", "attended"]
     assert lines[1].split()[0] == "none" and lines[1].split()[2:5] == ["0.00000", "100.0%", "100.0%"]
     assert any(line.startswith("nearest 0.25 + 4 sinks ") for line in lines)
+    # sparse attention is not timed, and is in the table all the same
+    assert next(line for line in lines if line.startswith("window 0.25 ")).split()[-3:] == ["–"] * 3
     verdict = next(line for line in lines if line.startswith("nearest, 0.25 kept: sinks protected is "))
     assert verdict.endswith("2 rows)") and "uncached (" in verdict
     assert open_run(tmp_path / "run").info.kind == "caches"

@@ -1,6 +1,7 @@
 """`sinklab probe`, its figures and its sentences."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -37,8 +38,9 @@ def test_the_command_says_what_was_found(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # coarse pictures are quick ones
-    monkeypatch.setattr(contents_figures, "DPI", 20)
+    # one picture is enough
+    one = partial(contents_figures.save_contents_figures, places=("future",))
+    monkeypatch.setattr(contents_figures, "save_contents_figures", one)
     inputs = Inputs(prompts=prompts, samples=4)
     settings = Contents(choose="strongest", **SMALL)
     probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
@@ -47,18 +49,13 @@ def test_the_command_says_what_was_found(
     assert [line.split()[0] for line in lines[1:5]] == ["block", "future", "committed", "prompt"]
     assert "Added sinks: " in lines[5] and lines[5].endswith("a constant.")
     assert lines[6] == f"run folder: {tmp_path / 'run'}"
-    assert lines[7] == "figures: " + ", ".join(
-        f"contents-{place}.png" for place in ("block", "future", "committed", "prompt")
-    )
+    assert lines[7] == "figures: contents-future.png"
     assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="is taken"):
         probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
     probe(model=model, out=tmp_path / "run", inputs=Inputs(prompts, 4, resume=True), settings=settings)
     assert capsys.readouterr().out.splitlines() == lines
-
-    run = open_run(tmp_path / "run")
-    titles = [axes.get_title("left") for axes in contents_figure(run, "future", theme="dark").axes]
-    assert len(titles) == 12 and titles[0] == "entropy, nats"
+    assert contents_places(open_run(tmp_path / "run")) == ["block", "future", "committed", "prompt"]
 
 
 def test_places_without_sinks_are_said_and_not_drawn(
@@ -68,7 +65,7 @@ def test_places_without_sinks_are_said_and_not_drawn(
     probe(model=model, out=tmp_path / "run", inputs=Inputs(prompts=prompts), settings=settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("sinks by ε = 500, in 5 texts.")
-    assert lines[2].endswith("0.0% of the positions of a layer are chosen, 0 pairs sampled; nothing to compare.")
+    assert lines[2].endswith("0 % of the positions of a layer are chosen, 0 pairs sampled; nothing to compare.")
     assert not any(line.startswith("figures") for line in lines)
     with pytest.raises(NotRecorded, match=re.escape("has some at none. Choose another place, or --choose strongest")):
         contents_figure(open_run(tmp_path / "run"))
@@ -97,6 +94,9 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     constant = [{**row, "layer": 0, "value": 0.0, "low": 0.0, "high": 0.0} for row in rows]
     settings = {"choose": "excess", "epsilon": 3.0}
     with RunWriter(tmp_path, kind="contents", model={"name": "toy"}, settings=settings, seed=0) as writer:
+        writer.table("looks", {"place": ["prompt"], "sinks": [0], "positions": [12], "pairs": [0], "step": [0]})
+        writer.table("texts", {"text": [0]})
+        assert contents_sentences(open_run(tmp_path))[0].endswith("not complete; --resume goes on with it.")
         writer.table("probes", pd.DataFrame(rows + constant))
         lens = [{key: row[key] for key in ("place", "layer", "population", "value", "low", "high")} for row in rows]
         writer.table("lens", pd.DataFrame(lens).assign(measure="entropy"))
@@ -108,10 +108,13 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     assert lines[0] == "toy: sinks by ε = 3, in 2 texts."
     assert lines[1] == "block (masked, in the block being written): no such positions."
     assert lines[2].startswith(
-        "future (masked, to the right of the block): 25.0% of the positions of a layer are chosen, 3 pairs sampled. "
+        "future (masked, to the right of the block): 25 % of the positions of a layer are chosen, 3 pairs sampled. "
         "Of 1 differences between what probes read at sinks and beside them, 1 are above 0 and 0 below it at 95 %"
     )
     assert lines[2].endswith("the largest is token at layer 3, +0.80 [+0.60, +1.00].")
+    assert [path.name for path in contents_figures.save_contents_figures(run, tmp_path / "new", prefix="a-")] == [
+        "a-contents-future.png"
+    ]
     titles = {axes.get_title("left"): len(axes.lines) for axes in contents_figure(run, "future").axes}
     assert titles["entropy, nats"] == 2 and titles["the token finally written (skill)"] == 6
     assert titles["position (R²)"] == 0

@@ -246,6 +246,7 @@ class TestRefusals:
         [
             ({"rows": 1}, "rows must be at least 2, got 1"),
             ({"block_length": 4}, "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2"),
+            ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
             ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
             ({"keep": (0.0,)}, "keep is a share of the columns outside the block"),
             ({"scores": ("attended",)}, "score is one of nearest, received, aligned, random, got 'attended'"),

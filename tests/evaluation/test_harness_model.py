@@ -64,6 +64,17 @@ def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ..
     assert [logprob for logprob, _ in found] == pytest.approx(one_at_a_time, abs=1e-4)
 
 
+def test_what_was_cut_is_not_counted_as_prompt() -> None:
+    loaded = tiny_loaded()
+    model = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=1))
+    long = " the sea and the boats" * 4
+    requests = [instance("loglikelihood", CONTEXT * 8, end, number=at) for at, end in enumerate((long, " rain"))]
+    model.loglikelihood(requests)
+    answer = model.told["toy", 0, 0]
+    assert answer["cut"] > 0
+    assert min(row["in_prompt"] for row in answer["sinks"]) < 1
+
+
 def test_a_single_continuation_is_compared_with_greedy_decoding() -> None:
     loaded = tiny_llama()
     model = SinklabLM(loaded, settings=SETTINGS)

@@ -1,10 +1,8 @@
 """`evaluate`: its run folder, what a resumed run asks for, and what is refused."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,13 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from sinklab.evaluation import EvalSettings, evaluate, harness_model, score_lines, scored_requests
+from sinklab.evaluation.harness_tables import rows_of
 from sinklab.evaluation.request_cache import RequestCache
 from sinklab.records import Run, open_run
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 from tiny_tasks import toy_tasks
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = EvalSettings(block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1, record_sinks=2)
 
 
@@ -191,38 +189,45 @@ def test_long_prompts_are_cut_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None:
-    program = """
-import sys, json, torch
-torch.set_num_threads(1)
-from pathlib import Path
-import test_harness_run as here
-folder = Path(sys.argv[1])
-here.run_toys(folder, here.SETTINGS, progress=lambda text: print(text, flush=True))
-"""
-    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests", "tests/evaluation"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("scoring"):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    file = tmp_path / "run" / "requests-0.jsonl"
+    left = tmp_path / "left"
+
+    class Killed(BaseException):
+        pass
+
+    def kill(text: str) -> None:
+        if text.startswith("scoring"):
+            # what a kill leaves: all that was written, and nothing that is done on the way out
+            shutil.copytree(tmp_path / "run", left / "run")
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_toys(tmp_path, progress=kill)
+    file = left / "run" / "requests-0.jsonl"
     # as if the kill had come in the middle of a line
     before = file.read_bytes()
-    file.write_bytes(before + before.split(b"\n")[0][:40])
+    cut = before.split(b"\n")[0][:40]
+    file.write_bytes(before + cut)
     said: list[str] = []
-    run_toys(tmp_path, replace(SETTINGS, resume=True), progress=said.append)
+    run_toys(left, replace(SETTINGS, resume=True), progress=said.append)
     assert said[0] == "writing 4 answers, 4 of them there already"
     for line in file.read_text().splitlines():
-        if line != before.split(b"\n")[0][:40].decode():
+        if line != cut.decode():
             json.loads(line)
+
+
+def test_right_is_no_metric_of_which_less_is_better() -> None:
+    row = {"doc_id": 0, "filter": "none", "arguments": [("a", " b")], "resps": [[(-9.7, True)]], "target": " b"}
+    row |= {"filtered_resps": [(-9.7, True)], "metrics": ["perplexity", "acc"], "perplexity": -9.7, "acc": 1}
+    results = {
+        "samples": {"ends": [row]},
+        "configs": {"ends": {"output_type": "loglikelihood"}},
+        "results": {"ends": {"perplexity,none": 9.0, "acc,none": 1.0}},
+        "n-samples": {},
+        "higher_is_better": {"ends": {"perplexity": False, "acc": True}},
+    }
+    assert rows_of(results, {})[1][0]["right"] == 1.0
+    row["metrics"] = ["perplexity"]
+    assert math.isnan(rows_of(results, {})[1][0]["right"])
 
 
 def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:

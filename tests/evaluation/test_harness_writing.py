@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from sinklab.evaluation import EvalSettings, StudySettings
 from sinklab.evaluation.batched_writing import Answer, is_lonely, write_batch
@@ -142,6 +144,21 @@ def test_an_answer_ends_at_its_end() -> None:
     # a special token may be named by a task as its end
     mask = loaded.tokenizer.mask_token
     assert ended(loaded, [loaded.tokenizer.mask_token_id, 5], (mask,)) == ([], "")
+
+
+def spelled(*tokens: str) -> Any:
+    """A tokenizer of these tokens that decodes as SentencePiece's do: without the first space."""
+    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_an_indented_line_keeps_its_spaces() -> None:
+    loaded = replace(tiny_llama(), tokenizer=spelled("\n", "▁▁▁▁return", "▁1"))
+    assert loaded.tokenizer.decode([1, 2]) == "   return 1"
+    assert ended(loaded, [1, 2], (), before=[0]) == ([1, 2], "    return 1")
+    assert ended(loaded, [1, 2], (" 1",), before=[0])[1] == "    return"
+    assert ended(loaded, [1, 2], ())[1] == "   return 1"
 
 
 def test_a_random_control_is_drawn_per_request() -> None:

@@ -166,6 +166,7 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
             {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual", "heldout": ""},
             "would overwrite what cache=dual remembers",
         ),
+        ({"cache": "sink"}, "keys that all layers see alike, and cache=sink keeps others in each"),
     ],
 )
 def test_bad_settings_are_refused_before_a_folder_is_taken(

@@ -39,7 +39,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
 def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_path: Path) -> None:
     asked += [SETTINGS] * 3  # nothing fails
     said: list[str] = []
-    folders = table1({"a": tiny_loaded}, SETTINGS, tmp_path, Plan(ks=(5,)), progress=said.append)
+    folders = table1(
+        {"a": tiny_loaded}, replace(SETTINGS, run_code=True), tmp_path, Plan(ks=(5,)), progress=said.append
+    )
     assert [str(path.relative_to(tmp_path)) for path in folders] == [
         "a/gsm8k-k0", "a/gsm8k-k5", "a/humaneval-k0", "a/humaneval-k5",
     ]  # fmt: skip
@@ -49,6 +51,8 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_pat
     assert {(cell.block_length, cell.temperature, cell.steps, cell.chat) for cell in asked[3:]} == {
         (32, 0.0, None, False)
     }
+    # nor does a cell depend on what is allowed for another
+    assert [cell.run_code for cell in asked[3:]] == [False, False, True, True]
     assert said[:2] == ["a, gsm8k, nothing masked", "a, gsm8k, 5 sinks masked"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sinklab.evaluation import gsm8k_two_stage
 from sinklab.evaluation.benchmark_settings import EvalSettings
 from sinklab.evaluation.gsm8k_two_stage import TwoStageAnswer, two_stage
 from sinklab.evaluation.two_stage_scores import scored, two_stage_documents
@@ -144,6 +145,21 @@ def test_watching_changes_nothing_and_tells_of_sinks(loaded: Loaded) -> None:
     watched = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, watch=lambda number: number == 1))
     assert [answer.text for answer in watched] == [answer.text for answer in plain]
     assert [len(answer.sinks) for answer in watched] == [0, 2, 0]
+
+
+def test_no_more_questions_are_answered_together_than_asked_for(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
+    sizes, together = [], gsm8k_two_stage._together
+    monkeypatch.setattr(
+        gsm8k_two_stage, "_together", lambda protocol, rows: sizes.append(len(rows)) or together(protocol, rows)
+    )
+    parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
+    assert sizes == [2, 1]
+    assert [answer.text for answer in parts] == [answer.text for answer in whole]
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0; leave it out for 64"):
+        list(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0))
 
 
 def test_questions_without_room_are_counted(loaded: Loaded) -> None:

@@ -102,16 +102,15 @@ class EvictingTwin:
     def best(self, policy, layer, row, head, real, received, aligned, work):
         start, stop = work.block.start, work.block.stop
         others = [j for j in real if j not in self.run]
-        by_attention = sorted(others, key=lambda j: -received[j])
-        now = set(by_attention[: policy.sinks])
-        if policy.protect != "now":
-            mine = self.sinks.setdefault((layer, row, head), {})
-            now = set(sorted(real, key=lambda j: -received[j])[: policy.sinks])
-            if policy.protect == "first":
-                now = mine.setdefault("first", now)
-            else:
-                mine[work.number] = now
-                now = mine.get(work.number - 1, now)
+        ranking = {j: received[j] for j in others}
+        mine = self.sinks.setdefault((layer, row, head), {})
+        if policy.protect == "first":
+            ranking = mine.setdefault("first", ranking)
+        elif policy.protect == "earlier":
+            mine[work.number] = ranking
+            ranking = mine.get(work.number - 1, ranking)
+        # what was inside the block then was no sink of it
+        now = set(sorted(others, key=lambda j: -ranking.get(j, float("-inf")))[: policy.sinks])
 
         def distance(j):
             return start - j if j < start else j - stop + 1

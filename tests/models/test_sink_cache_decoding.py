@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -11,6 +12,7 @@ from evicted_twin import EvictingTwin
 from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, wanted_at, written
 
 from sinklab.attention import watching
+from sinklab.models.kept import KeptStore, Window
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import (
     Canvas,
@@ -24,6 +26,7 @@ from sinklab.sampling import (
     denoise,
     guided,
 )
+from sinklab.sampling.eviction import Seen
 
 # B batch, S canvas, M wanted, G key heads
 
@@ -82,6 +85,27 @@ def test_other_models_equal_the_slow_twin_in_float32(variant):
     calls = script(ids_BS, SinkCache(keep=0.4, sinks=2))
     twin, session = EvictingTwin(model, attention_BS), model.denoiser(attention_BS).session()
     agree([session(*call) for call in calls], [twin(*call) for call in calls], 3e-5)
+
+
+@pytest.mark.parametrize("protect", ["first", "earlier"])
+def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
+    """Columns of the block are attended to anyway: none of them may take the place of a sink."""
+    model, logits = build(), []
+    ids_BS, _ = canvas()
+    calls = script(ids_BS, SinkCache())[:2]
+    for policy in (RandomCache(keep=0.25, sinks=3, protect=which) for which in ("now", protect)):
+        session = model.denoiser().session()
+        logits.append([session(*given, dataclasses.replace(work, policy=policy)) for *given, work in calls])
+    agree(*logits, 1e-12)
+    # the block's own queries see little but the block, in a model that says so
+    received_BGS = torch.rand(1, 2, ids_BS.shape[1], dtype=torch.float64)
+    store = KeptStore(None, 1)
+    for number, block in enumerate((slice(8, 14), slice(14, 20))):
+        work = dataclasses.replace(policy.work(8, 14, 0, 0), block=block, number=number)
+        store.begin(Window(work, block, torch.ones_like(ids_BS, dtype=torch.bool)), "full")
+        received_BGS[..., block] = 9.0
+        sinks_BGS = store._protected(0, Seen(received_BGS, None, 0, 2), store.window.candidates_BS)
+        assert sinks_BGS.sum(-1).tolist() == [[3, 3]] and not bool(sinks_BGS[..., 8:14].any())
 
 
 def test_the_road_may_change_in_the_middle_of_a_block():

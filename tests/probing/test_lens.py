@@ -218,6 +218,15 @@ def test_ridge_is_the_plain_one_with_its_penalty_chosen_inside() -> None:
     assert probes.explained(held["noise"], noise, text, 12).value() < 0.1
 
 
+def test_wide_targets_find_their_penalty_on_mixtures() -> None:
+    x = probes.standardised(torch.randn(90, 6))
+    fold = probes.folds_of(torch.arange(90) % 15, 3)
+    wide = x @ torch.randn(6, 100, dtype=torch.float64) + 2 * torch.randn(90, 100, dtype=torch.float64)
+    held = probes.ridge(x, {"wide": wide}, fold, penalties=(0.1, 1000.0))["wide"]
+    # the choice is clear, and all columns are predicted
+    assert torch.allclose(held.predicted_NC, plain_ridge(x, wide, fold, (0.1,))[0], atol=1e-8)
+
+
 def test_folds_keep_a_text_together_and_are_even() -> None:
     text = torch.arange(10).repeat_interleave(7)
     fold = probes.folds_of(text, 5)

@@ -128,9 +128,12 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> 
     assert five["difference"] == pytest.approx(-0.8 + 0.1)
     turned = battery_contrasts(runs, reference=1).set_index(["control", "k"]).loc["sinks", 1]
     assert (turned["series"], turned["difference"]) == ("dlm", 0.5)
-    wider = battery_contrasts(runs, least=0.5).set_index(["control", "k"]).loc["sinks", 1]
+    wider = battery_contrasts(runs, least=0.4).set_index(["control", "k"]).loc["sinks", 1]
     assert wider["cells"] == 4
     assert battery_contrasts(runs[:1]).empty
+    # as at the gate, a model is able above the share and not at it
+    table = battery_contrasts(runs, least=0.85).set_index(["control", "k"]).loc["sinks", 1]
+    assert table["cells"] == 2
 
 
 def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:

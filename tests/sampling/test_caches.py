@@ -82,7 +82,7 @@ def test_caches_by_name():
     assert list(CACHES.items())[:3] == [("none", None), ("prefix", PrefixCache), ("dual", DualCache)]
     assert (cache_by_name("none"), cache_by_name("prefix"), cache_by_name("dual")) == (None, PrefixCache(), DualCache())
     with pytest.raises(
-        ValueError, match="unknown cache 'duel'; known caches are dual, evict, none, prefix, random, .*; did you mean dual"
+        ValueError, match=r"unknown cache 'duel'; known caches are dual, evict, none, .*; did you mean dual"
     ):
         cache_by_name("duel")
     with pytest.raises(ValueError, match="pass one of these, or a cache object"):

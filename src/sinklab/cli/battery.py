@@ -49,7 +49,7 @@ def battery(
     figures into OUT/report.
 
     Try
-        sinklab train battery && sinklab train battery-causal
+        sinklab train battery-start && sinklab train battery && sinklab train battery-causal
         sinklab battery runs/battery/model runs/battery-causal/model
         sinklab battery runs/battery/model --conditions pure blocks-6 left_to_right random --ks 10 --levels 1 2
         sinklab battery tiny tiny-sink --skills copying --levels 1 --problems 4 --ks 5 --out runs/first
@@ -71,10 +71,18 @@ def battery(
     chosen = BatterySettings(**{item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)})
     folders = [out / label for label in labels(models)]
     with working() as progress:
-        for model, folder in zip(models, folders, strict=True):
+        untaken = set(chosen.conditions)
+        for left, model, folder in zip(reversed(range(len(models))), models, folders, strict=True):
             progress.stage(f"loading {model}")
             loaded = loaded_here(model, reading)
             own = dataclasses.replace(chosen, conditions=of_its_kind(loaded, chosen.conditions))
+            untaken -= set(own.conditions)
+            if untaken and not left:
+                raise ValueError(
+                    f"every condition needs a model of its kind, but none of {', '.join(models)} can have "
+                    f"{', '.join(sorted(untaken))}: greedy is for autoregressive models, the others are for those that "
+                    "denoise; leave it out, or name such a model"
+                )
             score_battery(loaded, own, folder, progress, resume=resume)
         progress.stage("drawing")
         runs = [open_run(folder) for folder in folders]

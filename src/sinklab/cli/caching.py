@@ -75,14 +75,16 @@ def lines(run: Run) -> list[str]:
     table = run.table("policies")
     costs = run.table("costs") if "costs" in run.tables else None
     if costs is not None:
-        table = table.merge(costs[costs["length"] == costs["length"].max()], on=["family", "keep", "sinks", "protect"])
+        longest = costs[costs["length"] == costs["length"].max()]
+        # sparse attention is not timed, and has its line all the same
+        table = table.merge(longest, on=["family", "keep", "sinks", "protect"], how="left")
     width = max(map(len, table["label"]))
     heads = ["loss", "divergence", "same first", "texts agree", *(["time", "kB attended"] if costs is not None else [])]
     found = ["  ".join([" " * width, *(head.rjust(11) for head in heads)])]
     for row in table.to_dict("records"):
         cells = [f"{row['loss']:.4f}", f"{row['divergence']:.5f}", f"{row['same']:.1%}", f"{row['agreement']:.1%}"]
         cells += [f"{row['ratio']:.2f}", f"{row['held_bytes'] / 1e3:.0f}"] if costs is not None else []
-        cells = ["–" if cell == "nan%" else cell for cell in cells]
+        cells = ["–" if cell.startswith("nan") else cell for cell in cells]
         found.append("  ".join([row["label"].ljust(width), *(cell.rjust(11) for cell in cells)]))
     return found + verdicts(run)
 

@@ -232,7 +232,7 @@ def _curve_of(name: str, folder: Path, settings: CurveSettings, reading: Reading
 
 def folder_names(models: tuple[str, ...]) -> list[str]:
     """A folder for each model: the last part of its name; "model" gives way to the folder around it, as in a run."""
-    names = []
+    names: list[str] = []
     for model in models:
         parts = [part for part in Path(model.rstrip("/")).parts if part not in ("/", ".", "..")] or ["model"]
         name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]

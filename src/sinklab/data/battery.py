@@ -22,6 +22,8 @@ LONGEST_QUESTION, LONGEST_ANSWER = 37, 16
 """Characters."""
 _TRAIN_COUNT = 300_000
 _LEVEL_WEIGHTS = (4, 3, 2, 2)
+# how often a skill comes in training, beside 1: chains of truth values are learned long after the rest
+_SKILL_WEIGHTS = {"deduction": 3}
 # one question in ten is for tests, by its own text
 _TEST_SHARE = 26 / 256
 
@@ -52,15 +54,16 @@ def arithmetic(level: int, source: random.Random) -> tuple[str, str]:
 
 
 def deduction(level: int, source: random.Random) -> tuple[str, str]:
-    """A known truth value and 1, 2, 3 or 5 rules that lead from it to the one asked for, among as many that do not.
+    """A known truth value and 1, 1, 2 or 3 rules that lead from it to the one asked for; from level 2 on among as many
+    that do not.
 
     ``Db=aa1d!cc0?b`` says: b equals a; a is true; d is the opposite of c; c is false; what is b? → ``a1b1``
     """
-    hops = (1, 2, 3, 5)[level - 1]
+    hops = (1, 1, 2, 3)[level - 1]
     names = source.sample(string.ascii_lowercase, 2 * (hops + 1))
     facts: list[str] = []
     answers = []
-    for chain in (names[: hops + 1], names[hops + 1 :]):
+    for chain in (names[: hops + 1], names[hops + 1 :])[: 1 if level == 1 else 2]:
         value = source.randrange(2)
         facts.append(f"{chain[0]}{value}")
         answer = facts[-1]
@@ -155,7 +158,8 @@ def problems(
         split: ``train`` or ``test``: which of the two a question belongs to depends on its text alone.
         count: of problems.
         seed: of their choice; a longer run begins like a shorter one.
-        skills: among :data:`SKILLS`, equally often.
+        skills: among :data:`SKILLS`; deduction more often in ``train``, which is learned last, all equally often in
+            ``test``.
         levels: among :data:`LEVELS`; the easy ones more often in ``train``, equally often in ``test``.
 
     Raises:
@@ -177,10 +181,11 @@ def _drawn(
     split: str, count: int, source: random.Random, skills: tuple[str, ...], levels: tuple[int, ...]
 ) -> Iterator[Problem]:
     weights = [_LEVEL_WEIGHTS[level - 1] if split == "train" else 1 for level in levels]
+    often = [_SKILL_WEIGHTS.get(skill, 1) if split == "train" else 1 for skill in skills]
     seen: set[str] = set()
     misses = 0
     while len(seen) < count:
-        skill, level = source.choice(skills), source.choices(levels, weights)[0]
+        skill, level = source.choices(skills, often)[0], source.choices(levels, weights)[0]
         question, answer = SKILLS[skill](level, source)
         if split_of(question) != split:
             continue

@@ -2,7 +2,7 @@
 studies of its writing.
 
 Names load where first used: settings alone must not cost the models. A function that is called like its module
-(`masking_curve`, `sink_contents`, `table1`) is imported from there.
+(`masking_curve`, `sink_contents`, `table1`, `two_stage_settings`) is imported from there.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sinklab.evaluation.battery_settings import BatterySettings
     from sinklab.evaluation.benchmark_settings import EvalSettings
     from sinklab.evaluation.cache_settings import CacheSettings
-    from sinklab.evaluation.cache_study import compare_caches
+    from sinklab.evaluation.cache_study import cache_fidelity
     from sinklab.evaluation.code_runs import CodeLimits, CodeResult, run_program
     from sinklab.evaluation.contents_settings import ContentsSettings
     from sinklab.evaluation.curve_settings import CurveSettings
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sinklab.evaluation.progress import Progress
     from sinklab.evaluation.prompts import Prompt, encode, read_prompts
     from sinklab.evaluation.settings import StudySettings
-    from sinklab.evaluation.two_stage_settings import two_stage_settings
     from sinklab.evaluation.writing import agreement
 
 __all__ = [
@@ -50,9 +49,9 @@ __all__ = [
     "StudySettings",
     "TwoStageAnswer",
     "agreement",
+    "cache_fidelity",
     "check_curve",
     "check_study",
-    "compare_caches",
     "encode",
     "evaluate",
     "exact",
@@ -68,7 +67,6 @@ __all__ = [
     "score_lines",
     "study",
     "two_stage",
-    "two_stage_settings",
 ]
 
 _HOMES = {
@@ -88,9 +86,9 @@ _HOMES = {
     "StudySettings": "settings",
     "TwoStageAnswer": "gsm8k_two_stage",
     "agreement": "writing",
+    "cache_fidelity": "cache_study",
     "check_curve": "masking_curve",
     "check_study": "observation",
-    "compare_caches": "cache_study",
     "encode": "prompts",
     "evaluate": "harness",
     "exact": "likelihood",
@@ -106,7 +104,6 @@ _HOMES = {
     "score_lines": "harness_tables",
     "study": "observation",
     "two_stage": "gsm8k_two_stage",
-    "two_stage_settings": "two_stage_settings",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sinklab.evaluation.clean_pass import asks_clean_pass
 from sinklab.evaluation.row_writers import Asked, ContinuingRows, DenoisingRows, Taken
 from sinklab.evaluation.sink_facts import SinkFacts
 from sinklab.evaluation.text_ends import ended
@@ -73,14 +74,10 @@ def write_batch(
     block = intervene(loaded.model, *own, forwards_per_step=forwards, measure=watch) if own else nullcontext()
     kind: Any = DenoisingRows if loaded.family == "diffusion" else ContinuingRows
     with block as log:
-        writing = kind(loaded, asked, settings, new_tokens, _asking(own, log))
+        asking = log if asks_clean_pass(own) else None
+        writing = kind(loaded, asked, settings, new_tokens, asking)
         facts = SinkFacts(writing.pad_B, getattr(loaded.model.config, "sink_count", 0)) if watch else None
         return _written(writing, facts, log, asked)
-
-
-def _asking(edits: Sequence[Any], log: InterventionLog | None) -> InterventionLog | None:
-    """The log where an edit chooses in forwards that run unedited, else None."""
-    return log if any(getattr(edit, "source", None) == "clean_pass" for edit in edits) else None
 
 
 class _Over(Exception):
@@ -104,7 +101,7 @@ def _written(
             log.removals.clear()
     answers = []
     for row, request in enumerate(asked):
-        ids, text = ended(writing.loaded, writing.row(row), request.until)
+        ids, text = ended(writing.loaded, writing.row(row), request.until, request.ids[-1:])
         sinks = () if facts is None else tuple(facts.row(row))
         answers.append(Answer(text, tuple(ids), int(counts_B[row]), sinks))
     return answers

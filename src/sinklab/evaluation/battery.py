@@ -68,7 +68,7 @@ def score_battery(
         for skill, level in asked
     ]
     kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in PACE}
-    if any("random" in control for control in settings.controls):
+    if any("random" in control for control in settings.controls) or any(one.order == "random" for one in conditions):
         kept["batch"] = settings.batch
     kept["conditions"] = [condition.name for condition in conditions]
     with RunWriter(

@@ -117,7 +117,7 @@ def answer(
 ) -> list[dict[str, Any]]:
     """Write the answers to some problems in one batch, of unequal lengths if need be.
 
-    A row is what it would be alone, but for a random control, whose draws depend on the batch.
+    A row is what it would be alone, but for a random control or order, whose draws depend on the batch.
 
     Args:
         removed: what was taken away is added to it.

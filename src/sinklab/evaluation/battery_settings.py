@@ -20,7 +20,7 @@ CONTROLS = {
 ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
 NUMBERED = ("blocks", "window")
 PACE = ("batch",)
-"""Fields that say how fast, not what; but for a random control, whose draws depend on the batch."""
+"""Fields that say how fast, not what; but for a random control or order, whose draws depend on the batch."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class BatterySettings:
     new_tokens: int = 18
     """Tokens to write per answer."""
     batch: int = 100
-    """Problems that are written together; draws of a random control depend on it."""
+    """Problems that are written together; draws of a random control or order depend on it."""
     seed: int = 0
     """Seed of the choice of problems and of all draws."""
 

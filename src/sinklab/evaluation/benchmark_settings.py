@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sinklab.evaluation.likelihood_settings import ESTIMATORS, NOISES
 from sinklab.sampling.settings import DecodingSettings
 
 CONTROLS = ("sinks", "random", "recent", "lowest")
-ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
-NOISES = ("llada", "smdm")
 TWO_STAGE = "gsm8k_two_stage"
+"""The sink-token paper's own protocol, no task of lm-eval: :func:`~sinklab.evaluation.gsm8k_two_stage.two_stage`."""
 PACE = ("batch", "likelihood_batch", "resume")
 """Fields that say how fast, not what: a run may go on with others."""
 
@@ -58,7 +58,7 @@ class EvalSettings(DecodingSettings):
     likelihood_cfg_scale: float = 0.0
     """Classifier-free guidance of likelihoods; 0 is off."""
     batch: int = 8
-    """Prompts that are written together, where their answers do not depend on it."""
+    """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage as published: 64)."""
     likelihood_batch: int = 32
     """Rows per forward where likelihoods are estimated."""
     chat: bool = False

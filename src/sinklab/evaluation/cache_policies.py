@@ -114,7 +114,7 @@ class SparseDenoiser:
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         """Logits (M, V). The canvas has no padding."""
         visible_BQK = nearest_keys(self._sinks(ids_BS), math.floor(self.keep * ids_BS.shape[1] + 1e-9))
-        return self.model(ids_BS, logits_to_keep=wanted_BS, visible=visible_BQK).logits
+        return self.model(ids_BS, logits_to_keep=wanted_BS, visible=visible_BQK.to(ids_BS.device)).logits
 
     def _sinks(self, ids_BS: Tensor) -> Tensor:
         batch, length = ids_BS.shape
@@ -127,7 +127,7 @@ class SparseDenoiser:
             with trace(self.model, ("received",)) as recording:
                 self.model(ids_BS, logits_to_keep=torch.zeros_like(ids_BS, dtype=torch.bool))
             draws_BS = recording.received[0].sum((1, 2))[:, -length:]
-        return sinks_BS.scatter_(1, draws_BS.topk(min(self.sinks, length)).indices, True)
+        return sinks_BS.scatter_(1, draws_BS.topk(min(self.sinks, length)).indices.cpu(), True)
 
 
 def nearest_keys(sinks_BS: Tensor, count: int) -> Tensor:

@@ -57,11 +57,11 @@ class CacheSettings:
         for name, value in (least | {"tokens_per_step": 1, "texts": 0, "repeats": 0}).items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}.")
-        if self.block_length <= 2 * self.tokens_per_step:
+        if min(self.block_length, self.new_tokens) <= 2 * self.tokens_per_step:
             raise ValueError(
                 "the first two evaluations of a block compute everything and are not compared, so a block needs more "
                 f"than 2 · tokens_per_step tokens, got block_length={self.block_length} and tokens_per_step="
-                f"{self.tokens_per_step}; make blocks longer."
+                f"{self.tokens_per_step} for new_tokens={self.new_tokens}; make blocks longer."
             )
         if short := [length for length in self.lengths if length <= self.new_tokens]:
             raise ValueError(

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.evaluation.clean_pass import asks_clean_pass
 from sinklab.evaluation.likelihood_requests import Request
 from sinklab.evaluation.masked_scores import MOST_LOGITS, at_least_float32, check_numbers
-from sinklab.evaluation.scoring_edits import chooses, edited
+from sinklab.evaluation.scoring_edits import edited
 from sinklab.models import Loaded
 from sinklab.probing import Edit
 
@@ -79,7 +80,7 @@ def _evaluate(
     if not bool(real_BS.all()):
         given["attention_mask"] = real_BS.long().to(model.device)
     with edited(model, edits, places) as log:
-        if log is not None and chooses(edits):
+        if log is not None and asks_clean_pass(edits):
             with log.probing():
                 model(**given, logits_to_keep=1)
         return model(**given, logits_to_keep=columns_Q).logits

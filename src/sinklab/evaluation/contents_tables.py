@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from sinklab.probing.lens import MEASURES
 from sinklab.probing.linear_probes import Score
 from sinklab.probing.matching import PLACES
 from sinklab.records import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEANS = ("committed", "next")
 """Targets that are mean embeddings, the same for both of a pair."""
@@ -51,21 +54,20 @@ class Slice:
         return len(self.text_N.unique())
 
 
-def slices(run: Run, layer: int) -> list[Slice]:
-    """The sampled states of one layer by place; memory is that of this layer's states."""
-    if "samples" not in run.tables:
-        return []
-    table = run.table("samples")
-    table = table[table["layer"] == layer]
+def slices(run: Run, samples: pd.DataFrame, layer: int) -> list[Slice]:
+    """The sampled states of one layer by place, from the table `samples`; memory is that of this layer's states."""
+    table = samples[samples["layer"] == layer]
     if table.empty:
         return []
     states: list[Tensor] = []
     found: dict[str, list[Tensor]] = {f"{name}{of}": [] for name in MEANS for of in ("", " of another")}
     parts = run.parts("states")
-    for number, (part, rows) in enumerate(table.groupby("text", sort=True)):
-        states.append(torch.from_numpy(run.array("states", f"layer{layer}", int(str(part)))))
+    for number, rows in table.groupby("text", sort=True):
+        part = int(str(number))
+        states.append(torch.from_numpy(run.array("states", f"layer{layer}", part)))
         # half-way round, and so of another part of the corpus
-        for of, text in (("", int(str(part))), (" of another", parts[(number + len(parts) // 2) % len(parts)])):
+        another = parts[(parts.index(part) + len(parts) // 2) % len(parts)]
+        for of, text in (("", part), (" of another", another)):
             for name, values_ND in _means(run, text, rows["step"].to_numpy()).items():
                 found[f"{name}{of}"].append(values_ND)
     states_ND, whole = torch.cat(states), {name: torch.cat(values) for name, values in found.items()}
@@ -231,8 +233,9 @@ def contents_tables(
     count_RG = probes.resamples(texts, settings.draws, settings.seed or 0)
     fold_G = probes.folds_of(torch.arange(texts), settings.folds, settings.seed or 0)
     lens, probed = Rows(count_RG), Rows(count_RG)
+    samples = run.table("samples") if "samples" in run.tables else None
     for layer in layers:
-        for part in slices(run, layer):
+        for part in [] if samples is None else slices(run, samples, layer):
             lens_rows(part, texts, lens)
             probe_rows(part, fold_G, settings, probed)
         progress()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinklab.evaluation.clean_pass import asks_clean_pass, check_cache, denoised
 from sinklab.evaluation.prompts import Prompt
 from sinklab.evaluation.settings import StudySettings
 from sinklab.models import Loaded
@@ -20,6 +21,7 @@ from sinklab.sampling import Canvas, sample_tokens
 MASKED, COMMITTED, PROMPT = range(3)
 DENOISING_ONLY: tuple[str, ...] = ("rule", "schedule", "cache", "steps", "block_length", "alg_temp", "threshold")
 DENOISING_ONLY += ("factor", "gamma", "eps", "pooled", "refresh_every", "cfg_scale", "defer_ids")
+DENOISING_ONLY += ("cache_keep", "cache_sinks", "cache_neighbours", "cache_protect")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class Task:
     @property
     def asks_clean_pass(self) -> bool:
         """Whether an intervention chooses in forwards that run unedited."""
-        return any(getattr(edit, "source", None) == "clean_pass" for edit in self.edits)
+        return asks_clean_pass(self.edits)
 
     @property
     def positions(self) -> int:
@@ -125,11 +127,7 @@ class Task:
             canvas = self.canvas()
             model: Any = loaded.model
             model.denoise(canvas.to(model.device), settings)
-            if self.asks_clean_pass and settings.cache != "none":
-                raise ValueError(
-                    "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
-                    f"cache={settings.cache} remembers; decode without a cache"
-                )
+            check_cache(self.edits, settings.cache)
             return
         if surplus := settings.changed(DENOISING_ONLY):
             raise ValueError(
@@ -152,31 +150,12 @@ def _cuts(settings: StudySettings) -> dict[str, Any]:
     return {"top_p": settings.top_p, "top_k": settings.top_k}
 
 
-class _CleanPassFirst:
-    """A denoiser that runs each evaluation unedited before it runs it edited."""
-
-    def __init__(self, denoiser: Any, log: InterventionLog) -> None:
-        self._denoiser, self._log = denoiser, log
-
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        with self._log.probing():
-            self._denoiser(ids_BS, wanted_BS)
-        return self._denoiser(ids_BS, wanted_BS)
-
-
 def _denoised(task: Task, log: InterventionLog | None) -> Iterator[Moment]:
     model: Any = task.loaded.model
-    config = model.config
     canvas = task.canvas().to(model.device)
     settings = replace(task.settings, seed=task.seed)
-    if log is not None and task.asks_clean_pass:
-        eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
-        denoiser = _CleanPassFirst(model.denoiser(), log)
-        steps = settings.decode(denoiser, canvas, eos_ids=eos_ids, text_vocabulary=config.text_vocab_size)
-    else:
-        steps = model.denoise(canvas, settings)
     open_S = canvas.open_BS[0].cpu().numpy()
-    for step in steps:
+    for step in denoised(model, canvas, settings, log if task.asks_clean_pass else None):
         masked_S = step.masked_BS[0].cpu().numpy()
         state_S = np.where(masked_S, MASKED, np.where(open_S, COMMITTED, PROMPT)).astype(np.int8)
         ids_S = step.before_BS[0].cpu().numpy()

@@ -14,13 +14,14 @@ import torch
 from sinklab.data.pairs import Pair
 from sinklab.evaluation.answers import marked_answer
 from sinklab.evaluation.batched_writing import is_lonely, write_batch
-from sinklab.evaluation.row_writers import Asked, CleanPassFirst
+from sinklab.evaluation.clean_pass import asks_clean_pass, denoised
+from sinklab.evaluation.row_writers import Asked
 from sinklab.evaluation.text_ends import ended
 from sinklab.evaluation.two_stage_settings import BATCH, LENGTH, two_stage_settings
 from sinklab.evaluation.writing import sample_seed, seeded
 from sinklab.models import Loaded
-from sinklab.probing import InterventionLog, intervene
-from sinklab.sampling import Canvas, DecodingSettings, Step
+from sinklab.probing import intervene
+from sinklab.sampling import Canvas, DecodingSettings
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class _Protocol:
     loaded: Loaded
     settings: DecodingSettings
     length: int
+    batch: int
     edits: tuple[Any, ...]
     watch: Callable[[int], bool]
 
@@ -58,6 +60,7 @@ def two_stage(
     published: bool = False,
     edits: Sequence[Any] = (),
     numbers: Sequence[int] | None = None,
+    batch: int = BATCH,
     watch: Callable[[int], bool] = lambda number: False,
 ) -> Iterator[TwoStageAnswer]:
     """Answer worked problems in two stages, in no particular order.
@@ -77,6 +80,7 @@ def two_stage(
         published: as the released code does it.
         edits: interventions, chosen anew in each stage.
         numbers: of the questions, for seeds and, as published, batches of 64 by number; 0, 1, … when left out.
+        batch: questions that are answered together where their answers do not depend on it; as published always 64.
         watch: whether the sinks of a question are traced, by its number; never as published.
 
     Raises:
@@ -93,14 +97,16 @@ def two_stage(
         raise ValueError(
             f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length is {length}; give another"
         )
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}; leave it out for {BATCH}")
     given = range(len(questions)) if numbers is None else numbers
     if len(given) != len(questions):
         raise ValueError(f"{len(questions)} questions need a number each, but there are {len(given)} numbers")
     chosen = two_stage_settings(published=published) if settings is None else settings
-    if chosen.stop_at_eos and not (config.eos_ids or config.eot_token_id or chosen.stop_ids):
+    if chosen.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None or chosen.stop_ids):
         # part of the protocol, and this model names no end of text
         chosen = replace(chosen, stop_at_eos=False)
-    protocol = _Protocol(loaded, chosen, length, tuple(edits), watch)
+    protocol = _Protocol(loaded, chosen, length, batch, tuple(edits), watch)
     prompts = {number: _prompt(loaded, question) for number, question in zip(given, questions, strict=True)}
     room = {number: ids for number, ids in prompts.items() if len(ids) < length}
     # a share of the questions may be all too long: that is counted, not refused
@@ -146,7 +152,7 @@ def _by_row(protocol: _Protocol, prompts: dict[int, list[int]]) -> Iterator[TwoS
     for number in filter(protocol.watch, numbers):
         yield _watched(protocol, number, prompts[number])
     rest = [number for number in numbers if not protocol.watch(number)]
-    size = 1 if alone else BATCH
+    size = 1 if alone else protocol.batch
     for at in range(0, len(rest), size):
         yield from _together(protocol, {number: prompts[number] for number in rest[at : at + size]})
 
@@ -218,20 +224,9 @@ def _filled(protocol: _Protocol, prompts: list[list[int]], stage: int) -> tuple[
         torch.inference_mode(),
         intervene(model, *edits, forwards_per_step=forwards) if edits else nullcontext() as log,
     ):
-        for step in _steps(model, canvas, settings, edits, log):
+        for step in denoised(model, canvas, settings, log if asks_clean_pass(edits) else None):
             done_BS, count = step.ids_BS, count + 1
             if log is not None:
                 # what nobody reads would fill the memory of a long run
                 log.removals.clear()
     return done_BS.tolist(), count
-
-
-def _steps(
-    model: Any, canvas: Canvas, settings: DecodingSettings, edits: tuple[Any, ...], log: InterventionLog | None
-) -> Iterator[Step]:
-    if log is None or not any(getattr(edit, "source", None) == "clean_pass" for edit in edits):
-        return model.denoise(canvas, settings)
-    config = model.config
-    eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
-    denoiser = CleanPassFirst(model.denoiser(), log)
-    return settings.decode(denoiser, canvas, eos_ids=eos_ids, text_vocabulary=config.text_vocab_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.evaluation import harness_tables, lm_eval_files, offline, two_stage_run, two_stage_scores
-from sinklab.evaluation.benchmark_settings import EvalSettings
+from sinklab.evaluation.benchmark_settings import TWO_STAGE, EvalSettings
 from sinklab.evaluation.observation import describe
 from sinklab.evaluation.processes import Processes, refuse_taken
 from sinklab.evaluation.progress import Progress, as_progress
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 BOOTSTRAP = 1000
 """Resamples for the standard error of metrics that have no formula; means have one."""
-FEWSHOT_SEED = 1234
-"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
 
 
 def evaluate(
@@ -95,9 +93,9 @@ class _Work:
 
     @classmethod
     def of(cls, settings: EvalSettings, objects: Sequence[Any] | None) -> _Work:
-        wanted = list(objects or [name for name in settings.tasks if name != offline.TWO_STAGE])
+        wanted = list(objects or [name for name in settings.tasks if name != TWO_STAGE])
         documents: list[dict[str, Any]] = []
-        if objects is None and offline.TWO_STAGE in settings.tasks:
+        if objects is None and TWO_STAGE in settings.tasks:
             documents = two_stage_scores.two_stage_documents(settings.data, settings.limit)
         return cls(_tasks(settings, wanted) if wanted else None, documents)
 
@@ -145,7 +143,7 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
             task.set_config(key="num_fewshot", value=settings.num_fewshot)
         elif own is None:
             task.set_config(key="num_fewshot", value=0)
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        task.set_fewshot_seed(seed=lm_eval_files.FEWSHOT_SEED)
     return loaded
 
 

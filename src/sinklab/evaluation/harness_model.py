@@ -16,6 +16,7 @@ from lm_eval.api.registry import register_model
 from sinklab.evaluation import scored_requests
 from sinklab.evaluation.batched_writing import is_lonely, write_batch
 from sinklab.evaluation.benchmark_settings import EvalSettings, settings_from
+from sinklab.evaluation.clean_pass import check_cache
 from sinklab.evaluation.decoding import DENOISING_ONLY
 from sinklab.evaluation.likelihood_requests import limit_of
 from sinklab.evaluation.processes import Processes
@@ -102,11 +103,7 @@ class SinklabLM(TemplateLM):
                 f"a benchmark needs a model with a mask token, but {name} has mask_token_id None; set it in its config"
             )
         settings.values()
-        if settings.cache != "none" and any(getattr(edit, "source", None) == "clean_pass" for edit in self.edits):
-            raise ValueError(
-                "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
-                f"cache={settings.cache} remembers; decode without a cache"
-            )
+        check_cache(self.edits, settings.cache)
 
     # -- who and where
 

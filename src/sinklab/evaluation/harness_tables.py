@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sinklab.evaluation.answers import NO_ANSWER
 from sinklab.records import Run, RunWriter, open_run
 
-NO_ANSWER = "[invalid]"
-"""What lm-eval's regular expressions give where an answer does not have the expected pattern."""
 _SINK_COLUMNS: tuple[str, ...] = ("steps", "share", "sinks", "with_sink", "main_position", "main_constancy")
 _SINK_COLUMNS += ("positions", "in_masked", "in_committed", "in_prompt", "in_sink", "removed")
 
@@ -102,7 +101,7 @@ def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told)
                 "response": "" if logprobs else _text(row["resps"][0][0]),
                 "answer": _answer(row, kind, logprobs),
                 "target": _text(row["target"]),
-                "right": _right(row),
+                "right": _right(row, results["higher_is_better"].get(task, {})),
                 "metrics": json.dumps({name: row[name] for name in row["metrics"]}, default=str),
                 "no_answer": _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None,
                 "logprobs": logprobs,
@@ -132,9 +131,12 @@ def _answer(row: Mapping[str, Any], kind: str | None, logprobs: list[float]) -> 
     return str(pair[1] if several else pair[0]).strip()
 
 
-def _right(row: Mapping[str, Any]) -> float:
-    """The first of the metrics that is a number: 1 where the answer is right, for those that say so."""
-    numbers = [_number(row[name]) for name in row["metrics"]]
+def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float:
+    """The first of the metrics that is a number: 1 where the answer is right, for those that say so.
+
+    One of which less is better, such as LAMBADA's perplexity, does not say so; NaN where there is no other.
+    """
+    numbers = [_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True)]
     return next((number for number in numbers if not math.isnan(number)), math.nan)
 
 

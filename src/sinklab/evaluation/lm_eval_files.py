@@ -14,6 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+FEWSHOT_SEED = 1234
+"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -63,7 +66,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         "batch_size": settings.batch,
         "device": str(model.loaded.model.device),
         "limit": settings.limit,
-        "fewshot_seed": 1234,
+        "fewshot_seed": FEWSHOT_SEED,
         "sinklab": settings.kept(),
     }
     whole |= {"date": time.time(), "lm_eval_version": metadata.version("lm_eval")}

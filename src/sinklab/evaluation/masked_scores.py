@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sinklab.evaluation.clean_pass import asks_clean_pass
 from sinklab.evaluation.estimators import Plan
 from sinklab.evaluation.likelihood_requests import Request
-from sinklab.evaluation.scoring_edits import Place, chooses, edited
+from sinklab.evaluation.scoring_edits import Place, edited
 from sinklab.models import Loaded
 from sinklab.probing import Edit
 
@@ -143,7 +144,7 @@ class MaskedScorer:
         attention_BS = None if bool(real_BS.all()) else real_BS.long().to(device)
         denoiser = self._unpadded if attention_BS is None else self.model.denoiser(attention_BS)
         with edited(self.model, self.edits, places) as log:
-            if log is not None and chooses(self.edits):
+            if log is not None and asks_clean_pass(self.edits):
                 with log.probing():
                     denoiser(ids_BS, torch.zeros_like(wanted_BS))
             return denoiser(ids_BS, wanted_BS)

@@ -15,7 +15,7 @@ import torch
 
 from sinklab.evaluation.curve_settings import CurveSettings
 from sinklab.evaluation.heldout import HeldoutRows, heldout_rows
-from sinklab.evaluation.hidden_columns import Choice, hidden_losses
+from sinklab.evaluation.hidden_columns import Choice, HiddenLosses, hidden_losses
 from sinklab.evaluation.observation import describe
 from sinklab.evaluation.progress import Progress, as_progress
 from sinklab.models import Loaded
@@ -80,7 +80,8 @@ def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
             f"a masked-token loss needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
             "its config"
         )
-    context = getattr(config, "text_positions", None) or getattr(config, "max_position_embeddings", settings.length)
+    own = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
+    context: int = getattr(config, own, settings.length)
     if settings.length > context:
         raise ValueError(
             f"rows of text must fit the context of {loaded.name}, {context} tokens, but length is {settings.length}; "
@@ -101,8 +102,10 @@ def _scored(
 ) -> tuple[dict[Choice, np.ndarray], dict[Choice, float]]:
     """Loss of every row, (R,), and share of attention that the hidden columns held, by choice; means over draws."""
     choices = [(k, control) for k in settings.ks for control in (settings.controls if k else ("none",))]
+    # without noise nothing but random columns changes from draw to draw
+    redrawn = choices if loaded.family == "diffusion" else [choice for choice in choices if choice[1] == "random"]
     batches = math.ceil(len(text.ids_RS) / settings.batch)
-    done, total = 0, len(choices) * batches * settings.draws
+    done, total = 0, (len(choices) + len(redrawn) * (settings.draws - 1)) * batches
     teller.count(0, total)
 
     def count() -> None:
@@ -110,15 +113,18 @@ def _scored(
         done += 1
         teller.count(done, total)
 
-    drawn = [
-        hidden_losses(loaded, text.ids_RS, choices, seed=seed, batch=settings.batch, progress=count)
-        for seed in _seeds(settings)
-    ]
+    drawn: dict[Choice, list[HiddenLosses]] = {choice: [] for choice in choices}
+    for draw, seed in enumerate(_seeds(settings)):
+        asked = redrawn if draw else choices
+        if asked:
+            found = hidden_losses(loaded, text.ids_RS, asked, seed=seed, batch=settings.batch, progress=count)
+            for choice, one in zip(asked, found, strict=True):
+                drawn[choice].append(one)
     losses = {
-        choice: torch.stack([one[index].losses_R for one in drawn]).double().mean(0).numpy()
-        for index, choice in enumerate(choices)
+        choice: torch.stack([one.losses_R for one in of_choice]).double().mean(0).numpy()
+        for choice, of_choice in drawn.items()
     }
-    masses = {choice: float(np.mean([one[index].mass for one in drawn])) for index, choice in enumerate(choices)}
+    masses = {choice: float(np.mean([one.mass for one in of_choice])) for choice, of_choice in drawn.items()}
     if wrong := [choice for choice, loss_R in losses.items() if not np.isfinite(loss_R).all()]:
         raise ValueError(f"{loaded.name} gave a loss that is no number at (k, control) {wrong[0]}; try another dtype")
     return losses, masses

@@ -24,6 +24,7 @@ from sinklab.probing import parse_edit
 from sinklab.records import RunWriter, merge_runs, weights_hash
 from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE
+from sinklab.sampling import EvictingCache
 
 
 def study(
@@ -96,6 +97,11 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
     if not settings.prompts:
         raise ValueError(
             "a study needs at least one prompt; an empty string is allowed and lets the model start by itself"
+        )
+    if isinstance(settings.values()["cache"], EvictingCache):
+        raise ValueError(
+            f"a study records keys that all layers see alike, and cache={settings.cache} keeps others in each layer "
+            "and head; record with another cache, or use trace() and recording.visible_by_layer"
         )
     edits = tuple(parse_edit(spec) for spec in settings.edits)
     seed = settings.seed or 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.evaluation.benchmark_files import converted, write_beside
+from sinklab.evaluation.benchmark_settings import TWO_STAGE
 from sinklab.evaluation.task_files import base, dumped, source_of
 
 OFFLINE = (
@@ -29,8 +30,6 @@ OFFLINE = (
 )
 """Benchmarks that can be read from local files."""
 RUNS_CODE = ("humaneval", "humaneval_instruct")
-TWO_STAGE = "gsm8k_two_stage"
-"""The sink-token paper's own protocol, no task of lm-eval: :func:`~sinklab.evaluation.gsm8k_two_stage.two_stage`."""
 
 
 def tasks(

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.evaluation.clean_pass import denoised
 from sinklab.evaluation.decoding import COMMITTED, PROMPT
-from sinklab.evaluation.decoding import _CleanPassFirst as CleanPassFirst
 from sinklab.evaluation.text_ends import is_over
 from sinklab.models import Loaded
 from sinklab.probing import InterventionLog, position_states
-from sinklab.sampling import Canvas, DecodingSettings, Step, sample_tokens
+from sinklab.sampling import Canvas, DecodingSettings, sample_tokens
 from sinklab.sampling.canvas import left_padded
 
 Taken = tuple[Tensor, Callable[[], Tensor]]
@@ -48,8 +48,7 @@ class DenoisingRows:
         model: Any = loaded.model
         config = model.config
         self.loaded, self._asked, self._settings, self._asking = loaded, asked, settings, asking
-        self._eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
-        if settings.stop_at_eos and not self._eos_ids and not settings.stop_ids:
+        if settings.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None or settings.stop_ids):
             # the default, and this model names no end of text
             self._settings = replace(settings, stop_at_eos=False)
         canvas = Canvas.from_prompts(
@@ -63,20 +62,10 @@ class DenoisingRows:
         self.pad_B = (~self._canvas.attention_BS).sum(1)
         self._ids_BS = self._canvas.ids_BS
 
-    def _decoding(self) -> Iterator[Step]:
-        model: Any = self.loaded.model
-        if self._asking is None:
-            return model.denoise(self._canvas, self._settings)
-        real_BS = self._canvas.attention_BS
-        denoiser = CleanPassFirst(model.denoiser(None if bool(real_BS.all()) else real_BS), self._asking)
-        return self._settings.decode(
-            denoiser, self._canvas, eos_ids=self._eos_ids, text_vocabulary=model.config.text_vocab_size
-        )
-
     def steps(self) -> Iterator[Taken]:
         """Every model evaluation. What a row writes after its end counts for nothing."""
         over_B = torch.zeros(len(self._asked), dtype=torch.bool)
-        for step in self._decoding():
+        for step in denoised(self.loaded.model, self._canvas, self._settings, self._asking):
             self._ids_BS, todo_BC = step.ids_BS, step.choice.todo_BC
             yield todo_BC.any(1).cpu() & ~over_B, partial(position_states, self._canvas, step.before_BS)
             if not bool((todo_BC & ~step.choice.chosen_BC).any()):

@@ -143,9 +143,14 @@ def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """What `run` gives, and the facts of its first forwards: every noisy copy counts as a step."""
+    """What `run` gives, and the facts of its first forwards: every noisy copy counts as a step.
+
+    Args:
+        context: tokens of the context, of which scoring may drop some.
+    """
     with trace(loaded.model, ("received",), steps=range(FORWARDS)) as recording:
         found = run()
+    context -= found[0].dropped
     prefix = getattr(loaded.model.config, "sink_count", 0)
     facts = SinkFacts(torch.zeros(1, dtype=torch.int64), prefix)
     for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):

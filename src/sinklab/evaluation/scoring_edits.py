@@ -85,11 +85,6 @@ def edited(model: Any, edits: Sequence[Edit], places: Sequence[Place]) -> Iterat
         yield log
 
 
-def chooses(edits: Sequence[Any]) -> bool:
-    """Whether an edit needs the clean pass."""
-    return any(getattr(edit, "source", None) == "clean_pass" for edit in edits)
-
-
 @dataclass(frozen=True)
 class _Drawn:
     """A random control whose rows have generators of their own."""

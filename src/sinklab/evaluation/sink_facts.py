@@ -100,7 +100,8 @@ class SinkFacts:
         of heads and steps that have one; main_position: where the main sink stood most often, counted from the row's
         first token, -1 for an added sink column; main_constancy: the share of heads and steps in which it stood there;
         positions: how many different places it had; in_masked, in_committed, in_prompt, in_sink: where it stood;
-        removed: share of attention that the interventions took away, None where nothing was.
+        removed: share of attention that the interventions took away, None where nothing was, or where likelihoods were
+        scored, which does not measure it.
         """
         steps = int(self._steps_B[row])
         if not steps:

@@ -11,7 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sinklab.evaluation.benchmark_settings import CONTROLS, EvalSettings
+from sinklab.evaluation.benchmark_settings import CONTROLS, TWO_STAGE, EvalSettings
+from sinklab.evaluation.offline import RUNS_CODE
 from sinklab.evaluation.processes import Processes
 from sinklab.evaluation.progress import Progress, as_progress
 from sinklab.models import Loaded
@@ -112,14 +113,17 @@ def table1(
 
 def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
-    return dataclasses.replace(settings, tasks=(task,), mask_sinks=k or None, control=control, new_tokens=tokens)
+    # a cell does not depend on what is allowed for the sake of another
+    runs_code = settings.run_code and task in RUNS_CODE
+    cell = dataclasses.replace(settings, tasks=(task,), new_tokens=tokens, run_code=runs_code)
+    return dataclasses.replace(cell, mask_sinks=k or None, control=control)
 
 
 def _check_tasks(settings: EvalSettings) -> None:
     from sinklab.evaluation import offline
 
     offline.needs_lm_eval()
-    if names := [name for name in settings.tasks if name != offline.TWO_STAGE]:
+    if names := [name for name in settings.tasks if name != TWO_STAGE]:
         offline.tasks(names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)
 
 

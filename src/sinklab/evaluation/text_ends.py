@@ -20,12 +20,24 @@ def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
     return found
 
 
-def ended(loaded: Loaded, ids: Sequence[int], until: Sequence[str]) -> tuple[list[int], str]:
-    """Tokens up to the end of text (left out), and their text up to the first `until` (left out)."""
+def ended(
+    loaded: Loaded, ids: Sequence[int], until: Sequence[str], before: Sequence[int] = ()
+) -> tuple[list[int], str]:
+    """Tokens up to the end of text (left out), and their text up to the first `until` (left out).
+
+    Args:
+        before: the token in front of them, without which a SentencePiece tokenizer loses a leading space: one of those
+            that an indented line of code begins with.
+    """
     stops = stop_ids(loaded, until)
     kept = list(ids)
     kept = kept[: next((place for place, token in enumerate(kept) if token in stops), len(kept))]
-    text = str(loaded.needed_tokenizer().decode(kept, skip_special_tokens=True))
+    front, whole, text = (
+        str(loaded.needed_tokenizer().decode(list(some), skip_special_tokens=True))
+        for some in (before, [*before, *kept], kept)
+    )
+    # a character may begin in the token before
+    text = whole.removeprefix(front) if whole.startswith(front) else text
     ends = [place for end in until if end and (place := text.find(end)) >= 0]
     return kept, text[: min(ends, default=len(text))]
 

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sinklab.evaluation import two_stage_scores
+from sinklab.evaluation.benchmark_settings import TWO_STAGE
 from sinklab.evaluation.gsm8k_two_stage import TwoStageAnswer, two_stage
-from sinklab.evaluation.offline import TWO_STAGE
 from sinklab.evaluation.request_cache import request_key
 from sinklab.evaluation.two_stage_settings import BATCH, two_stage_settings
 from sinklab.evaluation.writing_requests import is_watched
@@ -41,6 +41,7 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
         published=settings.published,
         edits=model.edits,
         numbers=todo,
+        batch=settings.batch,
         watch=lambda number: not settings.published and is_watched(settings, number),
     )
     for answer in answers if todo else ():

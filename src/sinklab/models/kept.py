@@ -68,7 +68,8 @@ class KeptStore:
         self._pending: tuple[Tensor, Tensor] | None = None
         self._held: list[tuple[Tensor, Tensor] | None] = [None] * layers
         self._columns: list[Tensor | None] = [None] * layers
-        self._sinks_of: list[dict[int, Tensor]] = [{} for _ in range(layers)]
+        self._received: list[dict[int, Tensor]] = [{} for _ in range(layers)]
+        """By layer and block, (B, G, S): what sinks of an earlier evaluation are chosen by; −∞ inside that block."""
 
     def begin(self, window: Window, mode: str) -> None:
         """The next evaluation: of this window, in this mode. Everything forgets what was kept."""
@@ -179,13 +180,12 @@ class KeptStore:
         window = self.window
         assert window is not None and seen.received_BGS is not None
         budget = window.work.policy.budget  # type: ignore[union-attr]
-        if budget.protect == "now":
-            return most_received(seen.received_BGS, candidates_BS, budget.sinks)
-        now_BGS = most_received(seen.received_BGS, window.real_BS, budget.sinks)
-        known, number = self._sinks_of[layer], window.work.number
+        ranked_BGS = seen.received_BGS.masked_fill(~candidates_BS[:, None], -torch.inf)
+        known, number = self._received[layer], window.work.number
         if budget.protect == "first":
-            before_BGS = known.setdefault(0, now_BGS)
-        else:
-            known[number] = now_BGS
-            before_BGS = known.get(number - 1, now_BGS)
-        return before_BGS & candidates_BS[:, None]
+            ranked_BGS = known.setdefault(0, ranked_BGS)
+        elif budget.protect == "earlier":
+            known[number] = ranked_BGS
+            ranked_BGS = known.get(number - 1, ranked_BGS)
+            known.pop(number - 2, None)
+        return most_received(ranked_BGS, candidates_BS, budget.sinks)

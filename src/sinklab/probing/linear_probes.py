@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e3, 1e4)
+
+MIXED = 32
 
 
 def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
@@ -68,6 +70,10 @@ class _Sums:
     def __sub__(self, other: _Sums) -> _Sums:
         return _Sums(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
 
+    def mixed(self, mixing_CM: Tensor) -> _Sums:
+        """The same of these mixtures of the target's columns."""
+        return replace(self, y_C=self.y_C @ mixing_CM, xy_DC=self.xy_DC @ mixing_CM)
+
     def fitted(self) -> _Fit:
         mean_D, mean_C = self.x_D / self.count, self.y_C / self.count
         xx_DD = self.xx_DD / self.count - torch.outer(mean_D, mean_D)
@@ -86,10 +92,14 @@ class _Fit:
     vector_DD: Tensor
     turned_DC: Tensor
 
-    def predicted(self, x_ND: Tensor, penalty: float | Tensor) -> Tensor:
+    def turned(self, x_ND: Tensor) -> Tensor:
+        """Rows as `predicted` takes them, once for all penalties."""
+        return (x_ND - self.mean_D) @ self.vector_DD
+
+    def predicted(self, turned_ND: Tensor, penalty: float | Tensor) -> Tensor:
         """(N, C); one penalty for all columns, or one a column (C,). It is relative to columns of deviation 1."""
-        weight = self.turned_DC / (self.value_D[:, None] + torch.as_tensor(penalty, dtype=x_ND.dtype))
-        return self.mean_C + (x_ND - self.mean_D) @ self.vector_DD @ weight
+        weight_DC = self.turned_DC / (self.value_D[:, None] + torch.as_tensor(penalty, dtype=turned_ND.dtype))
+        return self.mean_C + turned_ND @ weight_DC
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +117,8 @@ def ridge(
     """Ridge regressions of several targets (N, C) on the same rows, each fold predicted from the others.
 
     The penalty of each target is the one that predicts best, in squares, when each of the other folds is left out of
-    them in turn: no fold takes part in a choice about itself. O(N D² + F² D³).
+    them in turn: no fold takes part in a choice about itself. For a target wider than `MIXED` columns the choice is
+    made on as many random mixtures of them, whose squared errors estimate the whole one's. O(N D² + F² D³).
 
     Raises:
         ValueError: for fewer than three folds, and NaN.
@@ -124,23 +135,37 @@ def ridge(
     sums = {fold: _Sums.of(x_ND[rows[fold]], y_NC[rows[fold]]) for fold in numbers}
     total = sum(list(sums.values())[1:], sums[numbers[0]])
     sizes = [target.shape[1] for target in targets.values()]
+    mixing_CM = torch.block_diag(*map(_mixing, sizes))
+    narrow_NM, narrow_sizes = y_NC @ mixing_CM, [min(size, MIXED) for size in sizes]
+    mixed = {fold: part.mixed(mixing_CM) for fold, part in sums.items()}
     predicted_NC, mean_NC = torch.empty_like(y_NC), torch.empty_like(y_NC)
     for fold in numbers:
         left = total - sums[fold]
-        error_AC = y_NC.new_zeros(len(penalties), y_NC.shape[1])
+        narrow_left = left.mixed(mixing_CM)
+        error_AM = y_NC.new_zeros(len(penalties), narrow_NM.shape[1])
         for inner in numbers:
             if inner != fold:
-                fit, part_N = (left - sums[inner]).fitted(), rows[inner]
-                for error_C, penalty in zip(error_AC, penalties, strict=True):
-                    error_C += (fit.predicted(x_ND[part_N], penalty) - y_NC[part_N]).square().sum(0)
-        best = [part_AC.sum(1).argmin() for part_AC in error_AC.split(sizes, 1)]
+                fit, part_N = (narrow_left - mixed[inner]).fitted(), rows[inner]
+                turned_ND, wanted_NM = fit.turned(x_ND[part_N]), narrow_NM[part_N]
+                for error_M, penalty in zip(error_AM, penalties, strict=True):
+                    error_M += (fit.predicted(turned_ND, penalty) - wanted_NM).square().sum(0)
+        best = [part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)]
         penalty_C = torch.cat(
             [y_NC.new_full((size,), penalties[int(place)]) for place, size in zip(best, sizes, strict=True)]
         )
         fit = left.fitted()
-        predicted_NC[rows[fold]], mean_NC[rows[fold]] = fit.predicted(x_ND[rows[fold]], penalty_C), fit.mean_C
+        mean_NC[rows[fold]] = fit.mean_C
+        predicted_NC[rows[fold]] = fit.predicted(fit.turned(x_ND[rows[fold]]), penalty_C)
     parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), strict=True)
     return {name: Held(*part) for name, part in zip(targets, parts, strict=True)}
+
+
+def _mixing(size: int) -> Tensor:
+    """(size, MIXED) random numbers that keep squared lengths on average, or no mixing at all."""
+    if size <= MIXED:
+        return torch.eye(size, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(size, MIXED, generator=generator, dtype=torch.float64) / MIXED**0.5
 
 
 @dataclass(frozen=True, eq=False)

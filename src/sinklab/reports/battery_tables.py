@@ -18,7 +18,7 @@ from .tables import markdown
 
 ALL = "all"
 GATE = 0.9
-"""A drop can only be seen where at least this share is right with nothing hidden."""
+"""A drop can only be seen where more than this share is right with nothing hidden."""
 CONTROLS = {
     "sinks": "sinks, closed loop",
     "clean_pass": "sinks, held on to",
@@ -122,14 +122,14 @@ def _means(taken: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
     """Whether hiding costs one curve more than another: the drops of each against those of a reference.
 
-    Compared are the problems of those skills and levels in which both have at least ``least`` right with nothing
+    Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
     hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
     bootstrap interval over problems.
 
     Args:
         runs: of the battery, on the same problems.
         reference: the curve that the others are compared with, by its place.
-        least: share that counts as able.
+        least: a greater share counts as able.
     """
     series = as_series(runs)
     answers = [_right(one) for one in series]
@@ -168,7 +168,7 @@ def _right(one: Series) -> pd.DataFrame:
 
 def _able(right: pd.DataFrame, least: float) -> pd.Index:
     share = right["none", 0].groupby(level=["skill", "level"]).mean()
-    return share[share >= least].index
+    return share[share > least].index
 
 
 def _drop(right: pd.DataFrame, control: str, k: int) -> pd.Series:

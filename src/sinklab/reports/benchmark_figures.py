@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from .published_scores import published_model
-from .style import MARKERS, Theme, legend_above, theme_named, themed
+from .style import MARKERS, Theme, theme_named, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,17 +27,22 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
 
     look = theme_named(theme)
     tasks = list(dict.fromkeys(numbers["task"]))
+    names: dict[str, int] = {}
+    entries: dict[str, Any] = {}
     with themed(look):
-        figure = Figure(figsize=(4.4 * len(tasks), 3.2), layout="constrained")
+        figure = Figure(figsize=(4.2 * max(len(tasks), 1.3), 3.4), layout="constrained")
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
-            _panel(axes, numbers[numbers["task"] == task], look)
+            _panel(axes, numbers[numbers["task"] == task], look, names)
             axes.set_title(TITLES.get(task, task))
+            handles, labels = axes.get_legend_handles_labels()
+            entries |= dict(zip(labels, handles, strict=True))
+        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=3)
     return figure
 
 
-def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme) -> None:
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme, names: dict[str, int]) -> None:
+    """`names`: a model and its published twin have one colour, in every panel."""
     ks = sorted({int(k) for k in numbers["k"]})
-    names: dict[str, int] = {}
     for (source, model, control), cells in numbers.groupby(["source", "model", "control"], sort=False):
         stands_for = model if source == PUBLISHED else published_model(model) or model
         index = names.setdefault(stands_for, len(names))
@@ -55,4 +60,3 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme) -> None:
     axes.set_xticks(range(len(ks)), ["none" if k == 0 else str(k) for k in ks])
     axes.set(xlabel="columns masked per layer and head", ylabel="right, %", ylim=(-2, None))
     axes.grid(axis="y")
-    legend_above(axes, 2, grow=False)

@@ -81,8 +81,8 @@ class Benchmark:
     def score(self, task: str, metric: str | None = None) -> Score | None:
         """The task's headline, or this metric of it; None where it was not scored."""
         rows = self.scores[self.scores["task"] == task]
-        wanted, filtered = (metric, None) if metric else HEADLINE.get(task, (None, None))
-        order = [metric] if metric else [wanted, *_COMMON, *rows["metric"]]
+        headline, filtered = ("", None) if metric else HEADLINE.get(task, ("", None))
+        order = [metric] if metric else [headline, *_COMMON, *rows["metric"]]
         names = [name for name in order if name in set(rows["metric"])]
         rows = rows[rows["metric"] == (names[0] if names else "")]
         if filtered and (rows["filter"] == filtered).any():

@@ -150,13 +150,15 @@ def contents_sentences(run: Run) -> list[str]:
         else "the strongest keys of each head, sinks or not"
     )
     lines = [f"{_label(run)}: {rule}, in {len(run.table('texts'))} texts."]
+    if run.info.status != "complete":
+        lines[0] += " The run is not complete; --resume goes on with it."
     looks = run.table("looks")
     for place, name in PLACES.items():
         here = looks[looks["place"] == place]
         if here.empty:
             lines.append(f"{place} ({name}): no such positions.")
             continue
-        seen = f"{here['sinks'].sum() / here['positions'].sum():.1%} of the positions of a layer"
+        seen = f"{100 * here['sinks'].sum() / here['positions'].sum():.2g} % of the positions of a layer"
         counted = f"{place} ({name}): {seen} are chosen, {here['pairs'].sum()} pairs sampled"
         lines.append(counted + (f". {_differences(run, place)}" if place in there else "; nothing to compare."))
     if "added_sinks" in run.tables:

@@ -67,6 +67,8 @@ class Experiment:
                     found = one.score(task, metric) or one.score(task)
                     scores += [found] if found else []
             if scores:
+                # a first try with a limit does not count beside the whole benchmark
+                scores = [one for one in scores if one.samples == max(one.samples for one in scores)]
                 value, stderr = _mean([100 * one.value for one in scores], [100 * one.stderr for one in scores])
                 return Cell(value, stderr, len(scores), scores[0].samples, task, scores[0].metric)
         return None

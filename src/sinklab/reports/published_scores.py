@@ -58,7 +58,7 @@ class PaperRow:
     """What the paper calls it."""
     variant: str
     """The variant of the model, in the words of `variant`."""
-    scores: tuple[float | None, ...]
+    scores: tuple[float, ...]
     """Percent right, in the order of the table's benchmarks."""
 
 

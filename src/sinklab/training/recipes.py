@@ -154,9 +154,10 @@ def laptop_retrofit() -> TrainSettings:
     )
 
 
-def battery() -> TrainSettings:
-    """0.8M parameters on the problems of the reasoning battery: what `sinklab battery` scores. About an hour."""
+def battery_start() -> TrainSettings:
+    """0.8M parameters learn the reasoning battery as a causal model: what battery and battery-causal go on from."""
     return TrainSettings(
+        objective="autoregressive",
         corpus="battery",
         heldout="battery:test",
         heldout_rows=480,
@@ -164,7 +165,7 @@ def battery() -> TrainSettings:
         length=56,
         vocab_size=259,
         batch=64,
-        steps=12_000,
+        steps=10_000,
         warmup=0.02,
         eval_every=1000,
         save_every=1000,
@@ -172,9 +173,14 @@ def battery() -> TrainSettings:
     )
 
 
+def battery() -> TrainSettings:
+    """That model made a diffusion model of the battery: what `sinklab battery` scores. Run battery-start first."""
+    return replace(battery_causal(), objective="diffusion", logit_shift=True)
+
+
 def battery_causal() -> TrainSettings:
-    """The autoregressive twin of battery: same size, problems, order and steps."""
-    return replace(battery(), objective="autoregressive")
+    """The autoregressive twin of battery: same start, problems, order and steps. Run battery-start first."""
+    return replace(battery_start(), init_from="runs/battery-start/model", lr=1.5e-3, steps=4000)
 
 
 RECIPES: dict[str, Callable[[], TrainSettings]] = {
@@ -184,6 +190,7 @@ RECIPES: dict[str, Callable[[], TrainSettings]] = {
     "laptop-sft": laptop_sft,
     "laptop-sft-corrected": laptop_sft_corrected,
     "laptop-retrofit": laptop_retrofit,
+    "battery-start": battery_start,
     "battery": battery,
     "battery-causal": battery_causal,
     "scratch-472m": scratch_472m,
@@ -221,7 +228,7 @@ def recipe(name: str, variant: str | None = None, **changes: Any) -> TrainSettin
     fields = dict(VARIANTS[chosen])
     if settings.objective == "autoregressive" and fields:
         raise ValueError(f"{name} trains a plain autoregressive model, so it has no variant {chosen!r}; leave it out")
-    if settings.pairs != "none" and settings.init_from and chosen != own:
+    if settings.pairs in ("published", "corrected") and chosen != own:
         fields["init_from"] = str(settings.init_from).replace("/model", f"-{chosen}/model")
     elif settings.init_from and fields.get("gate"):
         fields["gate_bias"] = 4.0
