@@ -2,7 +2,7 @@
 
     python studies/masking_curve.py train CORPUS HELDOUT   the autoregressive model: laptop-causal at the size below
     python studies/masking_curve.py score [MODEL…]         tiny, tiny-sink and these; with none, the one `train` makes
-    python studies/masking_curve.py tables                 results.json and the figures from what `score` left
+    python studies/masking_curve.py tables                 results.json and the figure from what `score` left
 
 `train` goes on where it was stopped; `score` leaves alone what is there, and trains the recipe laptop-causal on
 Python's own documentation where no autoregressive model is given or there. Run folders are kept under
@@ -82,14 +82,9 @@ def scored() -> list[Run]:
 
 
 def tables() -> None:
-    """results.json, masking_curve.md and .csv, and two figures."""
+    """results.json, masking_curve.md and .csv, and the figure."""
     runs = scored()
-    written = write_masking_curves(runs, RESULTS)
-    written += write_masking_curves(runs, RESULTS / "relative", relative=True)
-    for path in (RESULTS / "relative").glob("*"):
-        # the figure is the one thing that differs
-        path.rename(RESULTS / "relative.png") if path.suffix == ".png" else path.unlink()
-    (RESULTS / "relative").rmdir()
+    written = write_masking_curves(runs, RESULTS, change="log")
     found: dict[str, Any] = {"settings": dataclasses.asdict(SETTINGS), "sentences": masking_curve_sentences(runs)}
     for run in runs:
         model = {key: value for key, value in run.info.model.items() if key not in ("name", "revision")}

@@ -1,6 +1,7 @@
 """Which of a diffusion model's habits makes it robust to hidden sinks? The reasoning battery, asked in several ways.
 
-    sinklab train battery && sinklab train battery-causal && sinklab train battery --window 8 --out runs/battery-window
+    sinklab train battery-start && sinklab train battery && sinklab train battery-causal
+    sinklab train battery --window 8 --out runs/battery-window
     python studies/reasoning_battery.py score DLM CAUSAL [WINDOWED RADIUS]   folders of models, e.g. runs/battery/model
     python studies/reasoning_battery.py tables                               tables and figures from what `score` left
 
@@ -98,7 +99,7 @@ def tables() -> None:
         name: {key: run.info.model[key] for key in ("family", "parameters", "weights_sha256")}
         for name, run in runs.items()
     }
-    training = {name: dataclasses.asdict(recipe(name)) for name in ("battery", "battery-causal")}
+    training = {name: dataclasses.asdict(recipe(name)) for name in ("battery-start", "battery", "battery-causal")}
     config = {"training": training, "scoring": settings, "models": models}
     (RESULTS / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     print("\n".join(battery_sentences(every)))

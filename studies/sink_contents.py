@@ -53,6 +53,7 @@ def tables(out: Path) -> None:
                 "settings": found.info.settings,
                 "texts": len(found.table("texts")),
                 "texts_with_future_sinks": _texts_with_future_sinks(found),
+                "sides": _sides(found),
                 "sentences": contents_sentences(found),
                 **{table: _rounded(frame.to_dict("list")) for table, frame in kept.items()},
             }
@@ -64,6 +65,21 @@ def tables(out: Path) -> None:
 def _texts_with_future_sinks(run: Run) -> int:
     looks = run.table("looks")
     return int(looks[(looks["place"] == "future") & (looks["sinks"] > 0)]["text"].nunique())
+
+
+def _sides(run: Run) -> dict[str, dict[str, float]]:
+    """Future positions, after the last layer: how far sinks are from their matches, and both sides' share of top-1."""
+    rows = run.table("samples")
+    rows = rows[(rows["place"] == "future") & (rows["layer"] == rows["layer"].max())]
+    if rows.empty:
+        return {}
+    wide = rows.pivot(index=["text", "pair"], columns="population", values=["position", "log10_rank"])
+    apart, first = wide["position"]["sink"] - wide["position"]["matched"], wide["log10_rank"] == 0
+    found = {"apart": {"mean": float(apart.mean()), "mean_distance": float(apart.abs().mean()), "pairs": len(apart)}}
+    for name, there in (("match_on_the_left", apart > 0), ("match_on_the_right", apart < 0)):
+        found[name] = {str(key): float(share) for key, share in first[there].mean().items()}
+        found[name]["pairs"] = int(there.sum())
+    return found
 
 
 def _added(run: Run) -> pd.DataFrame:

@@ -35,6 +35,7 @@ def curve(
     out: Path = Path("runs/curve"),
     relative: bool = False,
     scale: Literal["log", "linear"] = "log",
+    change: Literal["log", "linear"] = "linear",
     figures: tuple[str, ...] = ("png",),
     reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
     settings: tyro.conf.OmitArgPrefixes[Curve] = Curve(),
@@ -56,6 +57,7 @@ def curve(
         out: folder for the run folders and what is drawn from them.
         relative: draw the change in percent of the loss with nothing hidden.
         scale: of the figure's horizontal axis.
+        change: of its vertical axis.
         figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
         reading: how the weights are read.
         settings: what to hide, and from what text.
@@ -71,7 +73,7 @@ def curve(
             for name, folder in zip(model, folder_names(model), strict=True)
         ]
         progress.stage("drawing")
-        written = write_masking_curves(runs, out, relative=relative, scale=scale, formats=figures)
+        written = write_masking_curves(runs, out, figures, relative=relative, scale=scale, change=change)
     for sentence in masking_curve_sentences(runs):
         print(sentence)
     print(f"run folders: {', '.join(str(run.path) for run in runs)}")

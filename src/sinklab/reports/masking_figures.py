@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -79,35 +79,48 @@ def as_curves(sources: Curves) -> list[MaskingCurve]:
 
 
 def masking_curve_figure(
-    runs: Curves, axes: Axes | None = None, *, relative: bool = False, scale: str = "log", theme: str = "light"
+    runs: Curves,
+    axes: Axes | None = None,
+    *,
+    relative: bool = False,
+    scale: str = "log",
+    change: str = "linear",
+    theme: str = "light",
 ) -> Axes:
     """Change of the loss over the number of hidden columns, with 95 % bands over rows of text.
 
     A colour for each model; full lines for sinks, dotted for random columns, dashed for the least attended. A diffusion
     model's loss is its masked-token bound, an autoregressive one's that of the next token. `relative`: in percent of
-    the loss with nothing hidden. `scale`: of the horizontal axis, log (linear below 1) or linear. Raises ValueError for
-    another scale or theme, and for runs of another kind.
+    the loss with nothing hidden. `scale`: of the horizontal axis, log (linear below 1) or linear; `change`: of the
+    vertical one, linear or log (linear below a thousandth of a nat, or of a percent). Raises ValueError for another
+    scale or theme, and for runs of another kind.
     """
-    if scale not in SCALES:
-        raise ValueError(f"The scale of a masking curve is one of {', '.join(SCALES)}: got {scale!r}.")
+    for name in (scale, change):
+        if name not in SCALES:
+            raise ValueError(f"The scale of a masking curve is one of {', '.join(SCALES)}: got {name!r}.")
     curves, look = as_curves(runs), theme_named(theme)
+    controls = dict.fromkeys(control for curve in curves for control in curve.controls)
     with themed(look):
         own, axes = axes is None, own_axes(axes, 4.8, 3.2)
         for index, curve in enumerate(curves):
             colour, marker = look.runs[index % len(look.runs)], MARKERS[index % len(MARKERS)]
             for control in curve.controls:
                 rows = curve.of(control)
-                factor = 100 / curve.of(control)["loss"].iloc[0] if relative else 1.0
-                change, low, high = (factor * rows[name] for name in ("delta", "delta_low", "delta_high"))
+                factor = 100 / rows["loss"].iloc[0] if relative else 1.0
+                middle, low, high = (factor * rows[name] for name in ("delta", "delta_low", "delta_high"))
                 axes.fill_between(rows["k"], low, high, color=colour, alpha=0.14, linewidth=0)
                 axes.plot(
-                    rows["k"], change, color=colour, marker=marker, linestyle=STYLES.get(control, "-"), markersize=4,
+                    rows["k"], middle, color=colour, marker=marker, linestyle=STYLES.get(control, "-"), markersize=4,
                     markerfacecolor=colour if control == "sinks" else look.surface,
-                    label=f"{_named(curve)}: {WORDS.get(control, control)}",
+                    label=_named(curve) if control == curve.controls[0] else None,
                 )  # fmt: skip
+        for control in controls:
+            axes.plot([], [], color=look.muted, linestyle=STYLES.get(control, "-"), label=WORDS.get(control, control))
         ks = sorted({int(k) for curve in curves for k in curve.table["k"]})
         if scale == "log":
             axes.set_xscale("symlog", linthresh=1)
+        if change == "log":
+            axes.set_yscale("symlog", linthresh=1e-3)
         axes.set_xticks(ks, [str(k) for k in ks])
         axes.minorticks_off()
         unit = "% of the loss" if relative else "nats per token"
@@ -146,9 +159,11 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
 
 
 def write_masking_curves(
-    runs: Curves, folder: str | Path, *, relative: bool = False, scale: str = "log", formats: Iterable[str] = ("png",)
+    runs: Curves, folder: str | Path, formats: Iterable[str] = ("png",), **look: Any
 ) -> list[Path]:
     """Write the figure, the table (masking_curve.md, .csv with all numbers) and the sentences below the table.
+
+    `look`: relative, scale, change and theme of `masking_curve_figure`.
 
     Raises ValueError for an unknown format or scale, and for runs of another kind.
     """
@@ -160,11 +175,8 @@ def write_masking_curves(
     written = [target / "masking_curve.md", target / "masking_curve.csv"]
     write_beside(written[0], lambda path: path.write_text(text + "\n", encoding="utf-8"))
     write_beside(written[1], lambda path: numbers.to_csv(path, index=False))
-    return written + save_figure(
-        lambda: figure_of(masking_curve_figure(curves, relative=relative, scale=scale)),
-        target / "masking_curve",
-        formats,
-    )
+    stem = target / "masking_curve"
+    return written + save_figure(lambda: figure_of(masking_curve_figure(curves, **look)), stem, formats)
 
 
 def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
