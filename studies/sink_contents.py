@@ -59,7 +59,7 @@ def tables(out: Path) -> None:
             }
             shown = [place for place in ("future", "committed") if place in contents_places(found)]
             save_contents_figures(found, RESULTS, shown, prefix=f"{folder.name}-")
-    (RESULTS / "results.json").write_text(json.dumps(results) + "\n")
+    (RESULTS / "results.json").write_text(json.dumps(results, allow_nan=False) + "\n")
 
 
 def _texts_with_future_sinks(run: Run) -> int:
@@ -77,8 +77,9 @@ def _sides(run: Run) -> dict[str, dict[str, float]]:
     apart, first = wide["position"]["sink"] - wide["position"]["matched"], wide["log10_rank"] == 0
     found = {"apart": {"mean": float(apart.mean()), "mean_distance": float(apart.abs().mean()), "pairs": len(apart)}}
     for name, there in (("match_on_the_left", apart > 0), ("match_on_the_right", apart < 0)):
-        found[name] = {str(key): float(share) for key, share in first[there].mean().items()}
-        found[name]["pairs"] = int(there.sum())
+        found[name] = {"pairs": int(there.sum())}
+        if there.any():
+            found[name] |= {str(key): float(share) for key, share in first[there].mean().items()}
     return found
 
 

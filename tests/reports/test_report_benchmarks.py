@@ -387,12 +387,9 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     runs = [curve(tmp_path / "tiny", "diffusion", 0.1), curve(tmp_path / "llama", "autoregressive", 0.002)]
     axes = masking_curve_figure(runs)
     handles, names = axes.get_legend_handles_labels()
-    assert names == [
-        "tiny (DLM): sinks",
-        "tiny (DLM): random columns",
-        "llama (AR): sinks",
-        "llama (AR): random columns",
-    ]
+    assert names == ["tiny (DLM)", "llama (AR)", "sinks", "random columns"]
+    assert [line.get_linestyle() for line in axes.lines[:4]] == ["-", ":", "-", ":"]
+    assert axes.lines[1].get_ydata() == pytest.approx([0, 0.01, 0.05])
     assert handles[0].get_ydata() == pytest.approx([0, 0.1, 0.5])
     assert handles[0].get_xdata() == pytest.approx([0, 1, 5])
     assert axes.get_xscale() == "symlog"
@@ -400,7 +397,8 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((-0.05, 0.55))
     percent = masking_curve_figure(runs, relative=True, scale="linear")
     assert percent.get_legend_handles_labels()[0][0].get_ydata() == pytest.approx([0, 2.5, 12.5])
-    assert percent.get_xscale() == "linear"
+    assert (percent.get_xscale(), percent.get_yscale()) == ("linear", "linear")
+    assert masking_curve_figure(runs, change="log").get_yscale() == "symlog"
     table = masking_curve_table(runs).set_index(["model", "k"])
     assert table.loc[("tiny (DLM)", 5), "sinks"] == "+0.500 (+0.450 … +0.550)"
     assert table.loc[("tiny (DLM)", 5), "change"] == "+12.5 %"

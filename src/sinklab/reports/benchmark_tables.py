@@ -11,8 +11,7 @@ import pandas as pd
 
 from .benchmark_figures import MEASURED, PUBLISHED, TITLES, table1_figure
 from .benchmarks import Benchmark, Score, Z, found_in, paired_drop
-from .masking_figures import save_figure
-from .printed import Printed, write_printed
+from .printed import Printed, save_figure, write_printed
 from .published_scores import KS, TABLE1_NOTE, published_model, published_table1
 from .study import labels
 

@@ -86,7 +86,7 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
         # fixed margins: the same panels always, and no search for a layout
         figure = Figure(figsize=(10.5, 9.6))
         grid = figure.subplots(4, 3, sharex=True)
-        figure.subplots_adjust(left=0.05, right=0.99, bottom=0.05, top=0.93, hspace=0.22, wspace=0.16)
+        figure.subplots_adjust(left=0.055, right=0.99, bottom=0.05, top=0.93, hspace=0.22, wspace=0.16)
         for table, column, titles, rows in (("lens", "measure", LENS, (0, 1)), ("probes", "target", PROBES, (2, 3))):
             frame = tables[table] if table in tables else pd.DataFrame({"place": [], column: []})
             for number, (name, title) in enumerate(titles.items()):
@@ -101,11 +101,16 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
                     axes.text(0.5, 0.5, "not enough was seen", transform=axes.transAxes, ha="center", color=look.muted)
                     continue
                 _draw(axes, shown, look.runs[1], look.runs[0], look.surface, table == "probes")
+                if table == "probes" and axes.get_ylim()[1] < 0.1:
+                    # a score of nothing looks like nothing
+                    axes.set_ylim(min(axes.get_ylim()[0], -0.02), 0.1)
         for axes in grid[-1]:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("layer that the state enters (the last one: leaves)")
         figure.suptitle(f"{_label(run)}: {PLACES[place]}", x=0.05, y=0.985, ha="left", fontsize=11)
         handles, labels = grid[0, 0].get_legend_handles_labels()
+        if run.info.settings["choose"] == "strongest":
+            labels = [label.replace("sinks", "strongest keys") for label in labels]
         figure.legend(handles, labels, loc="upper right", bbox_to_anchor=(0.99, 0.995), ncols=2)
     return figure
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ import pandas as pd
 
 from sinklab.records import Run, write_beside
 
-from .drawing import FORMATS, figure_of, save
+from .drawing import figure_of
+from .printed import save_figure
 from .study import labels
 from .style import MARKERS, legend_above, own_axes, theme_named, themed
 from .tables import markdown
@@ -22,7 +22,6 @@ from .wording import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 STYLES = {"sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 WORDS = {"sinks": "sinks", "random": "random columns", "lowest": "least attended", "recent": "last columns"}
@@ -121,6 +120,7 @@ def masking_curve_figure(
             axes.set_xscale("symlog", linthresh=1)
         if change == "log":
             axes.set_yscale("symlog", linthresh=1e-3)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "−"))
         axes.set_xticks(ks, [str(k) for k in ks])
         axes.minorticks_off()
         unit = "% of the loss" if relative else "nats per token"
@@ -177,22 +177,6 @@ def write_masking_curves(
     write_beside(written[1], lambda path: numbers.to_csv(path, index=False))
     stem = target / "masking_curve"
     return written + save_figure(lambda: figure_of(masking_curve_figure(curves, **look)), stem, formats)
-
-
-def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
-    """A figure as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
-    wanted = tuple(formats)
-    for form in wanted:
-        if form not in FORMATS:
-            raise ValueError(f"Figures are written as {', '.join(FORMATS)}: got {form!r}.")
-    if not wanted:
-        return []
-    with themed(theme_named("light")):
-        figure = draw()
-        paths = [stem.with_name(f"{stem.name}.{form}") for form in wanted]
-        for form, path in zip(wanted, paths, strict=True):
-            write_beside(path, partial(save, figure, form))
-    return paths
 
 
 def _of_one(curve: MaskingCurve) -> list[str]:

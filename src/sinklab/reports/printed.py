@@ -1,16 +1,23 @@
-"""Tables of text as files: Markdown, LaTeX, CSV."""
+"""Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from sinklab.records import write_beside
 
+from .drawing import FORMATS, save
+from .style import theme_named, themed
 from .tables import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -51,3 +58,19 @@ def write_printed(
     write_beside(paths[1], lambda path: path.write_text(latex(text, title), encoding="utf-8"))
     write_beside(paths[2], lambda path: numbers.to_csv(path, index=False))
     return Printed(title, text, tuple(notes), paths)
+
+
+def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
+    """A figure as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
+    wanted = tuple(formats)
+    for form in wanted:
+        if form not in FORMATS:
+            raise ValueError(f"Figures are written as {', '.join(FORMATS)}: got {form!r}.")
+    if not wanted:
+        return []
+    with themed(theme_named("light")):
+        figure = draw()
+        paths = [stem.with_name(f"{stem.name}.{form}") for form in wanted]
+        for form, path in zip(wanted, paths, strict=True):
+            write_beside(path, partial(save, figure, form))
+    return paths
