@@ -274,8 +274,12 @@ def test_refusals(make_study, tmp_path):
         report([], tmp_path / "out")
     with RunWriter(tmp_path / "notes", kind="notes", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=r"runs of kind 'study': .*notes is of kind 'notes'"):
+    with pytest.raises(ValueError, match=r"runs of kind 'study': .*notes is of kind 'notes'; make one with"):
         report(open_run(tmp_path / "notes"), tmp_path / "out")
+    with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match=r"is of kind 'benchmark'; `sinklab table1 --render` and"):
+        report(open_run(tmp_path / "scored"), tmp_path / "out")
     with RunWriter(tmp_path / "odd", kind="study", model={}, settings={}, seed=0) as run:
         run.table("heldout", {"k": [1]})
     with pytest.raises(ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"):

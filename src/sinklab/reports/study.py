@@ -29,6 +29,14 @@ _COLUMNS = {
     "heldout": {"k", "control", "loss", "stderr"},
     "truncation": {"sample", "step", "layer", "head", "lost", "recovered"},
 }
+_INSTEAD = {
+    "benchmark": "`sinklab table1 --render` and `sinklab onetoken` read it.",
+    "curve": "its table and figure lie in the folder above it.",
+    "battery": "its tables and figures lie in report/ in the folder above it.",
+    "contents": "its figures lie in it.",
+    "caches": "its figure lies in it.",
+}
+"""Kind of run -> where to look, because its command has drawn it already."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,10 +203,8 @@ def as_studies(sources: Iterable[Run | Study] | Run | Study) -> list[Study]:
     runs = [source.run if isinstance(source, Study) else source for source in sources]
     for run in runs:
         if run.info.kind != "study":
-            raise ValueError(
-                f"Reports read runs of kind 'study': {run.path} is of kind {run.info.kind!r}. "
-                "Make one with sinklab.evaluation.study or `sinklab trace`."
-            )
+            remedy = _INSTEAD.get(run.info.kind, "make one with sinklab.evaluation.study or `sinklab trace`.")
+            raise ValueError(f"Reports read runs of kind 'study': {run.path} is of kind {run.info.kind!r}; {remedy}")
     names = labels(runs)
     return [
         source if isinstance(source, Study) else Study(run, name)
