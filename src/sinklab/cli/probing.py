@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from sinklab.cli.progress import working
-from sinklab.cli.watching import Inputs, loaded_here
+from sinklab.cli.watching import Inputs, loaded_here, prompts_of
 from sinklab.cli.writing import Reading
 from sinklab.evaluation.contents_settings import ContentsSettings
 
@@ -72,18 +72,12 @@ def probed(
     Raises:
         ValueError: for prompts from both arguments and a file, and what `sink_contents` refuses.
     """
-    from sinklab.evaluation import read_prompts
     from sinklab.evaluation.processes import refuse_taken
     from sinklab.evaluation.sink_contents import sink_contents
     from sinklab.records import open_run
     from sinklab.reports.contents_figures import contents_sentences, save_contents_figures
 
-    if prompt and inputs.prompts is not None:
-        raise ValueError(f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts")
-    if inputs.samples is not None and inputs.prompts is None:
-        raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
-    if inputs.prompts is not None:
-        prompt = read_prompts(inputs.prompts, inputs.samples)
+    prompt = prompts_of(prompt, inputs)
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(ContentsSettings)}
     whole = ContentsSettings(**fields | ({"prompts": prompt} if prompt else {}))
     if not inputs.resume:

@@ -47,8 +47,8 @@ class Inputs:
     """Go on with an interrupted run where it stopped; with the same settings."""
 
 
-def chosen(settings: StudySettings, prompt: tuple[str, ...], inputs: Inputs, **changes: Any) -> StudySettings:
-    """The settings with the prompts of the command line or of its file.
+def prompts_of(prompt: tuple[str, ...], inputs: Inputs) -> tuple[str, ...]:
+    """The prompts of the command line or of its file.
 
     Raises:
         ValueError: for prompts from both, and a number of samples without a file.
@@ -59,8 +59,12 @@ def chosen(settings: StudySettings, prompt: tuple[str, ...], inputs: Inputs, **c
         raise ValueError(f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts")
     if inputs.samples is not None and inputs.prompts is None:
         raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
-    if inputs.prompts is not None:
-        prompt = read_prompts(inputs.prompts, inputs.samples)
+    return prompt if inputs.prompts is None else read_prompts(inputs.prompts, inputs.samples)
+
+
+def chosen(settings: StudySettings, prompt: tuple[str, ...], inputs: Inputs, **changes: Any) -> StudySettings:
+    """The settings with the prompts that were given. Raises ValueError as `prompts_of` does."""
+    prompt = prompts_of(prompt, inputs)
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StudySettings)}
     return StudySettings(**fields | ({"prompts": prompt} if prompt else {}) | changes)
 

@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from sinklab.data.corpora import json_object
+
 Row = dict[str, Any]
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
@@ -57,13 +59,7 @@ def _plain(path: Path) -> list[Row]:
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}, column {error.colno} is no JSON: {error.msg}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number} must hold a JSON object, but holds a {type(row).__name__}")
-        rows.append(row)
+        rows.append(json_object(line, f"{path}, line {number}"))
     labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
     if rows and "label" not in rows[0] and labels.is_file():
         given = _text(labels).split()
