@@ -101,7 +101,7 @@ def verdicts(run: Run) -> list[str]:
             if row["low"] > 0
             else "neither nearer to nor farther from"
         )
-        whose = {"now": "", "first": "first ", "earlier": "earlier ", "random": "random columns in place of "}[row["protect"]]
+        whose = {"now": "", "first": "first ", "earlier": "earlier ", "random": "random columns as "}[row["protect"]]
         found.append(
             f"{row['family']}, {row['keep']:.3g} kept: with protected {whose}sinks {side} uncached decoding "
             f"({row['difference']:+.5f} nats, 95 % {row['low']:+.5f} to {row['high']:+.5f}, {row['rows']} rows)"
