@@ -36,7 +36,7 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
             axes.set_title(TITLES.get(task, task))
             handles, labels = axes.get_legend_handles_labels()
             entries |= dict(zip(labels, handles, strict=True))
-        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=3)
+        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(tasks) + 1, 3))
     return figure
 
 
