@@ -192,7 +192,8 @@ def pair_rows(
         raise ValueError(
             f"no question with its answer fits a row of {length} tokens"
             + (f", {answer_length} of them for the answer" if completed else "")
-            + f": the longest of {len(given)} has {longest}; use a longer length{' or answer_length' if completed else ''}"
+            + f": the longest of {len(given)} has {longest}; use a longer length"
+            + (" or answer_length" if completed else "")
         )
     attention_RS = None if attention_RS is None else attention_RS[:rows]
     return PairRows(ids_RS[:rows], maskable_RS[:rows], attention_RS, PairCounts(len(given) - dropped, dropped, longest))
