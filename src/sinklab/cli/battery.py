@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from sinklab.cli.progress import working
-from sinklab.cli.watching import loaded_here
+from sinklab.cli.watching import loaded_here, run_settings
 from sinklab.cli.writing import Reading
 from sinklab.evaluation.battery_settings import BatterySettings, Condition
 
@@ -68,7 +68,7 @@ def battery(
 
     if not models:
         raise ValueError("battery needs at least one model, e.g. sinklab battery runs/battery/model")
-    chosen = BatterySettings(**{item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)})
+    chosen = run_settings(BatterySettings, settings)
     folders = [out / label for label in labels(models)]
     with working() as progress:
         untaken = set(chosen.conditions)

@@ -54,12 +54,12 @@ def caches(
         reading: how the weights are read.
         settings: what to compare.
     """
-    from sinklab.cli.watching import loaded_here
+    from sinklab.cli.watching import loaded_here, run_settings
     from sinklab.evaluation.cache_study import cache_fidelity
     from sinklab.records import open_run
     from sinklab.reports.cache_figures import draw_caches
 
-    checked = CacheSettings(**dataclasses.asdict(settings))
+    checked = run_settings(CacheSettings, settings)
     if not resume:
         refuse_taken(out)
     with working() as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from sinklab.cli.progress import working
-from sinklab.cli.watching import loaded_here
+from sinklab.cli.watching import loaded_here, run_settings
 from sinklab.cli.writing import Reading
 from sinklab.evaluation.benchmark_settings import EvalSettings
 from sinklab.evaluation.processes import Processes, refuse_taken
@@ -27,7 +26,7 @@ class Evaluation(EvalSettings):
 
     def checked(self) -> EvalSettings:
         """The settings themselves. Raises ValueError for what makes no sense."""
-        return EvalSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(EvalSettings)})
+        return run_settings(EvalSettings, self)
 
 
 def evaluate_command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from sinklab.cli.progress import working
-from sinklab.cli.watching import Inputs, loaded_here, prompts_of
+from sinklab.cli.watching import Inputs, loaded_here, prompts_of, run_settings
 from sinklab.cli.writing import Reading
 from sinklab.evaluation.contents_settings import ContentsSettings
 
@@ -78,8 +77,7 @@ def probed(
     from sinklab.reports.contents_figures import contents_sentences, save_contents_figures
 
     prompt = prompts_of(prompt, inputs)
-    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(ContentsSettings)}
-    whole = ContentsSettings(**fields | ({"prompts": prompt} if prompt else {}))
+    whole = run_settings(ContentsSettings, settings, **({"prompts": prompt} if prompt else {}))
     if not inputs.resume:
         refuse_taken(out)
     with working() as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import tyro
 
 from sinklab.cli.evaluating import Evaluation
 from sinklab.cli.progress import working
-from sinklab.cli.watching import loaded_here
+from sinklab.cli.watching import loaded_here, run_settings
 from sinklab.cli.writing import Reading
 from sinklab.evaluation.curve_settings import CurveSettings
 from sinklab.evaluation.processes import Processes
@@ -64,7 +63,7 @@ def curve(
     """
     from sinklab.reports import masking_curve_sentences, write_masking_curves
 
-    chosen = CurveSettings(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(CurveSettings)})
+    chosen = run_settings(CurveSettings, settings)
     if not model:
         raise ValueError("a curve needs at least one model; give --model tiny, for example")
     with working() as progress:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tyro
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from sinklab.models import Loaded
     from sinklab.records import Run
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,17 @@ def prompts_of(prompt: tuple[str, ...], inputs: Inputs) -> tuple[str, ...]:
 def chosen(settings: StudySettings, prompt: tuple[str, ...], inputs: Inputs, **changes: Any) -> StudySettings:
     """The settings with the prompts that were given. Raises ValueError as `prompts_of` does."""
     prompt = prompts_of(prompt, inputs)
-    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StudySettings)}
-    return StudySettings(**fields | ({"prompts": prompt} if prompt else {}) | changes)
+    return run_settings(StudySettings, settings, **({"prompts": prompt} if prompt else {}) | changes)
+
+
+def run_settings(kind: type[Settings], given: Any, **changes: Any) -> Settings:
+    """Settings as the command line took them, unchecked, made into those of the run, which checks them.
+
+    Raises:
+        ValueError: for what makes no sense.
+    """
+    fields = dataclasses.fields(cast(Any, kind))
+    return kind(**{field.name: getattr(given, field.name) for field in fields} | changes)
 
 
 def loaded_here(model: str, reading: Reading) -> Loaded:

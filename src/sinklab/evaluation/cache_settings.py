@@ -8,7 +8,6 @@ from sinklab.sampling.settings import DecodingSettings
 
 PLAIN = ("none", "prefix", "dual", "sink_refresh")
 EVICTING = ("nearest", "aligned", "received", "random")
-SPARSE = ("window",)
 
 
 @dataclass(frozen=True)
