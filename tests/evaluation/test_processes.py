@@ -11,7 +11,7 @@ import pytest
 
 from sinklab.evaluation import StudySettings, study
 from sinklab.evaluation.processes import Processes, rank_folders
-from sinklab.records import open_run
+from sinklab.records import RunWriter, open_run
 from tiny_diffusion import TEXT, tiny_loaded
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +136,15 @@ def test_folders_that_are_taken_or_begun_otherwise_are_refused(tmp_path: Path) -
     for processes in (several, Processes(0, 1)):
         with pytest.raises(ValueError, match=r"left\.rank1 is taken"):
             processes._missing(tmp_path / "left", 3, resume=False)
+    # killed in their first writes: the first process wrote its run.json, the second half of one
+    (tmp_path / "killed.rank1").mkdir()
+    (tmp_path / "killed.rank1" / ".run.json.part").write_text("{")
+    assert Processes(0, 1)._missing(tmp_path / "killed.rank1", 3, resume=False) == [0, 1, 2]
+    with RunWriter(tmp_path / "killed.rank0", kind="study", model={}, settings={}, seed=0):
+        pass
+    assert several._missing(tmp_path / "killed", 3, resume=True) == [0, 1, 2]
+    with pytest.raises(ValueError, match="killed was begun by 2 processes and is resumed by 1: start as many"):
+        Processes(0, 1)._missing(tmp_path / "killed", 3, resume=True)
     quick = StudySettings(
         prompts=("The sea",), new_tokens=3, block_length=None, mask_sinks=(), statistics=(), heldout=""
     )

@@ -3,11 +3,15 @@
 import errno
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import sinklab
 from sinklab.records import RunWriter, merge_runs, open_run
 
 DIMS = {"received": ("step", "key"), "visible": ("step",)}
@@ -146,6 +150,49 @@ def test_resume_begins_where_there_is_nothing(tmp_path):
     with RunWriter(tmp_path / "run", **RUN, resume=True) as run:
         assert not run.has("tokens", 0)
     assert open_run(tmp_path / "run").info.status == "complete"
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from sinklab.records import RunWriter
+setattr(os, sys.argv[3], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+with RunWriter(sys.argv[2], kind="study", model={}, settings={}, seed=0):
+    pass
+"""
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}], ids=["plain", "resume", "overwrite"])
+def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
+    arguments = [str(Path(sinklab.__file__).parents[1]), str(tmp_path / "run"), call]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=60)
+    assert killed.returncode == -9, killed.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".run.json.part"]
+    with RunWriter(tmp_path / "run", **RUN, **how) as run:
+        sample(run, 0)
+    assert open_run(tmp_path / "run").info.status == "complete"
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({}, r"is written once: .*run already holds notes.txt\."),
+        (
+            {"resume": True},
+            r"resume=True goes on with a run and nothing else: .*run holds notes.txt but no run.json",
+        ),
+        ({"overwrite": True}, r"overwrite=True replaces a run and nothing else: .*run holds notes.txt but no run.json"),
+    ],
+)
+def test_a_folder_of_other_files_is_refused_with_all_that_is_in_it(tmp_path, how, message):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / ".run.json.part").write_text("{")
+    with pytest.raises(ValueError, match=message), RunWriter(tmp_path / "run", **RUN, **how):
+        pass
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".run.json.part", "notes.txt"]
 
 
 @pytest.mark.parametrize(

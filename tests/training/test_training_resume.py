@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from sinklab.records import open_run
+from sinklab.records import RunWriter, open_run
 from sinklab.training import TrainSettings, run, settings_of, train, trainer
 from sinklab.training.checkpoints import whole_checkpoints
 from tiny_training import tiny_settings, uneven_documents
@@ -49,21 +50,43 @@ def with_killer(step):
             self.add_callback(Killer(step))
     run.DiffusionTrainer = Killed
 
-def in_a_checkpoint(folder):
-    if folder.name == "checkpoint-8": os.kill(os.getpid(), signal.SIGKILL)
+def in_a_checkpoint(step):
+    def killed(folder):
+        if folder.name == f"checkpoint-{{step}}": os.kill(os.getpid(), signal.SIGKILL)
+    checkpoints._settle = killed
+
+def before_a_rename(name):
+    replace = os.replace
+    def killed(source, target):
+        if os.path.basename(target) == name: os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+    os.replace = killed
 
 children = []
-for settings in json.load(sys.stdin):
+for kill, settings in json.load(sys.stdin):
     child = os.fork()
     if child == 0:
-        if settings["streaming"]: with_killer(7)
-        else: checkpoints._settle = in_a_checkpoint
+        eval(kill)
         train(TrainSettings(**settings))
         os._exit(0)
     children.append(child)
 codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 print(json.dumps(codes))
 """
+
+
+def train_killed(runs: dict[str, TrainSettings]) -> None:
+    """Train each run in a process of its own, which is killed where the key says: a call in the script."""
+    script = KILLED.format(path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])])
+    killed = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps([(kill, dataclasses.asdict(settings)) for kill, settings in runs.items()]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert killed.stdout.strip() == str([-9] * len(runs)), killed.stderr[-2000:]
 
 
 def losses_of(folder: Path) -> list[float]:
@@ -91,16 +114,7 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
         replace(settings, out=str(tmp_path / "memory")),
         replace(settings, out=str(tmp_path / "stream"), streaming=True, documents="separate"),
     ]
-    script = KILLED.format(path=[str(Path(run.__file__).parents[2]), str(Path(__file__).parents[1])])
-    killed = subprocess.run(
-        [sys.executable, "-c", script],
-        input=json.dumps([dataclasses.asdict(one) for one in both]),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-    assert killed.stdout.strip() == "[-9, -9]", killed.stderr[-2000:]
+    train_killed(dict(zip(["in_a_checkpoint(8)", "with_killer(7)"], both, strict=True)))
     for one in both:
         folder = Path(one.out)
         assert open_run(folder).info.status == "running"
@@ -111,6 +125,72 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
         assert_same(folder, Path(whole.out))
         kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
         assert kept == ["checkpoint-12", "checkpoint-8"], "nothing half-written stays, two are kept"
+
+
+def test_runs_killed_before_their_first_checkpoint_begin_anew(settings: TrainSettings, tmp_path: Path) -> None:
+    short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
+    kills = {
+        "before_a_rename('run.json')": [".run.json.part"],
+        "with_killer(1)": ["checkpoints", "run.json"],
+        "in_a_checkpoint(2)": ["checkpoints", "checkpoints/.partial", "run.json"],
+    }
+    runs = {kill: replace(short, out=str(tmp_path / f"run-{place}")) for place, kill in enumerate(kills)}
+    train_killed(runs)
+    train(replace(short, out=str(tmp_path / "whole")))
+    for kill, one in runs.items():
+        folder = Path(one.out)
+        left = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+        assert sorted(name for name in left if "checkpoint-" not in name) == kills[kill]
+        assert whole_checkpoints(folder / "checkpoints") == []
+        if "run.json" in left:
+            with pytest.raises(ValueError, match=r"a new run needs a folder of its own.*go on with the run in it with"):
+                train(one)
+            with pytest.raises(ValueError, match=r"these changed: lr: 0.01 → 0.02; start a new run in another folder"):
+                train(replace(one, resume=True, lr=0.02))
+        said: list[str] = []
+        train(replace(one, resume=True), progress=said.append)
+        assert said[0] == f"{folder} has no checkpoint to go on from; the run begins anew"
+        assert_same(folder, tmp_path / "whole")
+        assert open_run(folder).info.status == "complete"
+        names = [{str(path.relative_to(root)) for path in root.rglob("*")} for root in (folder, tmp_path / "whole")]
+        assert names[0] == names[1], "nothing half-written stays"
+
+
+def test_a_run_that_was_stopped_while_it_began_anew_begins_anew_again(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(settings, steps=3, out=str(tmp_path / "run"))
+    interrupted(here, 1, monkeypatch)
+    # beginning anew removes tables first and replaces run.json, which lists them, last
+    (tmp_path / "run" / "history.parquet").unlink()
+    train(replace(here, resume=True))
+    assert open_run(tmp_path / "run").info.status == "complete"
+
+
+def test_what_is_no_run_to_resume_is_refused_and_left_alone(settings: TrainSettings, tmp_path: Path) -> None:
+    here = replace(settings, steps=3, resume=True, out=str(tmp_path / "run"))
+    notes = tmp_path / "run" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    (tmp_path / "run" / ".run.json.part").write_text("{")
+    with pytest.raises(ValueError, match=r"its own folder, but .*run holds notes.txt and no run.json; choose another"):
+        train(here)
+    assert sorted(path.name for path in notes.parent.iterdir()) == [".run.json.part", "notes.txt"]
+    notes.unlink()
+    with RunWriter(tmp_path / "run", kind="study", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match=r"run holds a run of the kind 'study'; choose another with --out"):
+        train(here)
+    assert open_run(tmp_path / "run").info.kind == "study"
+
+
+def test_a_complete_run_without_checkpoints_stays_as_it_is(settings: TrainSettings, tmp_path: Path) -> None:
+    here = replace(settings, steps=3, out=str(tmp_path / "run"))
+    train(here)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert train(replace(here, resume=True)) == tmp_path / "run" / "model"
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
 
 
 class Stopper(TrainerCallback):

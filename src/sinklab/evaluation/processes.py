@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from sinklab.records.folders import names_in
 from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE
 
@@ -94,7 +95,8 @@ class Processes:
             if (folder / RUN_FILE).is_file():
                 done.update(read_info(folder / RUN_FILE).parts.get("generations.parquet", ()))
         todo = [sample for sample in range(samples) if sample not in done]
-        begun = 1 if (out / RUN_FILE).is_file() else max(ranks, default=self.world - 1) + 1
+        # a folder of the first process alone: the others were stopped before they had theirs
+        begun = 1 if (out / RUN_FILE).is_file() else max(1, *ranks) + 1 if ranks else self.world
         alone_now, more_then = self.world == 1 and begun > 1, begun > self.world
         # fewer folders than processes may be those that an early stop left
         if alone_now or (todo and begun != self.world and (begun == 1 or more_then)):
@@ -118,7 +120,7 @@ def refuse_taken(out: Path) -> None:
     Raises:
         ValueError: naming what is there.
     """
-    there = [out] if out.is_file() or (out.is_dir() and any(out.iterdir())) else [*rank_folders(out).values()]
+    there = [out] if out.is_file() or names_in(out) else [*rank_folders(out).values()]
     if there:
         raise ValueError(
             f"a run is written into an empty or absent folder, but {there[0]} is taken; choose another folder, or "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .info import read_info
-from .storage import ARRAYS_SUFFIX, PART_SUFFIX, RUN_FILE, TABLE_SUFFIX
+from .storage import ARRAYS_SUFFIX, PART_SUFFIX, RUN_FILE, TABLE_SUFFIX, part_of
 
 
 def begun_before(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,24 +41,38 @@ def remove_leftovers(path: Path) -> None:
         leftover.unlink()
 
 
-def emptied(path: Path, *, overwrite: bool) -> None:
-    """Make the folder; with ``overwrite``, remove the run in it. ValueError for one that holds anything else."""
+def names_in(path: Path) -> list[str]:
+    """Names of what a folder holds, sorted; none for an absent one.
+
+    The half of a ``run.json`` that a run killed in its first write left does not count: the next write replaces it.
+    """
+    if not path.is_dir():
+        return []
+    return sorted({entry.name for entry in path.iterdir()} - {part_of(path / RUN_FILE).name})
+
+
+def emptied(path: Path, *, overwrite: bool, resume: bool) -> None:
+    """Make the folder; with ``overwrite``, remove the run in it. ValueError for one that holds anything else.
+
+    ``resume``: there is no ``run.json`` to go on from, so the folder must hold nothing.
+    """
     if path.exists() and not path.is_dir():
         raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
     path.mkdir(parents=True, exist_ok=True)
-    present = sorted(entry.name for entry in path.iterdir())
+    present = names_in(path)
     if not present:
         return
+    if RUN_FILE not in present and (overwrite or resume):
+        does = "overwrite=True replaces" if overwrite else "resume=True goes on with"
+        raise ValueError(
+            f"{does} a run and nothing else: {path} holds {', '.join(present[:4])} but no {RUN_FILE}. "
+            "Choose another folder or empty this one yourself."
+        )
     if not overwrite:
         raise ValueError(
             f"A run folder is written once: {path} already holds {', '.join(present[:4])}"
             f"{', …' if len(present) > 4 else ''}. Choose an empty folder, or pass resume=True to go on with the run, "
             "or overwrite=True to begin anew."
-        )
-    if RUN_FILE not in present:
-        raise ValueError(
-            f"overwrite=True replaces a run and nothing else: {path} holds {', '.join(present[:4])} but no {RUN_FILE}. "
-            "Choose another folder or empty this one yourself."
         )
     # The data goes first: should this be cut short, run.json still says what the folder was.
     for name in present:

@@ -41,12 +41,17 @@ def file_name(name: str, suffix: str, part: int | None = None) -> str:
     return f"{name}{suffix}" if part is None else f"{name}-{part:04d}{suffix}"
 
 
+def part_of(target: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return target.with_name(f".{target.name}{PART_SUFFIX}")
+
+
 def write_beside(target: Path, write: Callable[[Path], object]) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
 
     Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed.
     """
-    part = target.with_name(f".{target.name}{PART_SUFFIX}")
+    part = part_of(target)
     try:
         part.touch()
         mode = part.stat().st_mode

@@ -84,7 +84,7 @@ class RunWriter:
         if self._resume and (self.path / RUN_FILE).exists():
             self._info |= begun_before(self.path, self._info)
         else:
-            emptied(self.path, overwrite=self._overwrite)
+            emptied(self.path, overwrite=self._overwrite, resume=self._resume)
         self._save_info()
         self._open = True
         return self

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from sinklab.records import open_run
-from sinklab.training.settings import FREE
+from sinklab.records import RunInfo
+from sinklab.records.folders import names_in
+from sinklab.records.info import read_info
+from sinklab.records.storage import RUN_FILE
+from sinklab.training.settings import FREE, TrainSettings
 
 HISTORY_FILE = "history.json"
 PARTIAL = ".partial"
@@ -134,45 +138,64 @@ def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
         local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
         if not bool(torch.isfinite(local).all()):
             raise ValueError(
-                f"weights must be finite to be saved, but {name} has values that are not at step {step}; lower lr and "
-                f"go on from {named_checkpoint(root)} with --resume"
+                f"weights must be finite to be saved, but {name} has values that are not at step {step}; start a new "
+                f"run with a lower lr; the newest whole checkpoint is {named_checkpoint(root)}"
             )
 
 
-def newest_checkpoint(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """The newest whole checkpoint of the run in ``folder``, to go on from with ``settings``.
+def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
+    """What ``run.json`` says of the run that these settings resume; None for a run that begins in ``folder``, also
+    after one that was killed before it had a ``run.json``.
 
     Raises:
-        ValueError: if there is none, ``run.json`` is missing or damaged, or a setting that matters has changed.
+        ValueError: for a folder that is taken; when resuming, for one that is absent or holds something else, a
+            damaged ``run.json``, and a setting that matters and has changed.
     """
-    found = whole_checkpoints(folder / "checkpoints")
-    if not found:
+    present = names_in(folder)
+    if present and not settings.resume:
+        raise ValueError(
+            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or go on with "
+            "the run in it with --resume"
+        )
+    if settings.resume and not folder.exists():
         raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
-    before = open_run(folder).info.settings
-    now = json.loads(json.dumps(settings))
+    if not present:
+        return None
+    if RUN_FILE not in present:
+        raise ValueError(
+            f"a run is resumed in its own folder, but {folder} holds {', '.join(present[:4])} and no {RUN_FILE}; "
+            "choose another with --out"
+        )
+    before = read_info(folder / RUN_FILE)
+    if before.kind != "training":
+        raise ValueError(
+            f"a run is resumed in its own folder, but {folder} holds a run of the kind {before.kind!r}; choose another "
+            "with --out"
+        )
+    now = json.loads(json.dumps(dataclasses.asdict(settings)))
     changed = [
-        f"{key}: {before[key]!r} → {now[key]!r}"
+        f"{key}: {before.settings[key]!r} → {now[key]!r}"
         for key in now
-        if key not in FREE and key in before and before[key] != now[key]
+        if key not in FREE and key in before.settings and before.settings[key] != now[key]
     ]
     if changed:
         raise ValueError(
-            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run instead"
+            f"a resumed run must keep its settings, but these changed: {', '.join(changed)}; start a new run in "
+            "another folder (--out) instead"
         )
-    return found[-1]
+    return before
 
 
-def same_data(folder: Path, data: str) -> None:
-    """Refuse to go on from a run that learned from other text.
+def same_data(folder: Path, run: RunInfo, data: str) -> None:
+    """Refuse to go on with a run that was begun with other text.
 
     Raises:
         ValueError: if the run in ``folder`` recorded another hash than ``data``.
     """
-    before = open_run(folder).info.model.get("data_sha256", data)
-    if before != data:
+    if run.model.get("data_sha256", data) != data:
         raise ValueError(
             f"a resumed run must keep its data, but the corpus, the held-out text or the tokenizer of {folder} has "
-            "changed since; restore them or start a new run"
+            "changed since; restore them or start a new run in another folder (--out)"
         )
 
 

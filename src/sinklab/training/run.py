@@ -20,7 +20,7 @@ from sinklab.models.retrofit import freeze, merge_lora
 from sinklab.records import RunWriter, open_run
 from sinklab.training import model as models
 from sinklab.training.arguments import arguments, tensorboard
-from sinklab.training.checkpoints import needing_room, newest_checkpoint, read_position, same_data
+from sinklab.training.checkpoints import earlier_run, needing_room, read_position, same_data, whole_checkpoints
 from sinklab.training.checks import check, explained, variant
 from sinklab.training.heldout import HeldOut
 from sinklab.training.history import History, earlier_rows
@@ -50,7 +50,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
 
     Raises:
         ValueError: for a corpus without text, sizes that do not fit, a folder that is taken, resuming with changed
-            settings, changed data or without a checkpoint, a loss that is not finite or jumps, a full disk, a device
+            settings, changed data or without a folder, a loss that is not finite or jumps, a full disk, a device
             without enough memory.
     """
     check(settings)
@@ -60,20 +60,18 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     args = arguments(settings, folder)
     main = args.process_index == 0
     say = progress if progress is not None and main else (lambda text: None)
-    checkpoint = newest_checkpoint(folder, dataclasses.asdict(settings)) if settings.resume else None
-    if checkpoint and open_run(folder).info.status == "complete":
+    earlier = earlier_run(folder, settings)
+    if earlier and earlier.status == "complete":
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    if not checkpoint and folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(
-            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or go on from "
-            "its newest checkpoint with --resume"
-        )
+    checkpoint = next(reversed(whole_checkpoints(folder / "checkpoints")), None)
+    if settings.resume and not checkpoint:
+        say(f"{folder} has no checkpoint to go on from; the run begins anew")
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
-    if checkpoint:
-        same_data(folder, text.sha256)
+    if earlier:
+        same_data(folder, earlier, text.sha256)
     model = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
     torch.manual_seed(settings.seed)
@@ -85,7 +83,9 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     facts |= variant(settings) | (start.facts if start else {})
     # nobody looks at the folder any more when the first process takes it
     args.distributed_state.wait_for_everyone()
-    with _record(folder, settings, facts, begun=bool(checkpoint), main=main) as record, explained(settings):
+    # the weights of a checkpoint come from what was noted when the run began
+    facts = earlier.model if earlier and checkpoint else facts
+    with _record(folder, settings, facts, begun=earlier is not None, main=main) as record, explained(settings):
         session = _session(settings, args, text, model, checkpoint, say)
         try:
             session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -183,7 +183,7 @@ def _record(
     return RunWriter(
         folder,
         kind="training",
-        model=open_run(folder).info.model if begun else facts,
+        model=facts,
         settings=dataclasses.asdict(settings),
         seed=settings.seed,
         overwrite=begun,

@@ -178,7 +178,7 @@ class EngineSettings:
     out: str = "runs/train"
     """Run folder: run.json, the history, checkpoints and the final model."""
     resume: bool = False
-    """Go on from the newest checkpoint in the run folder."""
+    """Go on from the newest checkpoint in the run folder, or begin anew where it has none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
