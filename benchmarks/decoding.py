@@ -130,7 +130,7 @@ def check_tokens(model: DiffusionLM, canvas: Canvas, sizes: Sizes) -> None:
     assert torch.equal(last(ours(model, canvas, sizes, None)), plain_BS)
     assert torch.equal(last(ours(model, canvas, sizes, DualCache(refresh_every=1))), plain_BS)
     for cache in (PrefixCache(), DualCache()):
-        with watching():
+        with watching(model):
             twin_BS = last(ours(model, canvas, sizes, cache))
         assert torch.equal(last(ours(model, canvas, sizes, cache)), twin_BS)
 
@@ -219,7 +219,7 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
 
     def watched(run: Callable[[], object]) -> Callable[[], object]:
         def slow() -> None:
-            with watching():
+            with watching(model):
                 run()
 
         return slow

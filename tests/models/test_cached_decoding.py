@@ -118,7 +118,7 @@ def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
     twin, quick, plain = TwinSession(model, attention_BS), *(model.denoiser(attention_BS).session() for _ in range(2))
     expected = [twin(*call) for call in calls]
     agree([quick(*call) for call in calls], expected, tolerance)
-    with watching():
+    with watching(model):
         agree([plain(*call) for call in calls], expected, tolerance)
 
 
@@ -335,7 +335,7 @@ def test_guidance_remembers_both_sides_apart(cache):
     start = Canvas.from_prompts(PROMPTS[:2], new_tokens=8, mask_id=MASK, pad_id=0)
     guide = guided(model.denoiser(start.attention_BS), 1.5, start.prompt_BS, MASK)
     lean_ids = [step.ids_BS for step in denoise(guide, start, cache=cache, block_length=4)]
-    with watching():
+    with watching(model):
         plain_ids = [step.ids_BS for step in denoise(guide, start, cache=cache, block_length=4)]
     assert all(map(torch.equal, lean_ids, plain_ids))
     unguided = [step.ids_BS for step in denoise(model.denoiser(start.attention_BS), start, cache=cache, block_length=4)]
@@ -381,7 +381,7 @@ def test_bfloat16_is_as_exact_on_the_lean_road(variant):
     truth, quick, plain = (model.denoiser(attention_BS).session() for model in (exact, rounded, rounded))
     true_MV = torch.cat([truth(*call) for call in calls])
     quick_MV = torch.cat([quick(*call) for call in calls])
-    with watching():
+    with watching(rounded):
         plain_MV = torch.cat([plain(*call) for call in calls])
     assert quick_MV.dtype == torch.bfloat16
     lean_error, plain_error = ((value.double() - true_MV).pow(2).mean().sqrt() for value in (quick_MV, plain_MV))
@@ -397,7 +397,7 @@ def test_autocast(variant):
     true_MV = torch.cat([truth(*call) for call in calls])
     with torch.autocast("cpu", torch.bfloat16):
         quick_MV = torch.cat([quick(*call) for call in calls])
-        with watching():
+        with watching(model):
             plain_MV = torch.cat([plain(*call) for call in calls])
     assert quick_MV.dtype == plain_MV.dtype == torch.bfloat16
     assert (quick_MV - true_MV).pow(2).mean() < 1.5 * (plain_MV - true_MV).pow(2).mean()

@@ -26,7 +26,7 @@ def steps_of(model, case):
 def test_every_canvas_of_fast_dllm(model, name, road):
     case = fast_dllm_case(name)
     if road == "watched":
-        with watching():
+        with watching(model):
             steps = steps_of(model, case)
     else:
         steps = steps_of(model, case)

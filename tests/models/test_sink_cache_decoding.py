@@ -74,7 +74,7 @@ def test_both_roads_equal_the_slow_twin(variant, policy, batch):
     quick, plain = (model.denoiser(attention_BS).session() for _ in range(2))
     expected = [twin(*call) for call in calls]
     agree([quick(*call) for call in calls], expected, 1e-10)
-    with watching():
+    with watching(model):
         agree([plain(*call) for call in calls], expected, 1e-10)
 
 
@@ -116,7 +116,7 @@ def test_the_road_may_change_in_the_middle_of_a_block():
     mixed = []
     for index, call in enumerate(calls):
         if index % 2:
-            with watching():
+            with watching(model):
                 mixed.append(session(*call))
         else:
             mixed.append(session(*call))
@@ -160,7 +160,7 @@ def test_the_most_attended_columns_are_computed_with_the_block(variant, road):
             columns = torch.tensor(run + most.tolist())
         expected_MV = twin_of_columns(twin, ids_BS, wanted_BS, columns)
         if road == "plain":
-            with watching():
+            with watching(model):
                 agree([session(ids_BS, wanted_BS, work)], [expected_MV], 1e-10)
         else:
             agree([session(ids_BS, wanted_BS, work)], [expected_MV], 1e-10)
@@ -231,7 +231,7 @@ def test_guidance_chooses_on_both_sides_apart():
     start = Canvas.from_prompts(PROMPTS[:2], new_tokens=8, mask_id=MASK, pad_id=0)
     guide = guided(model.denoiser(start.attention_BS), 1.5, start.prompt_BS, MASK)
     lean_ids = [step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)]
-    with watching():
+    with watching(model):
         plain_ids = [step.ids_BS for step in denoise(guide, start, cache=SinkCache(keep=0.4), block_length=4)]
     assert all(map(torch.equal, lean_ids, plain_ids))
 
@@ -313,7 +313,7 @@ class TestRefusals:
         ids_BS, attention_BS = canvas(3)
         session, policy = self.model.denoiser(attention_BS).session(), SinkRefreshCache(sinks=2)
         wanted_BS = wanted_at(ids_BS, 8, 14)
-        with watching():
+        with watching(self.model):
             session(ids_BS, wanted_BS, policy.work(8, 14, 0, 0))
             with pytest.raises(
                 ValueError, match=r"recomputes its own sinks.* but there are 3 rows; decode them one by"

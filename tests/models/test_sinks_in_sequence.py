@@ -100,7 +100,7 @@ def test_it_is_for_training_alone():
     assert lengths(model, ids) == {(11, 11)}
     with torch.no_grad():
         assert lengths(model, ids) == apart
-    with watching():
+    with watching(model):
         assert lengths(model, ids) == apart
     assert lengths(model.eval(), ids) == apart
     model.train().sink_form = "auto"

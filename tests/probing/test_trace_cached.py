@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.attention import is_watched, watching
+from sinklab.attention import watching
 from sinklab.models import lean
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
@@ -96,7 +96,7 @@ def test_the_lean_road_is_left_for_the_length_of_the_block(monkeypatch):
 @pytest.mark.parametrize("cache", QUERIES)
 def test_an_intervention_reaches_every_layer_of_every_evaluation(cache):
     model = tiny_model(1)
-    with watching():
+    with watching(model):
         plain = list(decoding(model, cache))
     with intervene(model, MaskSinks(k=1)) as log, trace(model) as recording:
         edited = []
@@ -111,17 +111,3 @@ def test_an_intervention_reaches_every_layer_of_every_evaluation(cache):
         assert (received.gather(-1, removal.columns_BLHM) == 0).all()
     assert torch.equal(plain[0].confidence_BS.nan_to_num(), edited[0].confidence_BS.nan_to_num())
     assert not torch.allclose(plain[1].confidence_BS.nan_to_num(), edited[1].confidence_BS.nan_to_num())
-
-
-def test_watching_counts_blocks_that_overlap():
-    assert not is_watched()
-    one, other = watching(), watching()
-    one.__enter__()
-    other.__enter__()
-    one.__exit__(None, None, None)
-    assert is_watched()
-    other.__exit__(None, None, None)
-    assert not is_watched()
-    with pytest.raises(ZeroDivisionError), watching():
-        _ = 1 / 0
-    assert not is_watched()

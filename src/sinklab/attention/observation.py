@@ -1,24 +1,26 @@
 """What those who run attention and those who watch it (`sinklab.probing`) tell each other, without knowing each other.
 
-Whether calls made now are meant to be seen, whether somebody watches, and which canvas is being evaluated.
+Whether calls made now are meant to be seen, whether a model is watched, and which canvas is being evaluated.
 """
 
 # B batch rows, S canvas positions, Q queries
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _OBSERVED: ContextVar[bool] = ContextVar("sinklab_attention_observed", default=True)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
-# A count and not a context variable: a tap's hooks hang on the model, whatever thread runs it.
+# By id: how many `watching(…)` blocks hold a module, itself or inside another. No context variable: what watches is a
+# hook on the module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
 _LOCK = threading.Lock()
-_watchers = 0
+_blocks: Counter[int] = Counter()
 
 
 @contextmanager
@@ -41,25 +43,33 @@ def is_observed() -> bool:
 
 
 @contextmanager
-def watching() -> Iterator[None]:
-    """Say that somebody reads attention calls: while the block lasts, nobody may take a short cut around them.
+def watching(module: nn.Module) -> Iterator[None]:
+    """Say that the attention calls of this module are read: while the block lasts, it may not leave any of them out.
 
-    A decoder that leaves out queries it does not need, or module calls that hooks would see, asks `is_watched()` first.
-    Blocks may overlap in any order, and in several threads.
+    Holds for every thread that runs the module, and for no other module but those inside it and around it. Blocks may
+    overlap in any order, on any modules, and in several threads.
     """
-    global _watchers
+    global _blocks
+    # Kept until the block ends: an id is a module's own for as long as it lives.
+    parts = list(module.modules())
+    held = Counter(map(id, parts))
     with _LOCK:
-        _watchers += 1
+        _blocks = _blocks + held
     try:
         yield
     finally:
         with _LOCK:
-            _watchers -= 1
+            _blocks = _blocks - held
 
 
-def is_watched() -> bool:
-    """Whether some `watching()` block is open."""
-    return _watchers > 0
+def is_watched(module: nn.Module) -> bool:
+    """Whether a `watching(…)` block is open on this module, on one that it is part of, or on a part of it.
+
+    A decoder that leaves out queries it does not need, or module calls that hooks would see, asks this first.
+    """
+    # Never changed in place: another thread may open or close a block meanwhile.
+    blocks = _blocks
+    return bool(blocks) and any(id(part) in blocks for part in module.modules())
 
 
 @dataclass(frozen=True, eq=False)

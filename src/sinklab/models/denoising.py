@@ -167,7 +167,7 @@ class Session:
 
     def _evaluate(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | None, place: _Place) -> Tensor:
         model = self._model
-        is_plain = is_watched() or not self._lean.is_faithful()
+        is_plain = is_watched(model) or not self._lean.is_faithful()
         if columns is None:
             self._keeping = None
             if self._store is None or self._store.prefix is not place.sinks:

@@ -92,7 +92,7 @@ def attach(decoder: Any) -> None:
 
 def takes_part(model: Any) -> bool:
     """Whether the sinks of a :class:`~sinklab.models.DiffusionLM` run with the text in a call made now: where its
-    ``sink_form`` says so, gradients are wanted, and nobody watches attention, who would see them as text.
+    ``sink_form`` says so, gradients are wanted, and the model is not watched: a trace would see them as text.
 
     Raises:
         ValueError: for an unknown ``sink_form``.
@@ -105,7 +105,7 @@ def takes_part(model: Any) -> bool:
         and model.config.sink_kind in ("token", "zero")
         and model.training
         and torch.is_grad_enabled()
-        and not is_watched()
+        and not is_watched(model)
         and _is_attached(model.model)
     )
 

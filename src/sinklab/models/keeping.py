@@ -122,7 +122,7 @@ class Keeping:
         return run
 
     def _is_lean(self) -> bool:
-        return not is_watched() and self.lean.is_faithful()
+        return not is_watched(self.model) and self.lean.is_faithful()
 
     def _outputs(self, wanted_BS: Tensor, run: slice | None) -> Tensor:
         """The columns whose outputs predict the wanted ones of some row; they must lie in ``run`` where it is given."""

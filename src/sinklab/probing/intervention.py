@@ -57,9 +57,10 @@ def intervene(
     `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
 
-    Raises ValueError for what is not an edit, a compiled model, layers, heads and positions that are not there, edits
-    that together leave a query no key, and at the end of the block when the model ran and never called
-    `scaled_dot_product_attention` (the edits would have changed nothing).
+    Raises ValueError for what is not an edit, a compiled model, one that another thread traces or edits (as with
+    `trace`, one thread runs it), layers, heads and positions that are not there, edits that together leave a query no
+    key, and at the end of the block when the model ran and never called `scaled_dot_product_attention` (the edits would
+    have changed nothing).
     """
     for edit in edits:
         if isinstance(edit, type) or not hasattr(edit, "editor"):

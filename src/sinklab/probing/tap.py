@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +51,8 @@ class Tap(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.thread = threading.current_thread()
+        """The one that runs the model: hooks hang on the model for all threads, a torch function mode is set in one."""
         self.listeners: list[Listener] = []
         self.forwards = 0
         self.suspended = 0
@@ -66,8 +69,8 @@ class Tap(TorchFunctionMode):
 
     def attach(self) -> None:
         for path, module in self._modules.items():
-            self._hooks.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(self._after(path), always_call=True))
+            self._hooks.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
 
     def detach(self) -> None:
         self._listen(False)
@@ -87,33 +90,46 @@ class Tap(TorchFunctionMode):
             self.__exit__(None, None, None)
         self._listening = on
 
-    def _before(self, path: str) -> Any:
-        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            if path == "":
-                # A root forward starts afresh, also after one that was interrupted.
-                self.flush()
-                self._stack.clear()
-            if not self._stack:
-                self.ids_BS = _token_ids(args, kwargs)
-            self._stack.append(path)
-            self._listen(True)
+    def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.is_elsewhere():
+            raise self.refusal("runs the model or a part of it")
+        if path == "":
+            # A root forward starts afresh, also after one that was interrupted.
+            self.flush()
+            self._stack.clear()
+        if not self._stack:
+            self.ids_BS = _token_ids(args, kwargs)
+        self._stack.append(path)
+        self._listen(True)
 
-        return hook
+    def _after(self, path: str, args: tuple, output: object) -> None:
+        # torch calls this also where the hook before the module raised: a refused thread leaves no trace here.
+        if self.is_elsewhere():
+            return
+        while self._stack and self._stack.pop() != path:
+            pass
+        if not self._stack:
+            self._listen(False)
+        # torch calls the hook with None when the module raised.
+        if not self._stack and output is None:
+            self._close(complete=False)
+        if path == "":
+            self.forwards += 1
+            self._close(complete=True)
 
-    def _after(self, path: str) -> Any:
-        def hook(module: nn.Module, args: tuple, output: object) -> None:
-            while self._stack and self._stack.pop() != path:
-                pass
-            if not self._stack:
-                self._listen(False)
-            # torch calls the hook with None when the module raised.
-            if not self._stack and output is None:
-                self._close(complete=False)
-            if path == "":
-                self.forwards += 1
-                self._close(complete=True)
+    def is_elsewhere(self) -> bool:
+        """Whether the current thread is not the one that taps the model."""
+        # The backward pass of a GPU replays layers in a thread of its own, while the one that asked for it waits.
+        return threading.get_ident() != self.thread.ident and not _is_replay()
 
-        return hook
+    def refusal(self, deed: str) -> ValueError:
+        """The error for a deed of the current thread, when the tap is another's."""
+        return ValueError(
+            "a model is traced or edited by one thread at a time, which alone runs it meanwhile: thread "
+            f"{self.thread.name!r} has a trace or intervention open on this {type(self.model).__name__}, and "
+            f"{threading.current_thread().name!r} {deed}. Open it in the thread that runs the model, or give each "
+            "thread a copy of its own, made before (copy.deepcopy(model))"
+        )
 
     def flush(self) -> None:
         """End a forward that is still open: layers called one by one, without the model's own forward, have no end."""
@@ -139,7 +155,7 @@ class Tap(TorchFunctionMode):
     def _attend(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         path = self._stack[-1]
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
-        replay = _C._current_graph_task_id() != -1
+        replay = _is_replay()
         layer = path if replay else self._name(path)
         call = AttentionCall.of(layer, self._modules[path], dict(zip(NAMES, args, strict=False)) | kwargs, self._sights)
         edited = call
@@ -173,31 +189,71 @@ def _token_ids(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
     return ids if is_ids else None
 
 
+def _is_replay() -> bool:
+    """Whether this runs inside a backward pass."""
+    return _C._current_graph_task_id() != -1
+
+
+class _Hook:
+    """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not the tapped one."""
+
+    def __init__(self, act: Callable[..., None], path: str) -> None:
+        self.act: Callable[..., None] | None = act
+        self.path = path
+
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        if self.act is not None:
+            self.act(self.path, *given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"act": None, "path": self.path}
+
+
+# Reentrant: a listener told of a forward's end may open a trace.
+_LOCK = threading.RLock()
 _ATTACHED: dict[int, Tap] = {}
 
 
 @contextmanager
 def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
-    """Hang a listener on the model's tap for the length of the block; the last to leave removes every hook."""
+    """Hang a listener on the model's tap for the length of the block; the last to leave removes every hook.
+
+    Raises:
+        ValueError: for what is not a module, a compiled one, and one that shares modules with what another thread taps.
+    """
     _refuse_compiled(model)
-    tap = _ATTACHED.get(id(model))
-    if tap is None:
-        tap = Tap(model)
-        tap.attach()
-        _ATTACHED[id(model)] = tap
-    tap.flush()
-    tap.listeners.append(listener)
-    try:
-        with watching():
-            yield tap
-    finally:
+    with watching(model):
+        tap = _joined(model, listener)
         try:
-            tap.flush()
+            yield tap
         finally:
-            tap.listeners.remove(listener)
-            if not tap.listeners:
-                del _ATTACHED[id(model)]
-                tap.detach()
+            try:
+                tap.flush()
+            finally:
+                _leave(tap, listener)
+
+
+def _joined(model: nn.Module, listener: Listener) -> Tap:
+    parts = set(model.modules())
+    with _LOCK:
+        for tap in _ATTACHED.values():
+            if tap.is_elsewhere() and not parts.isdisjoint(tap.model.modules()):
+                raise tap.refusal("asks for one")
+        tap = _ATTACHED.get(id(model)) or Tap(model)
+        if not tap.listeners:
+            tap.attach()
+            _ATTACHED[id(model)] = tap
+        tap.flush()
+        tap.listeners.append(listener)
+    return tap
+
+
+def _leave(tap: Tap, listener: Listener) -> None:
+    with _LOCK:
+        tap.listeners.remove(listener)
+        if not tap.listeners:
+            del _ATTACHED[id(tap.model)]
+            tap.detach()
 
 
 def _refuse_compiled(model: nn.Module) -> None:

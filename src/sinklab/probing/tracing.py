@@ -37,7 +37,8 @@ def trace(
 
     The model keeps its own kernel: outputs are bit-identical, and the statistics are computed beside it. Traces nest,
     also with `intervene` on the same module, in either order: a trace sees the edited calls. Calls inside
-    `sinklab.attention.unobserved()` are not seen.
+    `sinklab.attention.unobserved()` are not seen. The thread that opens the block is the one that runs the model in it;
+    other models are unaffected, in any thread, and so is a copy of this one.
 
     Args:
         statistics: "received" (column sums), "received_by_state" (from masked, committed and prompt queries apart:
@@ -58,8 +59,9 @@ def trace(
         state_of: "predicted": a query is in the state of the position it predicts (the next one where
             `model.config.logit_shift` is set); "own": of the position it stands at.
 
-    Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for a compiled model, and at
-    the end of the block if no call was seen.
+    Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for a compiled model, for
+    one that another thread traces or edits (or a part of it), and at the end of the block if no call was seen. Another
+    thread that runs the model meanwhile, or a part of it, gets a ValueError there.
     """
     names = checked_statistics(statistics)
     if "received_by_state" in names and canvas is None:
