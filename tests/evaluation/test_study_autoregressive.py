@@ -158,6 +158,22 @@ def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
         assert (received[row.forward, row.layer, row.head][list(row.keys)] == 0).all()
 
 
+def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    plain = replace(QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,))
+    study(loaded, tmp_path / "whole", replace(plain, truncate=True))
+    whole = open_run(tmp_path / "whole")
+    assert whole.table("generations")["idle"].tolist() == ["", ""] and whole.table("truncated")["idle"].tolist() == [""]
+    end = whole.table("generations")["token_ids"][0][0]
+    study(loaded, tmp_path / "short", replace(plain, truncate=True, stop_ids=(int(end),)))
+    short = open_run(tmp_path / "short")
+    texts = short.table("generations")
+    assert texts["steps"].tolist() == [1, 1]
+    assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
+    assert short.table("truncated")["idle"].tolist() == ["mask_positions truncate_context"]
+    assert len(short.table("removals")) == 0
+
+
 def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
     loaded = tiny_llama()
     for name, full in (("cached", False), ("full", True)):

@@ -140,6 +140,15 @@ def test_edits_change_what_is_written_also_as_published(loaded: Loaded) -> None:
     assert texts(MaskSinks(k=5)) == masked
 
 
+def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded: Loaded) -> None:
+    settings = replace(QUICK, steps=1)
+    plain, edited = (
+        ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
+        for edits in ((), (MaskSinks(k=1),))
+    )
+    assert edited == plain and max(answer.steps for answer in edited) <= 2
+
+
 def test_watching_changes_nothing_and_tells_of_sinks(loaded: Loaded) -> None:
     plain = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
     watched = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, watch=lambda number: number == 1))

@@ -134,7 +134,7 @@ def test_a_forward_that_fails_does_not_count_as_the_previous_step() -> None:
     def fail(*_: object) -> None:
         raise RuntimeError
 
-    with intervene(model, MaskSinks(1)) as log:
+    with intervene(model, MaskSinks(1), allow_idle=True) as log:
         handle = model.blocks[1].register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError):
             model(IDS)
@@ -207,7 +207,7 @@ def test_overlap_and_summary() -> None:
 def test_reset_starts_a_new_sequence() -> None:
     model = HandWritten()
     plain = model(IDS[:1])
-    with intervene(model, MaskSinks(1)) as log:
+    with intervene(model, MaskSinks(1), allow_idle=True) as log:
         model(IDS)
         with pytest.raises(ValueError, match=r"call log\.reset\(\)"):
             model(IDS[:1])

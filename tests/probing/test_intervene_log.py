@@ -123,7 +123,7 @@ def test_a_table_can_be_written_and_read_as_parquet(tmp_path) -> None:
     table = pd.DataFrame(log.table())
     table.to_parquet(tmp_path / "removals.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "removals.parquet"), table)
-    with intervene(model, MaskSinks(1)) as log:
+    with intervene(model, MaskSinks(1), allow_idle=True) as log:
         model(IDS)
     empty = pd.DataFrame(log.table())
     assert tuple(empty) == TABLE_COLUMNS and len(empty) == 0 and empty.mass.dtype == "float32"

@@ -249,6 +249,13 @@ def test_many_samples_stand_behind_a_line(make_study, tmp_path):
     assert "8 more samples" in page.content and " text 19." in page.content
 
 
+def test_a_text_that_ended_before_an_edit_acted_says_so(make_study, tmp_path):
+    rows = {"sample": [0, 0], "prompt": ["p"] * 2, "completion": [" one.", " two."], "masked_sinks": [0, 2]}
+    run = make_study(leave_out=("generations",), whole={"generations": rows | {"idle": ["", "mask_sinks"]}})
+    content = read(alone(run, tmp_path / "out")).content
+    assert content.count("no opportunity to act: mask_sinks") == 1
+
+
 def test_interrupted_run_gives_a_report_that_says_so(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),

@@ -31,7 +31,7 @@ class Answer:
     ids: tuple[int, ...]
     """Tokens up to the end of text; those after an `until` text included."""
     steps: int
-    """Model evaluations that the row took part in."""
+    """Model evaluations that the row took part in; where it is 1, a closed loop took nothing away."""
     sinks: tuple[dict[str, Any], ...] = ()
     """Facts of `SinkFacts.row`; empty where nobody watched."""
 
@@ -71,7 +71,9 @@ def write_batch(
     settings = replace(settings, seed=seed)
     own = seeded(tuple(edits), seed)
     forwards = 2 if settings.cfg_scale and loaded.family == "diffusion" else 1
-    block = intervene(loaded.model, *own, forwards_per_step=forwards, measure=watch) if own else nullcontext()
+    # every row may end with its first step: `Answer.steps` tells
+    options: dict[str, Any] = {"forwards_per_step": forwards, "measure": watch, "allow_idle": True}
+    block = intervene(loaded.model, *own, **options) if own else nullcontext()
     kind: Any = DenoisingRows if loaded.family == "diffusion" else ContinuingRows
     with block as log:
         asking = log if asks_clean_pass(own) else None

@@ -132,7 +132,8 @@ def answer(
     asked, edits = asked_of(loaded, problems, seed), cell.edits(loaded, seed)
     kind: Any = DenoisingRows if loaded.family == "diffusion" else ContinuingRows
     steps_B = torch.zeros(len(asked), dtype=torch.int64)
-    with intervene(loaded.model, *edits) if edits else nullcontext() as log:
+    # every answer may end with its first step: "steps" of the rows tells
+    with intervene(loaded.model, *edits, allow_idle=True) if edits else nullcontext() as log:
         asking = log if any(getattr(edit, "source", None) == "clean_pass" for edit in edits) else None
         writing = kind(loaded, asked, cell.condition.decoding(seed), new_tokens, asking)
         for active_B, _ in writing.steps():

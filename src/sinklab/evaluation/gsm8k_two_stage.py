@@ -218,11 +218,12 @@ def _filled(protocol: _Protocol, prompts: list[list[int]], stage: int) -> tuple[
         return ids_BS.tolist(), 0
     canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, config.mask_token_id).to(model.device)
     settings, edits = replace(protocol.settings, seed=seed), seeded(protocol.edits, seed)
-    forwards = 2 if settings.cfg_scale else 1
+    # a stage may be over in one step: `TwoStageAnswer.steps` tells
+    options: dict[str, Any] = {"forwards_per_step": 2 if settings.cfg_scale else 1, "allow_idle": True}
     done_BS, count = canvas.ids_BS, 0
     with (
         torch.inference_mode(),
-        intervene(model, *edits, forwards_per_step=forwards) if edits else nullcontext() as log,
+        intervene(model, *edits, **options) if edits else nullcontext() as log,
     ):
         for step in denoised(model, canvas, settings, log if asks_clean_pass(edits) else None):
             done_BS, count = step.ids_BS, count + 1

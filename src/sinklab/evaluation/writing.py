@@ -42,9 +42,9 @@ def follow(
     """Write a text, step by step, under its edits; the steps that are to be recorded run under a trace."""
     moments: list[Moment] = []
     settings = task.settings
-    with intervene(
-        task.loaded.model, *task.edits, *more_edits, forwards_per_step=2 if settings.cfg_scale else 1
-    ) as log:
+    forwards = 2 if settings.cfg_scale else 1
+    # a text may end before an edit gets to act: the run's tables name such edits ("idle")
+    with intervene(task.loaded.model, *task.edits, *more_edits, forwards_per_step=forwards, allow_idle=True) as log:
         steps = task.moments(log)
         try:
             while True:
@@ -79,12 +79,12 @@ def write_sample(
     if task.edits:
         removals = log.table(keys=True)
         run.table("removals", {"sample": np.full(len(removals["forward"]), sample), **removals}, part=sample)
-    generations = [_generation(task, sample, moments, 0)]
+    generations = [_generation(task, sample, moments, 0, log)]
     for k in task.settings.mask_sinks:
         meter.stage(f"writing sample {sample + 1} again with {k} sinks hidden")
         selector = "received" if task.is_diffusion else "last_row"
-        edited, _ = follow(task, meter, None, MaskSinks(k=k, selector=selector))
-        generations.append(_generation(task, sample, edited, k))
+        edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
+        generations.append(_generation(task, sample, edited, k, edited_log))
     if task.settings.truncate:
         meter.stage(f"writing sample {sample + 1} again with the middle of its context hidden")
         _write_truncated(run, task, sample, selection, moments, meter)
@@ -96,7 +96,7 @@ def _write_truncated(
 ) -> None:
     plan = truncated(task, len(whole))
     recorder = Recorder(plan.task(task), selection)
-    moments, _ = follow(plan.task(task), meter, recorder, plan.edit)
+    moments, log = follow(plan.task(task), meter, recorder, plan.edit)
     run.table("truncation", plan.table(recorder.arrays(), selection, sample), part=sample)
     texts = {
         "sample": [sample],
@@ -107,6 +107,7 @@ def _write_truncated(
         "start": [plan.start],
         "stop": [plan.stop],
         "step": [plan.step],
+        "idle": [" ".join(log.idle)],
     }
     run.table("truncated", texts, part=sample)
 
@@ -125,7 +126,7 @@ def text_of(loaded: Loaded, ids: np.ndarray) -> str:
     return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
-def _generation(task: Task, sample: int, moments: list[Moment], k: int) -> dict[str, Any]:
+def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
     written = moments[-1].written
     return {
         "sample": sample,
@@ -134,6 +135,7 @@ def _generation(task: Task, sample: int, moments: list[Moment], k: int) -> dict[
         "rule": task.settings.rule if task.is_diffusion else "next_token",
         "masked_sinks": k,
         "edits": " ".join(task.settings.edits),
+        "idle": " ".join(log.idle),
         "token_ids": written.tolist(),
         "steps": len(moments),
         "seed": task.seed,

@@ -53,6 +53,8 @@ class Editor(Listener):
         self.scope = Scope(self.label, getattr(options, "layers", None), getattr(options, "heads", None))
         log.on_first.append(lambda: self.scope.check(log))
         log.on_reset.append(self.reset)
+        log.on_end.append(self._note_idle)
+        self.acted = False
         self.reset()
 
     def reset(self) -> None:
@@ -93,10 +95,26 @@ class Editor(Listener):
         self.is_open = False
         if self.log.is_probing:
             return
+        self.acted |= bool(self.applied)
         for heads in dict.fromkeys(tuple(part.heads) for part in self.applied.values()):
             self.log.add(self._removal(heads))
         self.previous[self.slot] = self.applied
         self.count += 1
+
+    def why_idle(self) -> tuple[str, str]:
+        """Why no forward was one to act in, and what to do about it."""
+        return "its layers made no attention call outside log.probing()", "run the model there as well"
+
+    def _note_idle(self) -> None:
+        log = self.log
+        if self.acted or not log.forwards + log.probed:
+            return
+        ran = f"forwards: {log.forwards}" + (f", under log.probing(): {log.probed}" if log.probed else "")
+        why, remedy = self.why_idle()
+        log.idle[self.label] = (
+            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or accept that with "
+            "intervene(…, allow_idle=True)"
+        )
 
     def _removal(self, heads: tuple[int, ...]) -> Removal:
         """The entry of the layers that lost keys in these heads (layers may have different numbers of heads)."""

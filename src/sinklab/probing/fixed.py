@@ -137,6 +137,11 @@ class _PositionEditor(KeyEditor):
         columns_BHM = as_columns(gone_B1S).expand(-1, len(heads), -1)
         return Taken(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
 
+    def why_idle(self) -> tuple[str, str]:
+        if not self.first:
+            return super().why_idle()
+        return f"it begins at step {self.first} (the first is 0), and no sequence came so far", "begin earlier"
+
     def _refuse_missing(self) -> None:
         if 0 < self.longest <= self.positions[-1]:
             raise ValueError(

@@ -35,7 +35,10 @@ class _Counter(Listener):
 
     def finish(self) -> None:
         log = self.log
-        log.forwards += not log.is_probing
+        if log.is_probing:
+            log.probed += 1
+        else:
+            log.forwards += 1
         log.layer_count = len(log.layers)
         while log.on_first:
             log.on_first.pop()()
@@ -43,7 +46,7 @@ class _Counter(Listener):
 
 @contextmanager
 def intervene(
-    model: nn.Module, *edits: Edit, forwards_per_step: int = 1, measure: bool = True
+    model: nn.Module, *edits: Edit, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never touched.
 
@@ -57,10 +60,14 @@ def intervene(
     `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
 
+    An edit that had an opportunity to act and removed nothing (no key passed its rule) is a dose of zero, a result. One
+    that had none (a closed loop over a single step, a first step that is never reached) is an error, unless
+    `allow_idle=True` accepts it: then `log.idle` names it.
+
     Raises ValueError for what is not an edit, a compiled model, one that another thread traces or edits (as with
     `trace`, one thread runs it), layers, heads and positions that are not there, edits that together leave a query no
     key, and at the end of the block when the model ran and never called `scaled_dot_product_attention` (the edits would
-    have changed nothing).
+    have changed nothing), or an edit had no opportunity to act.
     """
     for edit in edits:
         if isinstance(edit, type) or not hasattr(edit, "editor"):
@@ -81,3 +88,5 @@ def intervene(
         raise ValueError(no_call_message(model, tap.forwards - seen_before))
     for check in log.on_end:
         check()
+    if log.idle and not allow_idle:
+        raise ValueError(next(iter(log.idle.values())))

@@ -56,6 +56,10 @@ class InterventionLog:
     removals: list[Removal] = field(default_factory=list)
     forwards: int = 0
     """Forwards that ran with the edits in place, the unedited first ones included."""
+    probed: int = 0
+    """Forwards that ran inside `probing()`."""
+    idle: dict[str, str] = field(default_factory=dict)
+    """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
     prefix: int | None = None
     """Sink columns in front of the keys, read off the first forward since the last reset."""
     measure: bool = True

@@ -167,6 +167,15 @@ class _SinkEditor(KeyEditor):
         if self.chosen:
             self.slots[self.slot] = self.chosen
 
+    def why_idle(self) -> tuple[str, str]:
+        if self.options.source == "clean_pass":
+            return super().why_idle()
+        source = f"source={self.options.source!r}" + (f", forwards_per_step={self.period}" if self.period > 1 else "")
+        return (
+            f"{source} removes what the step before chose, and no sequence had a second step",
+            'run more than one denoising step, or choose within the step with source="clean_pass"',
+        )
+
     def _choice(self, call: AttentionCall, standing: Standing, held_BHS: Tensor | None) -> Taken:
         heads, every, keys = self.heads_of(call), call.query_BHQD.shape[1], standing.received_BHS.shape[-1]
         held_BHS = None if held_BHS is None else held_BHS[:, heads]

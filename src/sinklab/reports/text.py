@@ -24,5 +24,7 @@ def generations(study: Study) -> str:
 def _text(row: dict[str, Any]) -> str:
     hidden = row.get("masked_sinks", 0)
     note = f'<span class="chip">{int(hidden)} sinks hidden per head</span> ' if hidden and hidden == hidden else ""
+    if isinstance(idle := row.get("idle"), str) and idle:
+        note += f'<span class="chip">no opportunity to act: {escape(idle)}</span> '
     prompt, completion = ("" if row[key] is None else str(row[key]) for key in ("prompt", "completion"))
     return f'<p class="sample">{note}<span class="prompt">{escape(prompt)}</span>{escape(completion)}</p>'
