@@ -18,7 +18,7 @@ extra = packages_after("sinklab") - packages_after("torch")
 assert extra == {"sinklab"}, f"`import sinklab` costs more than torch: {sorted(extra)}"
 
 import sinklab  # noqa: E402
-from sinklab.models import load  # noqa: E402
+from sinklab.checkpoints import load  # noqa: E402
 
 root = Path(sinklab.__file__).parent
 assert root.is_relative_to(sys.prefix), f"sinklab was not imported from the wheel, but from {root}"
@@ -33,7 +33,7 @@ assert not extras & installed, f"a plain install brings packages of the extras: 
 for name in sinklab.__all__:
     getattr(sinklab, name)
 
-packaged = sorted(file.parent for file in (root / "models" / "packaged").rglob("model.safetensors"))
+packaged = sorted(file.parent for file in (root / "checkpoints" / "packaged").rglob("model.safetensors"))
 assert packaged, f"no packaged model in {root / 'models' / 'packaged'}"
 for folder in packaged:
     loaded = load(folder.name)

@@ -18,10 +18,10 @@ import torch
 from measure import write_result
 from transformers import LlamaConfig
 
-from sinklab.evaluation.cache_costs import costs
-from sinklab.evaluation.cache_policies import Policy
-from sinklab.evaluation.cache_settings import CacheSettings
 from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.studies.caches.policies import Policy
+from sinklab.studies.caches.run import costs
+from sinklab.studies.caches.settings import CacheSettings
 
 LENGTHS = (512, 1024, 2048, 4096)
 KEEP = 0.25

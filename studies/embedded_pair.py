@@ -18,14 +18,15 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from sinklab.checkpoints import load
 from sinklab.data import read_corpus, train_tokenizer
-from sinklab.evaluation import heldout_rows, row_losses
-from sinklab.models import DiffusionLM, load
+from sinklab.models import DiffusionLM
 from sinklab.records import weights_hash
+from sinklab.scoring import heldout_rows, row_losses
 from sinklab.training import TrainSettings, train
 
 RUNS = Path("runs/pair")
-PACKAGED = Path(__file__).parents[1] / "src" / "sinklab" / "models" / "packaged"
+PACKAGED = Path(__file__).parents[1] / "src" / "sinklab" / "checkpoints" / "packaged"
 NAMES = {"plain": "tiny", "sink": "tiny-sink"}
 VOCAB = 4096
 

@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from sinklab.evaluation.curve_settings import CurveSettings
-from sinklab.evaluation.masking_curve import masking_curve
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
-from sinklab.reports import masking_curve_sentences, write_masking_curves
+from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
+from sinklab.studies.curve.run import masking_curve
+from sinklab.studies.curve.settings import CurveSettings
 from sinklab.training import TrainSettings, recipe, train
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/masking-curve"))
 RESULTS = Path(__file__).with_suffix("")
-TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "models" / "packaged" / "tiny"
+TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "checkpoints" / "packaged" / "tiny"
 PAIR = ("tiny", "tiny-sink")
 SETTINGS = CurveSettings(ks=(0, 1, 2, 5, 10, 20, 50, 100), rows=64, draws=4)
 

@@ -22,13 +22,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from sinklab.evaluation.battery import score_battery
-from sinklab.evaluation.battery_settings import BatterySettings
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
-from sinklab.reports.battery_figures import battery_by_removed, battery_by_skill, saved
-from sinklab.reports.battery_tables import battery_contrasts, battery_gate, battery_scores, battery_sentences
 from sinklab.reports.tables import markdown
+from sinklab.studies.battery.figures import battery_by_removed, battery_by_skill, saved
+from sinklab.studies.battery.run import score_battery
+from sinklab.studies.battery.settings import BatterySettings
+from sinklab.studies.battery.tables import battery_contrasts, battery_gate, battery_scores, battery_sentences
 from sinklab.training import recipe
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/battery-study"))

@@ -17,11 +17,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from sinklab.evaluation.cache_settings import CacheSettings
-from sinklab.evaluation.cache_study import cache_fidelity
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.records import open_run
-from sinklab.reports.cache_figures import draw_caches
+from sinklab.studies.caches.figures import draw_caches
+from sinklab.studies.caches.run import cache_fidelity
+from sinklab.studies.caches.settings import CacheSettings
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/sink_caches"))
 RESULTS = Path(__file__).with_suffix("")

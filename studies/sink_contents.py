@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from sinklab.evaluation.contents_settings import ContentsSettings
-from sinklab.evaluation.sink_contents import sink_contents
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
-from sinklab.reports.contents_figures import contents_places, contents_sentences, save_contents_figures
+from sinklab.studies.contents.figures import contents_places, contents_sentences, save_contents_figures
+from sinklab.studies.contents.run import sink_contents
+from sinklab.studies.contents.settings import ContentsSettings
 
 RESULTS = Path(__file__).with_suffix("")
 MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")

@@ -21,15 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinklab.evaluation import StudySettings, heldout_rows, row_losses, study
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.records import open_run
+from sinklab.scoring import heldout_rows, row_losses
+from sinklab.studies.trace.run import study
+from sinklab.studies.trace.settings import StudySettings
 from sinklab.training import TrainSettings, recipe, train
 from sinklab.training.recipes import VARIANTS
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/variants"))
 RESULTS = Path(__file__).with_suffix("")
-TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "models" / "packaged" / "tiny"
+TOKENIZER = Path(__file__).parents[1] / "src" / "sinklab" / "checkpoints" / "packaged" / "tiny"
 TRAINED = [name for name in VARIANTS if name != "kv"]
 RETROFITS = {"token": "sink", "kv": "kv"}
 SIZES = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 256, "batch": 16}

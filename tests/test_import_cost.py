@@ -21,7 +21,7 @@ def test_importing_the_package_costs_at_most_torch() -> None:
     assert packages_after("import sinklab") - packages_after("import torch") == {"sinklab"}
 
 
-@pytest.mark.parametrize("room", ["attention", "diffusion", "sampling.loop"])
+@pytest.mark.parametrize("room", ["attention.received", "diffusion", "sampling.loop"])
 def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
     loaded = packages_after(f"import sinklab.{room}")
     assert "torch" in loaded

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from sinklab.checkpoints import Loaded
 from sinklab.data import train_tokenizer
-from sinklab.models import DiffusionLM, DiffusionLMConfig, Loaded
+from sinklab.models import DiffusionLM, DiffusionLMConfig
 
 TEXT = "The old man sat by the sea, and the boy looked at the boats. “Will it rain?” he said; the wind was rising.\n"
 VOCABULARY = 280

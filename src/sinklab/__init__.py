@@ -7,12 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sinklab.models import DiffusionLM, DiffusionLMConfig, load
-    from sinklab.probing import MaskSinks, intervene, trace
-    from sinklab.records import open_run
-    from sinklab.reports import report
-    from sinklab.sampling import Canvas, denoise
-    from sinklab.sinks import Excess, find_sinks
+    from sinklab.checkpoints.loading import load
+    from sinklab.models.config import DiffusionLMConfig
+    from sinklab.models.diffusion_lm import DiffusionLM
+    from sinklab.probing.intervention import intervene
+    from sinklab.probing.interventions.mask_sinks import MaskSinks
+    from sinklab.probing.tracing import trace
+    from sinklab.records.reading import open_run
+    from sinklab.reports.build import report
+    from sinklab.sampling.canvas import Canvas
+    from sinklab.sampling.loop import denoise
+    from sinklab.sinks.rules import Excess, find_sinks
 
 __version__ = "0.1.0"
 
@@ -41,7 +46,7 @@ _HOME = {
     "denoise": "sampling",
     "find_sinks": "sinks",
     "intervene": "probing",
-    "load": "models",
+    "load": "checkpoints",
     "open_run": "records",
     "report": "reports",
     "trace": "probing",

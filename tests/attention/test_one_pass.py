@@ -14,12 +14,12 @@ from sinklab.attention import (
     attention_statistics,
     key_norms,
     noop_bound,
-    products,
     received_attention,
     row_entropy,
     row_logsumexp,
 )
-from sinklab.attention.products import WORTHWHILE, product_for
+from sinklab.fast import onednn
+from sinklab.fast.onednn import WORTHWHILE, product_for
 
 B, H, K, Q, S, D = 2, 4, 2, 37, 41, 8
 ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
@@ -129,11 +129,11 @@ def test_precision_set_by_the_newer_switches_stops_nothing(where: str) -> None:
 
 
 def test_the_product_is_found_whatever_the_default_dtype() -> None:
-    found = products._onednn()
-    products._onednn.cache_clear()
+    found = onednn._onednn()
+    onednn._onednn.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
-        assert (products._onednn() is None) == (found is None)
+        assert (onednn._onednn() is None) == (found is None)
     finally:
         torch.set_default_dtype(torch.float32)
 

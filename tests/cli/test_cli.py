@@ -77,11 +77,11 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
     def reached(*_, **__):
         raise Reached
 
-    monkeypatch.setattr("sinklab.models.load", reached)
-    monkeypatch.setattr("sinklab.models.describe", reached)
-    monkeypatch.setattr("sinklab.training.train", reached)
-    monkeypatch.setattr("sinklab.training.settings_of", reached)
-    monkeypatch.setattr("sinklab.records.open_run", reached)
+    monkeypatch.setattr("sinklab.checkpoints.loading.load", reached)
+    monkeypatch.setattr("sinklab.checkpoints.model_card.describe", reached)
+    monkeypatch.setattr("sinklab.training.run.train", reached)
+    monkeypatch.setattr("sinklab.training.run.settings_of", reached)
+    monkeypatch.setattr("sinklab.records.reading.open_run", reached)
     for example in found:
         with pytest.raises(Reached):
             main(shlex.split(example)[1:])
@@ -296,13 +296,13 @@ def test_an_interruption_is_said_and_has_its_own_status(
     def interrupted(settings, progress):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sinklab.training.train", interrupted)
+    monkeypatch.setattr("sinklab.training.run.train", interrupted)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "sinklab: interrupted; what was written so far is kept\n"
 
 
 def test_the_packaged_pair_writes(capsys: pytest.CaptureFixture) -> None:
-    packaged = Path(sinklab.__file__).parent / "models" / "packaged"
+    packaged = Path(sinklab.__file__).parent / "checkpoints" / "packaged"
     for name in ("tiny", "tiny-sink"):
         if not (packaged / name).is_dir():
             pytest.skip(f"the packaged model {name!r} is not there yet: {packaged / name} is missing")

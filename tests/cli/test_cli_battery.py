@@ -48,7 +48,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
     with pytest.raises(ValueError, match="A run folder is written once"):
         battery(models, tmp_path / "out", settings=settings)
     # drawn once is enough
-    monkeypatch.setattr("sinklab.reports.battery_figures.write_battery_figures", lambda *_: [])
+    monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
     battery(models, tmp_path / "out", settings=settings, resume=True)
     assert capsys.readouterr().out.splitlines()[:-1] == lines[:-1]
 
@@ -56,10 +56,10 @@ def test_models_of_both_kinds_are_scored_side_by_side(
 def test_the_command_line_reaches_every_setting(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = sys.modules["sinklab.cli.main"]
+    commands = sys.modules["sinklab.cli.main.main"]
     others = [command for command in commands.COMMANDS if command.__name__ != "battery"]
     monkeypatch.setattr(commands, "COMMANDS", (*others, battery))
-    monkeypatch.setattr("sinklab.reports.battery_figures.write_battery_figures", lambda *_: [])
+    monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
     options = (
         "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --new-tokens 3"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sinklab.cli.caching import QUICK, Asked, caches
-from sinklab.evaluation.cache_settings import CacheSettings
 from sinklab.records import open_run
+from sinklab.studies.caches.settings import CacheSettings
 from tiny_diffusion import TEXT, save_tiny
 
 

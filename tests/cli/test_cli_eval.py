@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.cli.evaluating import Evaluation, evaluate_command
+from sinklab.cli.tables import Evaluation, evaluate_command
 from sinklab.cli.writing import Reading
-from sinklab.evaluation import EvalSettings
 from sinklab.records import open_run
+from sinklab.studies.benchmarks.settings import EvalSettings
 from tiny_diffusion import save_tiny
 
 

@@ -11,9 +11,9 @@ from sinklab.cli.main import COMMANDS
 from sinklab.cli.probing import Contents, probe
 from sinklab.cli.watching import Inputs
 from sinklab.records import RunWriter, open_run
-from sinklab.reports import contents_figures
-from sinklab.reports.contents_figures import contents_figure, contents_places, contents_sentences
-from sinklab.reports.recorded import NotRecorded
+from sinklab.reports.samples import NotRecorded
+from sinklab.studies.contents import figures
+from sinklab.studies.contents.figures import contents_figure, contents_places, contents_sentences
 from tiny_diffusion import TEXT, save_tiny
 
 SMALL = {"new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "draws": 20, "layers": (0, 2)}
@@ -39,8 +39,8 @@ def test_the_command_says_what_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # one picture is enough
-    one = partial(contents_figures.save_contents_figures, places=("future",))
-    monkeypatch.setattr(contents_figures, "save_contents_figures", one)
+    one = partial(figures.save_contents_figures, places=("future",))
+    monkeypatch.setattr(figures, "save_contents_figures", one)
     inputs = Inputs(prompts=prompts, samples=4)
     settings = Contents(choose="strongest", **SMALL)
     probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
@@ -112,7 +112,7 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
         "Of 1 differences between what probes read at sinks and beside them, 1 are above 0 and 0 below it at 95 %"
     )
     assert lines[2].endswith("the largest is token at layer 3, +0.80 [+0.60, +1.00].")
-    assert [path.name for path in contents_figures.save_contents_figures(run, tmp_path / "new", prefix="a-")] == [
+    assert [path.name for path in figures.save_contents_figures(run, tmp_path / "new", prefix="a-")] == [
         "a-contents-future.png"
     ]
     titles = {axes.get_title("left"): len(axes.lines) for axes in contents_figure(run, "future").axes}

@@ -171,7 +171,7 @@ def test_each_process_takes_a_gpu_of_its_own(
     world: str, device: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr("sinklab.models.load", lambda name, **options: asked.append(options["device"]))
+    monkeypatch.setattr("sinklab.checkpoints.loading.load", lambda name, **options: asked.append(options["device"]))
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_RANK", "2")
     loaded_here("tiny", Reading(device=device))

@@ -9,8 +9,8 @@ import pytest
 
 from sinklab.cli import main, tables
 from sinklab.cli.tables import curve, folder_names, onetoken, table1
-from sinklab.evaluation.curve_settings import CurveSettings
 from sinklab.records import RunWriter, open_run
+from sinklab.studies.curve.settings import CurveSettings
 from tiny_diffusion import TEXT, save_tiny
 
 
@@ -44,7 +44,7 @@ def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monke
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2]
     # what is there is taken as it is
-    monkeypatch.setattr("sinklab.evaluation.masking_curve.masking_curve", None)
+    monkeypatch.setattr("sinklab.studies.curve.run.masking_curve", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"out/plain holds a run of another model or with other settings; choose"):
@@ -100,7 +100,7 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 
 @pytest.fixture
 def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinklab.evaluation.table1._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.studies.benchmarks.table1._check_tasks", lambda settings: None)
 
 
 @pytest.mark.usefixtures("no_tasks")
@@ -108,7 +108,7 @@ def test_table1_prints_measured_beside_published(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "sinklab.evaluation.harness.evaluate", scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
+        "sinklab.studies.benchmarks.run.evaluate", scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
     )
     table1((model,), Path("out"), settings=tables.Cells(tasks=("gsm8k",)), figures=())
     printed = capsys.readouterr().out

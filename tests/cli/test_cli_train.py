@@ -27,7 +27,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainSetti
         seen.append(given)
         return Path(given.out) / "model"
 
-    monkeypatch.setattr("sinklab.training.train", train)
+    monkeypatch.setattr("sinklab.training.run.train", train)
     return seen
 
 

@@ -168,7 +168,7 @@ def test_documents_that_are_encoded_together_are_the_same(monkeypatch: pytest.Mo
     together = pack(documents, tiny_tokenizer(), 8)
     for size in ("_BATCH_DOCUMENTS", "_BATCH_CHARACTERS"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"sinklab.data.packing.{size}", 1)
+            patched.setattr(f"sinklab.data.rows.{size}", 1)
             assert torch.equal(pack(documents, tiny_tokenizer(), 8), together)
 
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from sinklab.attention import watching
-from sinklab.models import DiffusionLM, DiffusionLMConfig, lean
+from sinklab.fast import decoder as lean
+from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Canvas, DualCache, EvenQuota, Factor, PrefixCache, Threshold, denoise, guided
 
 # B batch, S canvas, M wanted, V vocabulary

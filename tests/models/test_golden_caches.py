@@ -8,7 +8,7 @@ import torch
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
 from golden_llada import golden_cases, golden_folder
 from sinklab.attention import watching
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.sampling import denoise
 
 

@@ -9,7 +9,7 @@ import torch
 
 from golden_fast_dllm import DUAL, IDLE, PLAIN, PREFIX, fast_dllm_case
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.models import load
+from sinklab.checkpoints import load
 from sinklab.sampling import Canvas, DecodingSettings, denoise
 
 NAMES = {

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.models import DiffusionLM, load
+from sinklab.checkpoints import load
+from sinklab.models import DiffusionLM
 
 TOLERANCE = {"fast_dllm": 1e-3}
 FAMILIES = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
+from sinklab.checkpoints import families, load
 from sinklab.diffusion import masked_token_loss
-from sinklab.models import families, load
 
 VARIANTS = {
     "smdm_vanilla": ("none", 0, "none"),

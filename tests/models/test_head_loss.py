@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sinklab.models import DiffusionLM, DiffusionLMConfig, liger
+from sinklab.fast import liger
+from sinklab.models import DiffusionLM, DiffusionLMConfig
 
 # B batch, S sequence, M asked positions, V vocabulary
 

@@ -4,7 +4,8 @@ from cached_twin import TwinSession
 from sink_toys import IDS, MASK, kv_model
 from transformers import DynamicCache
 
-from sinklab.models import describe, freeze, load
+from sinklab.checkpoints import describe, load
+from sinklab.training import freeze
 from tiny_diffusion import tiny_model
 
 

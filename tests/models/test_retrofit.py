@@ -1,6 +1,5 @@
 import sys
 
-import published_toys as toys
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -8,21 +7,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sink_toys import IDS, MASK, NOISY, copied, kv_model, train
 
+import published_toys as toys
 from golden_llada import golden_folder
-from sinklab.models import (
-    DiffusionLM,
-    DiffusionLMConfig,
-    SinkFile,
-    attach_sink,
-    freeze,
-    load,
-    merge_lora,
-    save_sink,
-    sink_file_of,
-    trainable_parameters,
-)
-from sinklab.models.sinkfile import backbone_hash
+from sinklab.checkpoints import SinkFile, attach_sink, load, save_sink, sink_file_of
+from sinklab.checkpoints.sinkfile import backbone_hash
+from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.probing import trace
+from sinklab.training import freeze, merge_lora, trainable_parameters
 from tiny_diffusion import save_tiny, tiny_backbone, tiny_model
 from tiny_llama import tiny_llama
 

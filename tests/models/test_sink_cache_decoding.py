@@ -12,21 +12,11 @@ from evicted_twin import EvictingTwin
 from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, wanted_at, written
 
 from sinklab.attention import watching
-from sinklab.models.kept import KeptStore, Window
+from sinklab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
+from sinklab.caching.policies import Seen
+from sinklab.caching.stores import KeptStore, Window
 from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import (
-    Canvas,
-    DualCache,
-    EvictCache,
-    EvictingCache,
-    RandomCache,
-    ReceivedCache,
-    SinkCache,
-    SinkRefreshCache,
-    denoise,
-    guided,
-)
-from sinklab.sampling.eviction import Seen
+from sinklab.sampling import Canvas, DualCache, denoise, guided
 
 # B batch, S canvas, M wanted, G key heads
 

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
 from torch import Tensor
 
 from sinklab.probing import MaskSinks, intervene, trace
+from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import llama
 
 from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
 from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model
+from tiny_models import llama
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 NEW, BLOCK, SINKS = 6, 3, 1

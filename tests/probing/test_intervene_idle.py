@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import HandWritten
 
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
 from sinklab.sampling import Canvas, DualCache, denoise
 from tiny_diffusion import tiny_model
+from tiny_models import HandWritten
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 LOOPS = [MaskSinks(1), MaskSinks(1, removal="evict"), MaskSinks(1, source="carried", limit=2)]

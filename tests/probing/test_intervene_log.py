@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from dense_twin import dense, received, top
-from tiny_models import HandWritten, Prefixed, checkpointed, llama
 
 from sinklab.probing import (
     EDITS,
@@ -29,6 +28,7 @@ from sinklab.probing import (
 from sinklab.probing.log import TABLE_COLUMNS
 from sinklab.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, Prefixed, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 OTHER = (IDS + 5) % 30

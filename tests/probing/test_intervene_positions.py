@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 from dense_twin import dense
-from tiny_models import STYLES, HandWritten, Prefixed, llama
 from torch import Tensor
 
 from sinklab.attention import running
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
 from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
 from tiny_diffusion import tiny_model
+from tiny_models import STYLES, HandWritten, Prefixed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from dense_twin import dense, received, top
-from tiny_models import HandWritten, Prefixed, llama
 from torch import Tensor
 
 from sinklab.probing import MaskPositions, MaskSinks, as_spec, intervene, parse_edit, trace
 from sinklab.sinks import Excess, find_sinks
+from tiny_models import HandWritten, Prefixed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 TEXTS = [(IDS + 5 * t) % 49 + 1 for t in range(4)]

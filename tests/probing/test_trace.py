@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
 from torch import nn
 
 from sinklab.attention import unobserved, value_norms
 from sinklab.probing import trace
+from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sinklab.attention import watching
-from sinklab.models import lean
+from sinklab.fast import decoder
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
 from tiny_diffusion import tiny_model
@@ -77,13 +77,13 @@ def test_a_trace_does_not_change_what_is_written(cache):
 
 
 def test_the_lean_road_is_left_for_the_length_of_the_block(monkeypatch):
-    model, taken, own = tiny_model(1), [], lean.Decoder.__call__
+    model, taken, own = tiny_model(1), [], decoder.Decoder.__call__
 
     def spy(self, *args):
         taken.append(True)
         return own(self, *args)
 
-    monkeypatch.setattr(lean.Decoder, "__call__", spy)
+    monkeypatch.setattr(decoder.Decoder, "__call__", spy)
     steps = decoding(model, DualCache())
     next(steps)
     with trace(model):

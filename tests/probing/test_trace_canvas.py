@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import HandWritten
 
 from sinklab.attention import running_canvas
 from sinklab.probing import AttentionCall, Listener, trace
 from sinklab.probing.tap import tapped
 from tiny_diffusion import tiny_model
+from tiny_models import HandWritten
 
 IDS = torch.randint(3, 200, (2, 12), generator=torch.Generator().manual_seed(1))
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_models import HandWritten, llama
 
 from sinklab.probing import STATISTICS, MaskSinks, frames, intervene, statistics, trace
+from tiny_models import HandWritten, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import STYLES, HandWritten, Prefixed, llama
 
 from sinklab.attention import attention_map, received_attention, running, value_norms
 from sinklab.probing import STATISTICS, AttentionCall, Listener, MaskSinks, intervene, trace
 from sinklab.probing.tap import tapped
 from tiny_diffusion import tiny_model
+from tiny_models import STYLES, HandWritten, Prefixed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)

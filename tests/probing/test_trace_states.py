@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import HandWritten, llama
 
 from sinklab.probing import STATES, MaskSinks, intervene, position_states, trace
 from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
 from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, llama
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 NEW, BLOCK, CANVAS = 6, 3, 12

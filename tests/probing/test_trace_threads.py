@@ -12,14 +12,16 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from tiny_models import checkpointed
 from torch import nn
 
 from sinklab.attention import is_watched, watching
-from sinklab.models import isolated, lean
+from sinklab.caching import SinkCache
+from sinklab.fast import decoder
+from sinklab.models import sink
 from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, DualCache, SinkCache, denoise
+from sinklab.sampling import Canvas, DualCache, denoise
 from tiny_diffusion import tiny_model
+from tiny_models import checkpointed
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
 NEW = 6
@@ -66,13 +68,13 @@ def written(model, cache):
 @pytest.mark.parametrize("cache", [DualCache(), SinkCache(keep=0.5)])
 @pytest.mark.parametrize("sinks", [0, 1])
 def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run, cache, sinks):
-    model, other, taken, own = tiny_model(sinks), tiny_model(1, seed=1), [], lean.Decoder.__call__
+    model, other, taken, own = tiny_model(sinks), tiny_model(1, seed=1), [], decoder.Decoder.__call__
 
     def spy(self, *args):
         taken.append(self.decoder)
         return own(self, *args)
 
-    monkeypatch.setattr(lean.Decoder, "__call__", spy)
+    monkeypatch.setattr(decoder.Decoder, "__call__", spy)
     alone = written(model, cache)
     assert taken == [model.model] * NEW
     beside = traced(lambda: run(lambda: written(model, cache)), other)
@@ -87,7 +89,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
     model.sink_form = "sequence"
 
     def loss_and_gradients():
-        assert isolated.takes_part(model)
+        assert sink.takes_part(model)
         model.zero_grad()
         loss = model(IDS, labels=IDS).loss
         loss.backward()
@@ -97,7 +99,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
     beside = traced(lambda: run(loss_and_gradients), other)
     assert all(map(torch.equal, alone, beside))
     with trace(model):
-        assert not isolated.takes_part(model)
+        assert not sink.takes_part(model)
         model(IDS)
 
 

@@ -9,8 +9,7 @@ from simulated import Simulation, simulate
 from sinklab import sinks
 from sinklab.reports import as_studies
 from sinklab.reports.explorer import payload
-from sinklab.reports.payload import AGES, LOW, _norms, arrays_of
-from sinklab.reports.payload_arrays import LogScale, pack, size, unpack
+from sinklab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, size, unpack
 
 
 def codes(packed, shape):

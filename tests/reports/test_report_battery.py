@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sinklab.evaluation.battery import accuracy
 from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports.battery_figures import battery_by_removed, battery_by_skill, write_battery_figures
-from sinklab.reports.battery_tables import (
+from sinklab.reports.samples import NotRecorded
+from sinklab.studies.battery.figures import battery_by_removed, battery_by_skill, write_battery_figures
+from sinklab.studies.battery.run import accuracy
+from sinklab.studies.battery.tables import (
     as_series,
     battery_contrasts,
     battery_gate,
@@ -19,7 +20,6 @@ from sinklab.reports.battery_tables import (
     battery_sentences,
     write_battery_tables,
 )
-from sinklab.reports.recorded import NotRecorded
 
 PROBLEMS = 20
 Marks = dict[tuple[str, str, int, str, int], int]

@@ -13,26 +13,34 @@ import pytest
 from test_report_training import made
 
 from sinklab.records import Run, RunWriter, open_run
-from sinklab.reports import (
+from sinklab.reports.printed import latex
+from sinklab.studies.benchmarks.onetoken import (
+    LESS,
+    LOSS,
+    SHARE,
+    experiments,
+    missing_commands,
+    onetoken_numbers,
+    onetoken_text,
+    write_onetoken,
+)
+from sinklab.studies.benchmarks.published import ONE_TOKEN, TABLE1, published_model
+from sinklab.studies.benchmarks.read import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks.table1_report import (
+    VERDICT,
+    table1_figure,
+    table1_numbers,
+    table1_text,
+    verdict,
+    write_table1,
+)
+from sinklab.studies.curve.figures import (
     as_curves,
     masking_curve_figure,
     masking_curve_sentences,
     masking_curve_table,
-    onetoken_numbers,
-    onetoken_text,
-    table1_figure,
-    table1_numbers,
-    table1_text,
     write_masking_curves,
-    write_onetoken,
-    write_table1,
 )
-from sinklab.reports.benchmark_tables import VERDICT, verdict
-from sinklab.reports.benchmarks import Benchmark, found_in, paired_drop
-from sinklab.reports.onetoken_runs import experiments
-from sinklab.reports.onetoken_tables import LESS, LOSS, SHARE, missing_commands
-from sinklab.reports.printed import latex
-from sinklab.reports.published_scores import ONE_TOKEN, TABLE1, published_model
 
 
 def benchmark(

@@ -172,7 +172,7 @@ def test_one_file_that_loads_nothing_and_runs_one_script(pair, tmp_path):
 def test_figures_and_tables_lie_beside(pair, tmp_path, monkeypatch):
     # Drawing every figure takes seconds, and is tested with the figures.
     some = partial(draw_all, names=("sink_share", "received_map", "attention_map"))
-    monkeypatch.setattr(import_module("sinklab.reports.report"), "draw_all", some)
+    monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
     target = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md"))
     folder = target.parent
     assert {path.name for path in folder.iterdir()} == {"report.html", "figures", "tables"}

@@ -31,9 +31,9 @@ from sinklab.reports import (
     training_loss,
     write_tables,
 )
-from sinklab.reports.curves import drawn_as
 from sinklab.reports.style import THEMES
 from sinklab.reports.training import first_for_good
+from sinklab.reports.training_curves import drawn_as
 from sinklab.reports.training_sentences import signed
 
 STEPS = (0, 10, 20, 30)
@@ -298,7 +298,7 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
 def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("sinklab.reports.training_page"), "picture", lambda draw, words: "")
     some = partial(draw_all, names=("training_loss", "main_holders"))
-    monkeypatch.setattr(import_module("sinklab.reports.report"), "draw_all", some)
+    monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
     folder = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md")).parent
     assert {path.name for path in (folder / "figures").iterdir()} == {
         "training_loss.svg",

@@ -5,17 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.sampling import (
-    DecodingSettings,
-    EvictCache,
-    EvictingCache,
-    RandomCache,
-    ReceivedCache,
-    SinkCache,
-    SinkRefreshCache,
-    cache_by_name,
-)
-from sinklab.sampling.eviction import Budget, Seen, kept_columns, most_received
+from sinklab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
+from sinklab.caching.policies import Budget, Seen, kept_columns, most_received
+from sinklab.sampling import DecodingSettings, cache_by_name
 
 # B batch, G key heads, S columns, C kept
 

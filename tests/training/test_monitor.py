@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from sinklab.probing.snapshot import MEASURES, snapshot
 from sinklab.training.monitor import COLUMNS, MONITOR_FILE, SinkMonitor, monitored
+from sinklab.training.snapshots import MEASURES, snapshot
 from tiny_diffusion import tiny_model
 
 HELD = torch.randint(3, 280, (6, 16), generator=torch.Generator().manual_seed(1))

@@ -7,10 +7,8 @@ from transformers import TrainingArguments
 from sinklab.data import Rows
 from sinklab.diffusion import corrupt, masked_token_loss
 from sinklab.training import DiffusionTrainer, causal_loss, diffusion_loss
-from sinklab.training.heldout import HeldOut
 from sinklab.training.noise import NoisyCollator, row_masks, row_times, visible_keys
-from sinklab.training.objective import Phases, asked_causally, sight
-from sinklab.training.trainer import Objective
+from sinklab.training.trainer import HeldOut, Objective, Phases, asked_causally, sight
 from tiny_diffusion import tiny_model
 
 ROWS = torch.arange(24)

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import sinklab
-from sinklab.models import DiffusionLM, load
-from sinklab.models.sinkfile import sink_file_of
+from sinklab.checkpoints import load
+from sinklab.checkpoints.sinkfile import sink_file_of
+from sinklab.models import DiffusionLM
 from sinklab.probing import WindowAttention, intervene
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, causal_loss, train

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinklab.attention.products import Product, product_for
 from sinklab.attention.scores import Scores
+from sinklab.fast.onednn import Product, product_for
 
 LN2 = math.log(2.0)
 # One block of scores should stay near the caches of a CPU; an accelerator wants few, large launches.

@@ -13,10 +13,10 @@ import tyro
 from sinklab.cli.progress import working
 from sinklab.cli.watching import loaded_here, run_settings
 from sinklab.cli.writing import Reading
-from sinklab.evaluation.battery_settings import BatterySettings, Condition
+from sinklab.studies.battery.settings import BatterySettings, Condition
 
 if TYPE_CHECKING:
-    from sinklab.models import Loaded
+    from sinklab.checkpoints.loading import Loaded
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def battery(
         reading: how the weights are read.
         settings: what to ask, how to answer, and what to hide. Of the conditions each model takes those of its kind.
     """
-    from sinklab.evaluation.battery import score_battery
-    from sinklab.records import open_run
-    from sinklab.reports.battery_figures import write_battery_figures
-    from sinklab.reports.battery_tables import battery_sentences, write_battery_tables
+    from sinklab.records.reading import open_run
+    from sinklab.studies.battery.figures import write_battery_figures
+    from sinklab.studies.battery.run import score_battery
+    from sinklab.studies.battery.tables import battery_sentences, write_battery_tables
 
     if not models:
         raise ValueError("battery needs at least one model, e.g. sinklab battery runs/battery/model")

@@ -10,11 +10,11 @@ import tyro
 
 from sinklab.cli.progress import working
 from sinklab.cli.writing import Reading
-from sinklab.evaluation.cache_settings import CacheSettings
-from sinklab.evaluation.processes import refuse_taken
+from sinklab.studies.base import refuse_taken
+from sinklab.studies.caches.settings import CacheSettings
 
 if TYPE_CHECKING:
-    from sinklab.records import Run
+    from sinklab.records.reading import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,9 @@ def caches(
         settings: what to compare.
     """
     from sinklab.cli.watching import loaded_here, run_settings
-    from sinklab.evaluation.cache_study import cache_fidelity
-    from sinklab.records import open_run
-    from sinklab.reports.cache_figures import draw_caches
+    from sinklab.records.reading import open_run
+    from sinklab.studies.caches.figures import draw_caches
+    from sinklab.studies.caches.run import cache_fidelity
 
     checked = run_settings(CacheSettings, settings)
     if not resume:

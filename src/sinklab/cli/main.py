@@ -13,14 +13,11 @@ import tyro
 
 from sinklab.cli.battery import battery
 from sinklab.cli.caching import caches
-from sinklab.cli.evaluating import evaluate_command
-from sinklab.cli.masking import mask
 from sinklab.cli.probing import probe
-from sinklab.cli.showing import compare, report
-from sinklab.cli.tables import curve, onetoken, table1
-from sinklab.cli.tour import tour
+from sinklab.cli.showing import compare, report, tour
+from sinklab.cli.tables import curve, evaluate_command, onetoken, table1
 from sinklab.cli.training import train_command
-from sinklab.cli.watching import Inputs, Study, chosen, watch
+from sinklab.cli.watching import Inputs, Study, chosen, mask, watch
 from sinklab.cli.writing import Reading, write
 from sinklab.sampling.settings import DecodingSettings
 
@@ -80,7 +77,7 @@ def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> Non
     """
     from json import dumps
 
-    from sinklab.models import describe
+    from sinklab.checkpoints.model_card import describe
 
     facts = describe(model)
     print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))

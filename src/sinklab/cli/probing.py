@@ -11,7 +11,7 @@ import tyro
 from sinklab.cli.progress import working
 from sinklab.cli.watching import Inputs, loaded_here, prompts_of, run_settings
 from sinklab.cli.writing import Reading
-from sinklab.evaluation.contents_settings import ContentsSettings
+from sinklab.studies.contents.settings import ContentsSettings
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def probed(
     Raises:
         ValueError: for prompts from both arguments and a file, and what `sink_contents` refuses.
     """
-    from sinklab.evaluation.processes import refuse_taken
-    from sinklab.evaluation.sink_contents import sink_contents
-    from sinklab.records import open_run
-    from sinklab.reports.contents_figures import contents_sentences, save_contents_figures
+    from sinklab.records.reading import open_run
+    from sinklab.studies.base import refuse_taken
+    from sinklab.studies.contents.figures import contents_sentences, save_contents_figures
+    from sinklab.studies.contents.run import sink_contents
 
     prompt = prompts_of(prompt, inputs)
     whole = run_settings(ContentsSettings, settings, **({"prompts": prompt} if prompt else {}))

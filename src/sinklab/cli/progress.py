@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from sinklab.evaluation.progress import Progress
+from sinklab.studies.base import Progress
 
 
 class Shown(Progress):

@@ -2,13 +2,68 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from sinklab.cli.progress import working
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+MODELS = {"plain": "tiny", "sink": "tiny-sink"}
+
+
+def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
+    """See attention sinks in a real diffusion language model, in under two minutes and without a download.
+
+    Two small models come with this package, trained alike on public-domain English books, without and with one sink
+    token. Each writes a few sentences while every attention call is watched; then its sinks are hidden and held-out
+    text is scored. What comes out is one page, report.html.
+
+    Try
+        sinklab tour
+        sinklab tour --quick --out first-look
+
+    Args:
+        out: folder for the two run folders and the report; it must be empty or absent.
+        quick: one short sample and little held-out text, for a first look in seconds.
+    """
+    from sinklab.checkpoints.loading import load
+    from sinklab.records.reading import open_run
+    from sinklab.reports.build import report, summary
+    from sinklab.studies.trace.run import study
+    from sinklab.studies.trace.settings import StudySettings
+
+    console = Console()
+    started = time.perf_counter()
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
+    settings = StudySettings(truncate=True)
+    if quick:
+        settings = StudySettings(
+            prompts=settings.prompts[:1], new_tokens=24, block_length=None, heldout_rows=6, ks=(0, 5)
+        )
+    runs = []
+    with working() as say:
+        for label, name in MODELS.items():
+            say(f"loading {name!r} ({label})")
+            runs.append(open_run(study(load(name), out / label, settings, progress=say)))
+        say("drawing the report")
+        page = report(runs, out / "report")
+    for label, run in zip(MODELS, runs, strict=True):
+        written = run.table("generations").query("sample == 0 and masked_sinks == 0").iloc[0]
+        console.print(f"\n[bold]{label}[/bold] wrote: [dim]{escape(written.prompt)}[/dim]{escape(written.completion)}")
+    console.print("\n[bold]In short[/bold]")
+    for sentence in summary(runs):
+        console.print(f"• {escape(sentence)}")
+    console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")
+
 
 FIGURES = ("png", "svg")
 TABLES = ("parquet", "csv", "md")
@@ -37,8 +92,8 @@ def report(
         figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
     """
-    from sinklab.records import open_run
-    from sinklab.reports import report as build
+    from sinklab.records.reading import open_run
+    from sinklab.reports.build import report as build
 
     if not runs:
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
@@ -61,9 +116,9 @@ def compare(
         b: folder of the second run; the difference is the second less the first.
         out: folder for the page, its figures and its tables.
     """
-    from sinklab.records import open_run
-    from sinklab.reports import compare as compared
-    from sinklab.reports import report as build
+    from sinklab.records.reading import open_run
+    from sinklab.reports.build import report as build
+    from sinklab.reports.comparison import compare as compared
 
     runs = [open_run(run) for run in (a, b)]
     print("\n".join(_lines(compared(*runs))))

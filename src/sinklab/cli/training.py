@@ -31,7 +31,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     if again is None:
         settings = recipe(name, variant)
     elif variant is None and name == DEFAULT:
-        from sinklab.training import settings_of
+        from sinklab.training.run import settings_of
 
         settings = settings_of(Path(again))
     else:
@@ -54,7 +54,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
 def _train(settings: TrainSettings, again: Path | None) -> None:
     from transformers.utils import logging
 
-    from sinklab.training import train as run
+    from sinklab.training.run import train as run
 
     if again is not None and Path(settings.out).resolve() == again.resolve():
         raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")

@@ -6,20 +6,21 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import tyro
 
 from sinklab.cli.progress import working
 from sinklab.cli.writing import Reading
-from sinklab.evaluation.processes import refuse_taken
-from sinklab.evaluation.settings import PROMPTS, StudySettings
+from sinklab.studies.base import refuse_taken
+from sinklab.studies.trace.settings import PROMPTS, StudySettings
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from sinklab.models import Loaded
-    from sinklab.records import Run
+    from sinklab.checkpoints.loading import Loaded
+    from sinklab.records.reading import Run
+
 
 Settings = TypeVar("Settings")
 
@@ -55,7 +56,7 @@ def prompts_of(prompt: tuple[str, ...], inputs: Inputs) -> tuple[str, ...]:
     Raises:
         ValueError: for prompts from both, and a number of samples without a file.
     """
-    from sinklab.evaluation import read_prompts
+    from sinklab.scoring.prompts import read_prompts
 
     if prompt and inputs.prompts is not None:
         raise ValueError(f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts")
@@ -82,7 +83,7 @@ def run_settings(kind: type[Settings], given: Any, **changes: Any) -> Settings:
 
 def loaded_here(model: str, reading: Reading) -> Loaded:
     """The model; of several processes on one machine each takes a GPU of its own."""
-    from sinklab.models import load
+    from sinklab.checkpoints.loading import load
 
     device = reading.device
     if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -92,7 +93,7 @@ def loaded_here(model: str, reading: Reading) -> Loaded:
 
 def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
     """`sinklab trace`: the lines to print; none in a process that is not the first."""
-    from sinklab.evaluation import study
+    from sinklab.studies.trace.run import study
 
     if not resume:
         refuse_taken(out)
@@ -103,9 +104,9 @@ def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resu
 
 def compare_masked(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
     """`sinklab mask`: a plain run and one under the settings' edits, and what the edits did."""
-    from sinklab.evaluation import check_study, study
-    from sinklab.probing import parse_edit
-    from sinklab.records import open_run
+    from sinklab.probing.specs import parse_edit
+    from sinklab.records.reading import open_run
+    from sinklab.studies.trace.run import check_study, study
 
     for spec in settings.edits:
         parse_edit(spec)
@@ -139,7 +140,7 @@ def _by_last_row(spec: str) -> str:
 
 
 def _first(lines: list[str]) -> list[str]:
-    from sinklab.evaluation.processes import Processes
+    from sinklab.studies.base import Processes
 
     return lines if Processes.here().is_first else []
 
@@ -162,7 +163,7 @@ def _removed(masked: Run) -> list[str]:
 
 
 def _texts(plain: Run, masked: Run) -> list[str]:
-    from sinklab.evaluation import agreement
+    from sinklab.studies.trace.writing import agreement
 
     agreements = []
     lines = []
@@ -178,3 +179,60 @@ def _written(run: Run) -> list[tuple[str, np.ndarray]]:
     table = table[table["masked_sinks"] == 0]
     texts = [" ".join(text.split()) for text in table["completion"]]
     return list(zip(texts, table["token_ids"], strict=True))
+
+
+# the two runs are compared with each other; more texts and held-out loss are what `trace` is for
+DEFAULTS = Study(mask_sinks=(), heldout="")
+
+
+def mask(
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    model: str = "tiny",
+    out: Path = Path("runs/mask"),
+    k: int | None = None,
+    epsilon: float | None = None,
+    removal: Literal["mask", "zero_value", "evict"] = "mask",
+    source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop",
+    control: Literal["sinks", "random", "recent", "lowest"] = "sinks",
+    limit: int | None = None,
+    also: tuple[str, ...] = (),
+    inputs: tyro.conf.OmitArgPrefixes[Inputs] = Inputs(),
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008
+    settings: tyro.conf.OmitArgPrefixes[Study] = DEFAULTS,
+) -> None:
+    """Take the sinks away while a model writes, and say what that did.
+
+    Writes two run folders, OUT/plain and OUT/masked, and prints how much attention was removed, how far the selections
+    of successive steps overlap, and how much of the text stayed. In each layer and head the keys that received most at
+    the step before are hidden (closed loop; the first step is whole). A key that is hidden receives nothing, so the
+    closed loop hides others at the next step and overlaps little; --source clean_pass or carried holds on to the sinks.
+
+    Try
+        sinklab mask "The house stood at the end of a" --k 5
+        sinklab mask --k 5 --control random --out runs/control
+        sinklab mask --epsilon 3 --removal zero_value --out runs/zero
+        sinklab mask --k 1 --source carried --limit 8 --also window_attention:radius=16 --out runs/more
+
+    Args:
+        prompt: beginnings to continue, one sample each; three stock ones when left out.
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
+        out: folder for the two run folders; it must be empty or absent, but for --resume.
+        k: hide this many keys per layer and head; 5 when neither --k nor --epsilon is given.
+        epsilon: hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, in place of --k.
+        removal: hide them before the softmax, set their values to zero after it, or evict them from the memory.
+        source: choose from the edited run itself, from a second, whole forward, or carry over what was once chosen.
+        control: what to hide: sinks, or as many random, most recent or least attended columns that are none.
+        limit: with --source carried: the most keys a head may have lost at a time.
+        also: further interventions, as text such as window_attention:radius=16.
+        inputs: where the prompts come from.
+        reading: how the weights are read.
+        settings: what to write and watch.
+    """
+    if k is not None and epsilon is not None:
+        raise ValueError(f"give --k or --epsilon, not both: got {k} and {epsilon}")
+    amount = f"epsilon={epsilon}" if epsilon is not None else f"k={5 if k is None else k}"
+    spec = f"mask_sinks:{amount},removal={removal},source={source},control={control}"
+    spec += "" if limit is None else f",limit={limit}"
+    both = chosen(settings, prompt, inputs, edits=(spec, *also, *settings.edits))
+    for line in compare_masked(both, model, out, reading, inputs.resume):
+        print(line)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sinklab.models import Loaded
-    from sinklab.sampling import DecodingSettings
+    from sinklab.checkpoints.loading import Loaded
+    from sinklab.sampling.settings import DecodingSettings
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def write(
     Raises:
         ValueError: for no prompt, a model that does not denoise, and what its tokenizer or the decoder refuse.
     """
-    from sinklab.models import load
+    from sinklab.checkpoints.loading import load
 
     if not prompts:
         raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
@@ -82,8 +82,8 @@ def _streamer(loaded: Loaded, stream: bool) -> Any:
 
 def _prompt_ids(loaded: Loaded, prompts: Sequence[str], chat: bool) -> tuple[Tensor, Tensor]:
     """Left-padded ids (B, P) and where they are real, bool (B, P)."""
-    from sinklab.evaluation import encode
     from sinklab.sampling.canvas import left_padded
+    from sinklab.scoring.prompts import encode
 
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
     return left_padded([encode(loaded, prompt, chat).ids for prompt in prompts], loaded.special.pad or 0)

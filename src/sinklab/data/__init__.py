@@ -1,34 +1,12 @@
 """Text corpora, invented problems, tokenizer training and batches."""
 
-from sinklab.data.battery import LEVELS, SKILLS, Problem, is_right, problems
-from sinklab.data.corpora import corpus_documents, fingerprint, read_corpus
-from sinklab.data.packing import check_vocabulary, pack, pack_with_documents
-from sinklab.data.pairs import Pair, PairCounts, PairRows, Pairs, pair_rows, read_pairs
-from sinklab.data.rows import Rows, collate
-from sinklab.data.streams import StreamedRows
-from sinklab.data.tokenizers import SPECIAL_TOKENS, train_tokenizer
+from sinklab.registry import exports
 
-__all__ = [
-    "LEVELS",
-    "SKILLS",
-    "SPECIAL_TOKENS",
-    "Pair",
-    "PairCounts",
-    "PairRows",
-    "Pairs",
-    "Problem",
-    "Rows",
-    "StreamedRows",
-    "check_vocabulary",
-    "collate",
-    "corpus_documents",
-    "fingerprint",
-    "is_right",
-    "pack",
-    "pack_with_documents",
-    "pair_rows",
-    "problems",
-    "read_corpus",
-    "read_pairs",
-    "train_tokenizer",
-]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    battery="LEVELS Problem SKILLS is_right problems",
+    corpora="corpus_documents fingerprint read_corpus",
+    pairs="Pair PairCounts PairRows Pairs pair_rows read_pairs",
+    rows="Rows SPECIAL_TOKENS check_vocabulary collate pack pack_with_documents train_tokenizer",
+    streams="StreamedRows",
+)

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sinklab.data.corpora import corpus_documents
-from sinklab.data.packing import check_packing, encode, numbered_in_rows
-from sinklab.data.rows import place_generator, row_of_batch
+from sinklab.data.rows import check_packing, encode, numbered_in_rows, place_generator, row_of_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,7 +1,7 @@
 """The model as a denoiser: ids in, logits at the wanted positions out, with or without a memory of what was computed.
 
 Two roads give the same numbers up to rounding. The plain one calls the decoder; it is taken while a tap hangs on a
-model, and for everything the other does not know. The lean one (:mod:`sinklab.models.lean`) computes what is asked for.
+model, and for everything the other does not know. The lean one (:mod:`sinklab.fast.decoder`) computes what is asked.
 """
 
 # B batch, S canvas, W columns that run, Q columns with a wanted position, M wanted positions (row-major), V vocabulary,
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.attention import is_watched, running
-from sinklab.models import lean, masks
-from sinklab.models.keeping import Keeping
+from sinklab.attention.context import is_watched, running
+from sinklab.caching.policies import BlockWork
+from sinklab.caching.sessions import Keeping
+from sinklab.fast import decoder as lean
+from sinklab.models import masks
 from sinklab.models.keyvalues import KeyValueStore
 from sinklab.models.sink import SinkPrefix
-from sinklab.sampling.sink_cache import BlockWork
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,7 @@ class Session:
                 int64 (W,), run these columns alone, the same in every row: they attend to all columns (and the sinks),
                 to one another as they are now and to the others as remembered, and are remembered from now on. Where
                 logits are shifted, the column before each of them runs as well. A ``BlockWork`` runs everything, or
-                the block on what the last full evaluation chose (:mod:`sinklab.sampling.sink_cache`).
+                the block on what the last full evaluation chose (:mod:`sinklab.caching.policies`).
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if the canvas has

@@ -12,14 +12,30 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.models import gate as gate_module
-from sinklab.models import isolated, kvsink, masks, rotary
+from sinklab.models import masks, sink
 from sinklab.models import sink as sink_module
-from sinklab.models.asked import Asked
 from sinklab.models.config import SINK_NAMES, SINK_TENSORS, DiffusionLMConfig
 from sinklab.models.denoising import ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
-from sinklab.models.head import Head, ResizableVocabulary
+from sinklab.models.head import Asked, Head, ResizableVocabulary
 from sinklab.models.sink import SinkPrefix
+
+
+def attach(decoder: Any, dtype: str) -> None:
+    """Round the cosines and sines of a transformers decoder to ``dtype`` (nothing to do for ``float32``)."""
+    if dtype != "float32":
+        decoder.rotary_emb.register_forward_hook(_round_to_bfloat16)
+
+
+def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(table.bfloat16().to(table.dtype) for table in tables)
+
+
+def rebuild(decoder: Any, device: torch.device | str) -> None:
+    """Compute the frequencies of a decoder whose buffers are on the meta device; they stay float32."""
+    rotary = decoder.rotary_emb
+    for name, buffer in type(rotary)(decoder.config).named_buffers():
+        setattr(rotary, name, buffer.to(device))
 
 
 class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
@@ -51,8 +67,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
-        rotary.attach(self.model, config.rope_dtype)
-        isolated.attach(self.model)
+        attach(self.model, config.rope_dtype)
+        sink.attach(self.model)
         for name in SINK_TENSORS[config.sink_kind]:
             self.register_parameter(name, nn.Parameter(torch.empty(config.sink_shape)))
         if config.gate != "none":
@@ -126,7 +142,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if not self.config.sink_count:
             return None
         if self.config.sink_kind == "kv":
-            return kvsink.prefix(self.model, self.sink_keys, self.sink_values)
+            return sink.prefix(self.model, self.sink_keys, self.sink_values)
         positions_UN = sink_module.positions(self, length, lengths_B)
         zero = self.config.sink_kind == "zero"
         return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero)
@@ -152,12 +168,12 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
         embeds_BSD = self.model.embed_tokens(input_ids)
         sinks = self.config.sink_count
-        in_sequence = sink_prefix is None and isolated.takes_part(self)
+        in_sequence = sink_prefix is None and sink.takes_part(self)
         prefix: Any = sink_prefix
         if in_sequence:
-            prefix = isolated.InSequence(sinks, self.config.sink_kind == "zero")
-            embeds_BSD = isolated.in_front(self.sink_embeddings, embeds_BSD)
-            position_ids = isolated.in_front(sink_module.positions(self, length, lengths_B), position_ids)
+            prefix = sink.InSequence(sinks, self.config.sink_kind == "zero")
+            embeds_BSD = sink.in_front(self.sink_embeddings, embeds_BSD)
+            position_ids = sink.in_front(sink_module.positions(self, length, lengths_B), position_ids)
         elif prefix is None:
             prefix = self.sink_prefix(length, lengths_B)
         mask = masks.attention_mask(

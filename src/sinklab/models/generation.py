@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sinklab.sampling import Cache, Canvas, DecodingSettings, Denoiser, Rule, Schedule, Step
+from sinklab.sampling.caches import Cache
+from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.denoisers import Denoiser
+from sinklab.sampling.loop import Step
+from sinklab.sampling.rules import Rule
+from sinklab.sampling.schedules import Schedule
+from sinklab.sampling.settings import DecodingSettings
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

@@ -1,41 +1,18 @@
 """The tap on a model's attention: `trace` watches, `intervene` changes, and neither leaves anything behind."""
 
-from sinklab.probing.call import AttentionCall
-from sinklab.probing.fixed import MaskPositions, TruncateContext
-from sinklab.probing.intervention import Edit, intervene
-from sinklab.probing.log import InterventionLog, Removal
-from sinklab.probing.masking import MaskSinks
-from sinklab.probing.recording import Recording
-from sinklab.probing.snapshot import MEASURES, Snapshot, snapshot
-from sinklab.probing.specs import EDITS, as_spec, as_text, edit_by_name, parse_edit
-from sinklab.probing.states import STATES, position_states
-from sinklab.probing.statistics import STATISTICS
-from sinklab.probing.tap import Listener
-from sinklab.probing.tracing import trace
-from sinklab.probing.window import WindowAttention
+from sinklab.registry import exports
 
-__all__ = [
-    "EDITS",
-    "MEASURES",
-    "STATES",
-    "STATISTICS",
-    "AttentionCall",
-    "Edit",
-    "InterventionLog",
-    "Listener",
-    "MaskPositions",
-    "MaskSinks",
-    "Recording",
-    "Removal",
-    "Snapshot",
-    "TruncateContext",
-    "WindowAttention",
-    "as_spec",
-    "as_text",
-    "edit_by_name",
-    "intervene",
-    "parse_edit",
-    "position_states",
-    "snapshot",
-    "trace",
-]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    call="AttentionCall",
+    intervention="Edit intervene",
+    log="InterventionLog Removal",
+    recording="Recording",
+    specs="EDITS as_spec as_text edit_by_name parse_edit",
+    statistics="STATES STATISTICS position_states",
+    tap="Listener",
+    tracing="trace",
+    **{"interventions.mask_sinks": "MaskSinks"},
+    **{"interventions.positions": "MaskPositions TruncateContext"},
+    **{"interventions.window": "WindowAttention"},
+)

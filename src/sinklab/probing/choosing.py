@@ -12,7 +12,7 @@ from torch import Tensor
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.removing import real_queries_B1
-from sinklab.sinks import Excess, find_sinks
+from sinklab.sinks.rules import Excess, find_sinks
 
 
 @dataclass(frozen=True)

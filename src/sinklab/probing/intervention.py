@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import nn
 
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.editing import count_layers
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.scope import count_layers
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 

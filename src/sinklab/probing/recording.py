@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sinklab.probing.choice import Place
-from sinklab.probing.frames import Frame, Watcher
-from sinklab.probing.stacking import stacked
+from sinklab.probing.frames import Frame, Watcher, stacked
 from sinklab.probing.statistics import STATISTICS, checked_statistic
 
 if TYPE_CHECKING:
     import numpy
+
 
 _BESIDE = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}
 

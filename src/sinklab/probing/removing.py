@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sinklab.attention import allowed, row_logsumexp
+from sinklab.attention.received import row_logsumexp
+from sinklab.attention.scores import allowed
 from sinklab.probing.call import AttentionCall
 
 REMOVALS = ("mask", "zero_value", "evict")

@@ -10,10 +10,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from sinklab.probing.fixed import MaskPositions, TruncateContext
 from sinklab.probing.intervention import Edit
-from sinklab.probing.masking import MaskSinks
-from sinklab.probing.window import WindowAttention
+from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.probing.interventions.positions import MaskPositions, TruncateContext
+from sinklab.probing.interventions.window import WindowAttention
 
 EDITS: dict[str, type] = {kind.name: kind for kind in (MaskSinks, MaskPositions, WindowAttention, TruncateContext)}
 """Edits by name."""

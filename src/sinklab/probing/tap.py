@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import _C, Tensor, nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from sinklab.attention import is_observed, watching
-from sinklab.probing.call import NAMES, AttentionCall
-from sinklab.probing.place import SightCache
+from sinklab.attention.context import is_observed, watching
+from sinklab.compat import is_replayed
+from sinklab.probing.call import NAMES, AttentionCall, SightCache
 
 
 class Listener:
@@ -191,7 +191,7 @@ def _token_ids(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
 
 def _is_replay() -> bool:
     """Whether this runs inside a backward pass."""
-    return _C._current_graph_task_id() != -1
+    return is_replayed()
 
 
 class _Hook:

@@ -11,8 +11,7 @@ from torch import nn
 from sinklab.probing.choice import Choice, Place
 from sinklab.probing.frames import Watcher
 from sinklab.probing.recording import Recording
-from sinklab.probing.states import QueryStates, checked_state_of
-from sinklab.probing.statistics import checked_statistics
+from sinklab.probing.statistics import QueryStates, checked_state_of, checked_statistics
 from sinklab.probing.tap import no_call_message, tapped
 
 

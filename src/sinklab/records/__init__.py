@@ -1,21 +1,12 @@
 """Run folders: one JSON file, Parquet tables, safetensors arrays, a schema version. Readable with pandas alone."""
 
-from .hashing import weights_hash
-from .info import RunInfo
-from .layouts import STUDY_DIMS
-from .merging import merge_runs
-from .reading import Run, open_run
-from .storage import write_beside
-from .writing import SCHEMA, RunWriter
+from sinklab.registry import exports
 
-__all__ = [
-    "SCHEMA",
-    "STUDY_DIMS",
-    "Run",
-    "RunInfo",
-    "RunWriter",
-    "merge_runs",
-    "open_run",
-    "weights_hash",
-    "write_beside",
-]
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    info="RunInfo STUDY_DIMS",
+    merging="merge_runs",
+    reading="Run open_run",
+    storage="weights_hash write_beside",
+    writing="RunWriter SCHEMA",
+)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .storage import ARRAYS_SUFFIX, READABLE, SCHEMA, TABLE_SUFFIX
+from sinklab.records.storage import ARRAYS_SUFFIX, READABLE, SCHEMA, TABLE_SUFFIX
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -113,3 +113,21 @@ def damaged(path: Path, error: Exception) -> ValueError:
         return ValueError(f"{path} is missing, although the run wrote it. Restore the file or run again.")
     cause = str(error) or type(error).__name__
     return ValueError(f"{path} is damaged and cannot be read ({cause}). Restore the file or run again.")
+
+
+STUDY_DIMS: dict[str, tuple[str, ...]] = {
+    "received": ("step", "layer", "head", "key"),
+    "visible": ("step", "key"),
+    "positions": ("step",),
+    "step_number": ("step",),
+    "value_norm": ("step", "layer", "key"),
+    "key_norm": ("step", "layer", "key"),
+    "main_by_state": ("step", "state", "layer", "head"),
+    "share_by_state": ("step", "state", "layer", "head"),
+    "received_by_state": ("step", "state", "layer", "head", "key"),
+    "row_entropy": ("step", "state", "layer", "head"),
+    "row_logsumexp": ("step", "state", "layer", "head"),
+    "output_norm": ("step", "state", "layer", "head"),
+    "noop_bound": ("step", "state", "layer", "head"),
+}
+"""Axes of the arrays "attention"; only the first four are in every study."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from .folders import begun_before, remove_leftovers
-from .info import RunInfo, read_info
-from .reading import Run, open_run
-from .storage import ARRAYS_SUFFIX, RUN_FILE, TABLE_SUFFIX, file_name, moved, write_beside
+from sinklab.records.info import RunInfo, read_info
+from sinklab.records.reading import Run, open_run
+from sinklab.records.storage import ARRAYS_SUFFIX, RUN_FILE, TABLE_SUFFIX, file_name, moved, write_beside
+from sinklab.records.writing import begun_before, remove_leftovers
 
 
 def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .info import RunInfo, damaged, read_info
-from .storage import ARRAYS_SUFFIX, DIMS_KEY, RUN_FILE, TABLE_SUFFIX, file_name
+from sinklab.records.info import RunInfo, damaged, read_info
+from sinklab.records.storage import ARRAYS_SUFFIX, DIMS_KEY, RUN_FILE, TABLE_SUFFIX, file_name
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -11,9 +12,13 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
 
 SCHEMA = 2
 READABLE = (1, SCHEMA)
@@ -145,3 +150,26 @@ def checked_dims(
                     "Name the axes apart, pad with NaN, or write two files."
                 )
     return dims
+
+
+def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 (hex) of the names, dtypes, shapes and bytes of ``state_dict``; the order of the entries does not count.
+
+    Raises ValueError when an entry is not a tensor.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(state_dict):
+        tensor = state_dict[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"weights_hash needs a mapping of names to tensors: {name!r} is a {type(tensor).__name__}. "
+                "Pass model.state_dict()."
+            )
+        # The length of the header is hashed too, so that no two state dicts spell the same stream of bytes.
+        header = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+        digest.update(len(header).to_bytes(8, "little") + header)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pandas as pd
 
-from sinklab.records import Run
-
-from .sentences import mean_over_layers
-from .study import MASK, Study, as_studies
+from sinklab.records.reading import Run
+from sinklab.reports.sentences import mean_over_layers
+from sinklab.reports.study import MASK, Study, as_studies
 
 TEXT_SINK = "greatest text sink"
 

@@ -10,9 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from sinklab.records import write_beside
-
-from .curves import (
+from sinklab.records.storage import write_beside
+from sinklab.reports.figures import block_moves, heldout_loss, sink_share, sinks_per_layer, split_sinks, value_norms
+from sinklab.reports.maps import attention_map, layer_head_map, received_map, received_maps
+from sinklab.reports.paths import Runs, overlap_by_step, sink_path, sink_path_of_head
+from sinklab.reports.samples import NotRecorded
+from sinklab.reports.scores import (
+    epsilon_curve,
+    output_norm_against_bound,
+    score_histogram,
+    sink_tokens,
+    value_norm_scatter,
+)
+from sinklab.reports.study import Study
+from sinklab.reports.style import DPI, theme_named, themed
+from sinklab.reports.training import Training, as_shown
+from sinklab.reports.training_curves import (
     Trainings,
     massive_activations,
     mobility_over_training,
@@ -21,18 +34,11 @@ from .curves import (
     sinks_over_training,
     training_loss,
 )
-from .figures import block_moves, heldout_loss, sink_share, sinks_per_layer, split_sinks, value_norms
-from .layered import emergence_map, main_holders, trained_norms, trained_share
-from .maps import attention_map, layer_head_map, received_map, received_maps
-from .paths import Runs, overlap_by_step, sink_path, sink_path_of_head
-from .recorded import NotRecorded
-from .scores import epsilon_curve, output_norm_against_bound, score_histogram, sink_tokens, value_norm_scatter
-from .study import Study
-from .style import DPI, theme_named, themed
-from .training import Training, as_shown
+from sinklab.reports.training_layers import emergence_map, main_holders, trained_norms, trained_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 FORMATS = ("png", "svg", "pdf")
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sinklab.records import Run
-
-from .paths import Runs
-from .recorded import NotRecorded
-from .study import ADDED, Study, as_studies
-from .style import MARKERS, from_zero, legend_above, own_axes, theme_named, themed
+from sinklab.records.reading import Run
+from sinklab.reports.paths import Runs
+from sinklab.reports.samples import NotRecorded
+from sinklab.reports.study import ADDED, Study, as_studies
+from sinklab.reports.style import MARKERS, from_zero, legend_above, own_axes, theme_named, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinklab.records import Run
-
-from .recorded import NotRecorded
-from .samples import Sample
-from .study import Study, as_study
-from .style import Theme, colormap, own_axes, theme_named, themed
+from sinklab.records.reading import Run
+from sinklab.reports.samples import NotRecorded, Sample
+from sinklab.reports.study import Study, as_study
+from sinklab.reports.style import Theme, colormap, own_axes, theme_named, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+
 
 MOST_LAYERS = 12
 FLOOR = 0.5

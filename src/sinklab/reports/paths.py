@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinklab.records import Run
-
-from .maps import place_of, recorded_sample
-from .recorded import NotRecorded
-from .samples import STATES, Sample
-from .study import Study, as_studies, as_study
-from .style import MARKERS, legend_above, own_axes, theme_named, themed
+from sinklab.records.reading import Run
+from sinklab.reports.maps import place_of, recorded_sample
+from sinklab.reports.samples import STATES, NotRecorded, Sample
+from sinklab.reports.study import Study, as_studies, as_study
+from sinklab.reports.style import MARKERS, legend_above, own_axes, theme_named, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 Runs = Iterable[Run | Study] | Run | Study
 

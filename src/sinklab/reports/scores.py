@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sinklab.records import Run
-
-from .figures import recorded
-from .paths import Runs
-from .recorded import NotRecorded
-from .samples import STATES
-from .study import ADDED, MASK, Study, as_study
-from .style import MARKERS, legend_above, own_axes, printable, theme_named, themed
+from sinklab.records.reading import Run
+from sinklab.reports.figures import recorded
+from sinklab.reports.paths import Runs
+from sinklab.reports.samples import STATES, NotRecorded
+from sinklab.reports.study import ADDED, MASK, Study, as_study
+from sinklab.reports.style import MARKERS, legend_above, own_axes, printable, theme_named, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 _RASTERED = 1500
 
@@ -99,7 +98,7 @@ def value_norm_scatter(
     """
     from matplotlib.ticker import LogLocator
 
-    from .maps import place_of
+    from sinklab.reports.maps import place_of
 
     study, look = recorded(run)[0], theme_named(theme)
     place = None if layer is None else place_of(study, "layer", layer)

@@ -3,6 +3,7 @@
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +12,53 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sinklab.records import Run
-from sinklab.sinks import Enrichment, EpsilonCurve, Explained, MotionSummary, ScoreHistogram, Verdict
+from sinklab.analysis.thresholds import EpsilonCurve, ScoreHistogram
+from sinklab.analysis.token_classes import Enrichment, Explained
+from sinklab.analysis.trends import MotionSummary
+from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
+from sinklab.records.reading import Run
+from sinklab.reports.measured import LayerFacts, Measured
+from sinklab.reports.samples import ADDED, MASK, STATES, Sample, Samples, checked
 
-from .facts import LayerFacts
-from .measured import Measured
-from .samples import ADDED, MASK, STATES, Sample, Samples, checked
-from .verdicts import judged
+WITHIN = 8
+"""steps that heads are given to find another sink"""
+
+
+def judged(
+    curve: EpsilonCurve | None,
+    events_by_position: np.ndarray,
+    heldout: pd.DataFrame | None,
+    truncation: pd.DataFrame | None,
+) -> list[Verdict]:
+    """One verdict per statement; what was not measured says so and holds None.
+
+    The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
+    error is that of the paired differences.
+    """
+    found = [start_only(events_by_position if len(events_by_position) else np.zeros(1))]
+    plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
+    if heldout is not None:
+        base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
+        if len(base) and len(hidden):
+            one, other = base.iloc[0], hidden.iloc[0]
+            plain, masked = ((float(row["loss"]), float(row["stderr"])) for row in (one, other))
+            error = float(other["delta_stderr"])
+    found.append(masking_cost(plain, masked, paired_error=error))
+    found.append(_recovered(truncation))
+    if curve is not None:
+        found.append(ninety_six(curve))
+    return found
+
+
+def _recovered(truncation: pd.DataFrame | None) -> Verdict:
+    if truncation is None:
+        unknown = "No part of the context was hidden, so recovery was not measured."
+        return Verdict("no recovery", None, math.nan, 0.5, unknown)
+    first = truncation.groupby("sample")["step"].transform("min")
+    soon = truncation[truncation["step"] < first + WITHIN]
+    heads = soon.groupby(["sample", "layer", "head"])[["lost", "recovered"]].any()
+    return recovery(heads["lost"].to_numpy(), heads["recovered"].to_numpy(), within=WITHIN)
+
 
 __all__ = [
     "ADDED", "MASK", "STATES", "LayerFacts", "Measured", "Sample", "Samples", "Study", "as_studies", "as_study",
@@ -203,7 +244,7 @@ def as_studies(sources: Iterable[Run | Study] | Run | Study) -> list[Study]:
     runs = [source.run if isinstance(source, Study) else source for source in sources]
     for run in runs:
         if run.info.kind != "study":
-            remedy = _INSTEAD.get(run.info.kind, "make one with sinklab.evaluation.study or `sinklab trace`.")
+            remedy = _INSTEAD.get(run.info.kind, "make one with sinklab.studies.trace.run.study or `sinklab trace`.")
             raise ValueError(f"Reports read runs of kind 'study': {run.path} is of kind {run.info.kind!r}; {remedy}")
     names = labels(runs)
     return [

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
 
+
 DPI = 170
 MARKERS = ("o", "s", "D", "^", "v", "P")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,50 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.records import write_beside
-from sinklab.sinks import Enrichment, motion_word
+from sinklab.analysis.token_classes import Enrichment
+from sinklab.analysis.trends import motion_word
+from sinklab.records.storage import write_beside
+from sinklab.reports.paths import Runs
+from sinklab.reports.study import Study
+from sinklab.reports.training import Training, as_shown
+from sinklab.reports.training_curves import Trainings
 
-from .curves import Trainings
-from .paths import Runs
-from .study import Study
-from .training import Training, as_shown
-from .training_tables import TRAINING_TABLES
+
+def history_table(run: Training) -> pd.DataFrame:
+    """Losses, learning rate, norm of the gradient and speed over steps."""
+    return pd.DataFrame() if run.history is None else run.history
+
+
+def monitor_table(run: Training) -> pd.DataFrame:
+    """What the sink monitor saw, by step and layer (-1: the whole model)."""
+    return pd.DataFrame() if run.monitor is None else run.monitor
+
+
+def outcome_table(run: Training) -> pd.DataFrame:
+    """One row a run: its variant, the held-out loss with its 95 % interval, when sinks came up, the last look."""
+    loss, info = run.loss, run.run.info
+    row = {
+        "variant": run.variant,
+        "seed": info.seed,
+        "status": info.status,
+        "heldout_loss": math.nan if loss is None else loss.mean,
+        "low": math.nan if loss is None else loss.low,
+        "high": math.nan if loss is None else loss.high,
+        "heldout_rows": 0 if loss is None else loss.rows,
+        "takeover_step": run.takeover,
+        "emergence_step": run.emergence,
+    }
+    last = {} if run.looks.empty else run.looks.iloc[-1].drop(["layer", "causal"]).to_dict()
+    table = pd.DataFrame([row | last])
+    return table.astype({"takeover_step": "Int64", "emergence_step": "Int64"})
+
+
+TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
+    "outcome": outcome_table,
+    "history": history_table,
+    "monitor": monitor_table,
+}
+
 
 MARKDOWN_ROWS = 60
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from string import Template
+from typing import Any
 
 import pandas as pd
 
-from . import training_sentences as say
-from .curves import (
+from sinklab.reports import training_sentences as say
+from sinklab.reports.drawing import figure_of, save
+from sinklab.reports.explorer import asset
+from sinklab.reports.page import Beside, Part, beside, findings, number_table, plain_table, run_facts, status
+from sinklab.reports.printed import number, percent
+from sinklab.reports.samples import NotRecorded
+from sinklab.reports.style import theme_named, themed
+from sinklab.reports.training import HeldoutLoss, Training
+from sinklab.reports.training_curves import (
     massive_activations,
     mobility_over_training,
     optimization,
@@ -19,12 +29,44 @@ from .curves import (
     sinks_over_training,
     training_loss,
 )
-from .explorer import asset
-from .layered import emergence_map, main_holders, trained_norms, trained_share
-from .page import Beside, Part, beside, findings, number_table, plain_table, run_facts, status
-from .pictures import picture, pictured
-from .training import HeldoutLoss, Training
-from .wording import number, percent
+from sinklab.reports.training_layers import emergence_map, main_holders, trained_norms, trained_share
+
+DARK = "screen and (prefers-color-scheme: dark)"
+
+
+def picture(draw: Callable[..., Any], alternative: str) -> str:
+    """What ``draw(theme=…)`` draws as HTML; empty where the runs did not record enough for it."""
+    try:
+        light, dark = (_address(draw, theme) for theme in ("light", "dark"))
+    except NotRecorded:
+        return ""
+    return (
+        f'<figure><picture><source media="{DARK}" srcset="{dark}">'
+        f'<img src="{light}" alt="{escape(alternative)}"></picture></figure>'
+    )
+
+
+def pictured(
+    anchor: str, title: str, how: str, pictures: Sequence[str], sentences: Sequence[str] = (), details: str = ""
+) -> str:
+    """A card with pictures, sentences and numbers; empty when there is no picture."""
+    if not any(pictures):
+        return ""
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    return (
+        f'<article class="card" id="{escape(anchor)}"><h2>{escape(title)}</h2><p class="how">{escape(how)}</p>'
+        f"{''.join(pictures)}{said}{details}</article>"
+    )
+
+
+def _address(draw: Callable[..., Any], theme: str) -> str:
+    import matplotlib
+
+    written = io.BytesIO()
+    # Letters stay letters: a tenth of the size of their outlines.
+    with themed(theme_named(theme)), matplotlib.rc_context({"svg.fonttype": "none"}):
+        save(figure_of(draw(theme=theme)), "svg", written)
+    return f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}"
 
 
 def training_page(trainings: list[Training]) -> Callable[[Beside], str]:

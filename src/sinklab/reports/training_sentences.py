@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from sinklab.sinks import motion_word
-
-from .training import OVER_EVEN, HeldoutLoss, Training
-from .wording import number, percent
+from sinklab.analysis.trends import motion_word
+from sinklab.reports.printed import number, percent
+from sinklab.reports.training import OVER_EVEN, HeldoutLoss, Training
 
 
 def in_short(trainings: list[Training]) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from sinklab.caching.policies import EvictCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
 from sinklab.sampling.refreshing import BlockCache
-from sinklab.sampling.sink_cache import EvictCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sinklab.sampling.sink_cache import BlockWork
+from sinklab.caching.policies import BlockWork
 from sinklab.sampling.token_ids import token_ids
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns

@@ -10,17 +10,109 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sinklab.sampling.blocks import Block, block_numbers, block_sizes, blocks
 from sinklab.sampling.caches import Cache, Evaluate, cache_by_name, evaluator
-from sinklab.sampling.candidates import Candidates
-from sinklab.sampling.canvas import Canvas
-from sinklab.sampling.checks import checked_logits, refuse_logits, refuse_unequal
+from sinklab.sampling.canvas import Block, Canvas, block_numbers, block_sizes, blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.named import checked_object, rule_by_name, schedule_by_name
-from sinklab.sampling.rules import LowConfidence, Rule
+from sinklab.sampling.rules import Candidates, LowConfidence, Rule
 from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
-from sinklab.sampling.stopping import RowEnds
+from sinklab.sampling.token_ids import token_ids
 from sinklab.sampling.tokens import TokenSampling, perturbed, required
+
+# B batch rows, S canvas positions
+
+
+class RowEnds:
+    """Watches one run for rows that are over.
+
+    Raises ValueError when no stop id is given, when one is negative, and when [MASK] is one.
+    """
+
+    def __init__(self, stop_ids: Iterable[int] | int, open_BS: Tensor, mask_id: int) -> None:
+        ids = sorted(set(token_ids("stop_ids", stop_ids)))
+        if not ids:
+            raise ValueError("stop_ids needs at least one token id, got none; leave it out to decode every position.")
+        if mask_id in ids:
+            raise ValueError(f"[MASK] (id {mask_id}) is never written, so it cannot be a stop id; use end of text.")
+        if ids[0] < 0:
+            raise ValueError(f"stop_ids must lie in the vocabulary, 0 upwards, got {ids}; check the tokenizer.")
+        self._last = ids[-1]
+        self._ids = torch.tensor(ids, device=open_BS.device)
+        self._open_BS = open_BS
+        self._over_B = torch.zeros_like(open_BS[:, 0])
+
+    def refuse_beyond(self, vocabulary: int) -> None:
+        """Raises ValueError for a stop id that has no logit: it could never be written."""
+        if self._last >= vocabulary:
+            raise ValueError(
+                f"stop_ids must lie in the vocabulary, 0 to {vocabulary - 1}, got {self._ids.tolist()}; check the "
+                "tokenizer."
+            )
+
+    def __call__(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """The ids with the rows that are newly over filled to the right with their stop id, and where (bool (B, S)).
+
+        Every open position to the right is filled, those that hold another token already too.
+        """
+        first_BS = self._open_BS & torch.isin(ids_BS, self._ids) & (masked_BS.cumsum(1) == 0)
+        new_B = first_BS.any(1) & ~self._over_B
+        if not bool(new_B.any()):
+            return ids_BS, torch.zeros_like(masked_BS)
+        self._over_B = self._over_B | new_B
+        first_B1 = first_BS.long().argmax(1, keepdim=True)
+        right_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device) > first_B1
+        filled_BS = self._open_BS & right_BS & new_B[:, None]
+        return torch.where(filled_BS, ids_BS.gather(1, first_B1), ids_BS), filled_BS
+
+
+# B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
+
+
+def refuse_unequal(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
+    """Raises ValueError where the fullest row's deal of steps would change what a row with fewer masks gets alone.
+
+    In a single block with `steps` the counts are those of each row alone, and so are they with one token per step;
+    but steps dealt to several blocks, and a clock that has as many ticks as there are masks, are the fullest row's.
+    """
+    idle = getattr(schedule, "idle", False)
+    clock = idle and steps is None
+    dealt = blocks > 1 and (idle or steps is not None)
+    if not schedule.fixed or schedule.pooled or not (clock or dealt):
+        return
+    counts = sorted({count for count in open_BS.sum(1).tolist() if count})
+    if len(counts) > 1:
+        remedy = "decode these rows one by one, or give steps and no block_length"
+        if not idle:
+            remedy = "leave steps or block_length out, or decode these rows one by one"
+        raise ValueError(
+            f"the schedule {schedule.name!r} deals steps={steps} to {blocks} block(s) by the number of open positions, "
+            f"which must be the same in every row, got rows with {', '.join(map(str, counts))}; {remedy}."
+        )
+
+
+def checked_logits(logits_MV: Tensor, wanted: int, where: str) -> Tensor:
+    """The logits. Raises ValueError for another shape than one row per wanted position."""
+    if logits_MV.ndim != 2 or logits_MV.shape[0] != wanted:
+        raise ValueError(
+            f"a denoiser must return one row of logits per wanted position, ({wanted}, vocabulary), but at {where} it "
+            f"returned {tuple(logits_MV.shape)}; select with logits_BSV[wanted_BS]."
+        )
+    return logits_MV
+
+
+def refuse_logits(best_M: Tensor, where: str) -> None:
+    """The best logit of a row is NaN where any is, and -inf where every token is ruled out."""
+    if nan := int(best_M.isnan().sum()):
+        raise ValueError(
+            f"logits must be numbers, but at {where} {nan} of {len(best_M)} positions are NaN; check the "
+            "weights, the dtype, and rows that attend to nothing."
+        )
+    if barred := int((best_M == -torch.inf).sum()):
+        raise ValueError(
+            f"some token must be possible everywhere, but at {where} {barred} of {len(best_M)} positions have logits "
+            "of -inf only; suppress fewer tokens."
+        )
+
 
 # B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sinklab.sampling.denoisers import Denoiser
     from sinklab.sampling.loop import Step
 
+
 RULE_NUMBERS = ("alg_temp", "defer_ids")
 SCHEDULE_NUMBERS = ("threshold", "factor", "gamma", "eps", "pooled")
 CACHE_NUMBERS = ("refresh_every", "cache_keep", "cache_sinks", "cache_neighbours", "cache_protect")

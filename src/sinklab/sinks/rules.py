@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .scale import Array, even_share, namespace
+from sinklab.sinks.normalize import Array, even_share, namespace
 
 SCALES = ("sum", "mean", "percent", "zscore")
 

@@ -16,10 +16,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from sinklab.records import RunInfo
-from sinklab.records.folders import names_in
-from sinklab.records.info import read_info
+from sinklab.records.info import RunInfo, read_info
 from sinklab.records.storage import RUN_FILE
+from sinklab.records.writing import names_in
 from sinklab.training.settings import FREE, TrainSettings
 
 HISTORY_FILE = "history.json"

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from sinklab.probing.snapshot import MEASURES, snapshot
-from sinklab.records import write_beside
+from sinklab.records.storage import write_beside
+from sinklab.training.snapshots import MEASURES, snapshot
 
 MONITOR_FILE = "monitor.json"
 COLUMNS = ("step", "causal", "layer", "added", "even_share", *MEASURES)
@@ -23,7 +23,7 @@ SUMMARY |= {"text_sinks": "sink/text_sinks", "activation_ratio": "sink/activatio
 
 
 class SinkMonitor(TrainerCallback):
-    """Takes a :func:`~sinklab.probing.snapshot` at step 0, every so many steps and at the end, and keeps it in
+    """Takes a :func:`~sinklab.training.snapshots` at step 0, every so many steps and at the end, and keeps it in
     checkpoints. It leaves training as it is, to the bit.
 
     Args:

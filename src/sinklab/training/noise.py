@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinklab.data import collate
-from sinklab.data.rows import place_generator
-from sinklab.diffusion import sample_times
-from sinklab.diffusion.forward import TimeSampler
+from sinklab.data.rows import collate, place_generator
+from sinklab.diffusion import TimeSampler, sample_times
 
 # what a draw is for: neighbouring places of different kinds must not share a generator
 _TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)

@@ -14,22 +14,20 @@ from typing import Any, cast, get_args, get_type_hints
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from sinklab.data import StreamedRows
-from sinklab.diffusion.forward import TimeSampler
-from sinklab.models.retrofit import freeze, merge_lora
-from sinklab.records import RunWriter, open_run
+from sinklab.data.streams import StreamedRows
+from sinklab.diffusion import TimeSampler
+from sinklab.records.reading import open_run
+from sinklab.records.writing import RunWriter
 from sinklab.training import model as models
-from sinklab.training.arguments import arguments, tensorboard
 from sinklab.training.checkpoints import earlier_run, needing_room, read_position, same_data, whole_checkpoints
-from sinklab.training.checks import check, explained, variant
-from sinklab.training.heldout import HeldOut
+from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.history import History, earlier_rows
+from sinklab.training.model import freeze, merge_lora
 from sinklab.training.monitor import SinkMonitor, monitored
 from sinklab.training.noise import NoisyCollator
-from sinklab.training.objective import Phases
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
-from sinklab.training.trainer import DiffusionTrainer, Objective
+from sinklab.training.trainer import DiffusionTrainer, HeldOut, Objective, Phases
 
 NEVER = 2**62
 """A step that no run reaches."""

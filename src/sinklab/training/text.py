@@ -15,17 +15,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from sinklab.data import (
-    Pairs,
-    Rows,
-    StreamedRows,
-    fingerprint,
-    pack_with_documents,
-    pair_rows,
-    read_corpus,
-    read_pairs,
-    train_tokenizer,
-)
+from sinklab.data.corpora import fingerprint, read_corpus
+from sinklab.data.pairs import Pairs, pair_rows, read_pairs
+from sinklab.data.rows import Rows, pack_with_documents, train_tokenizer
+from sinklab.data.streams import StreamedRows
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]

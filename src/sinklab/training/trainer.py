@@ -1,21 +1,205 @@
 """The masked-diffusion and next-token objectives on `transformers.Trainer`."""
 
+# B batch, S sequence
+# R rows, B batch, S sequence, M masked positions (row-major), V vocabulary
 # B batch, S sequence, R held-out rows
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer
 
+from sinklab.data.rows import Rows
+from sinklab.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.models.head import NOT_ASKED
 from sinklab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
-from sinklab.training.heldout import HeldOut
-from sinklab.training.objective import Phases, asked_causally, causal_call, diffusion_call, sight
+from sinklab.training.noise import NoisyCollator, neighbours, visible_keys
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Which objective a step has: causal first, then diffusion, with keys to the right coming into sight on the way."""
+
+    causal_steps: int
+    anneal_steps: int
+    seed: int
+    autoregressive: bool = False
+    """Every step is causal, and so is what is measured."""
+    window: int | None = None
+    """Neighbours in sight on either side, in every step; None for no such limit."""
+
+    def is_causal(self, step: int) -> bool:
+        """Whether this step trains a causal language model."""
+        return self.autoregressive or step < self.causal_steps
+
+    def share(self, step: int) -> float:
+        """Probability that a key to the right is visible, rising from 0 to 1 over the annealing steps."""
+        done = step - self.causal_steps
+        return 1.0 if done >= self.anneal_steps else max(0, done) / self.anneal_steps
+
+    def visible(self, step: int, length: int) -> Tensor | None:
+        """Bool (S, S) of what a query may see, beside a causal step's own order; None once that is everything."""
+        near_SS = neighbours(self.window, length)
+        share = 1.0 if self.is_causal(step) else self.share(step)
+        if share >= 1:
+            return near_SS
+        seen_SS = visible_keys(self.seed, step, share, length)
+        return seen_SS if near_SS is None else seen_SS & near_SS
+
+
+def diffusion_call(batch: Mapping[str, Tensor], mask_id: int, tokens: Tensor | float) -> dict[str, Any]:
+    """Arguments of the model for the masked-token loss (Eq. 3–4 of «One Token Is Enough») of this micro-batch, as its
+    share of a step with ``tokens`` maskable tokens: Σ 1 / (t · tokens) · cross-entropy over the masks.
+    """
+    ids_BS, masked_BS = batch["input_ids"], batch["masked"]
+    weights_B = 1 / (batch["t"].float() * tokens)
+    return {
+        "input_ids": ids_BS.masked_fill(masked_BS, mask_id),
+        "labels": ids_BS.masked_fill(~masked_BS, NOT_ASKED),
+        "label_weights": weights_B[:, None].expand(ids_BS.shape).contiguous(),
+    }
+
+
+def causal_call(batch: Mapping[str, Tensor], tokens: Tensor | float, *, shifted: bool) -> dict[str, Any]:
+    """Arguments of the model for the next-token loss of this micro-batch, as its share of a step with ``tokens``
+    predicted tokens.
+
+    Args:
+        batch: of the run; ids that are not maskable (prompts, padding) are not asked for.
+        tokens: predicted tokens of the whole step.
+        shifted: the model moves its outputs by one itself (``logit_shift``).
+    """
+    ids_BS = batch["input_ids"]
+    labels_BS = ids_BS.masked_fill(~asked_causally(batch), NOT_ASKED)
+    if not shifted:
+        labels_BS = torch.cat([labels_BS[:, 1:], torch.full_like(labels_BS[:, :1], NOT_ASKED)], dim=1)
+    weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
+    return {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS, "causal": True}
+
+
+def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
+    """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document where those are apart."""
+    ids_BS = batch["input_ids"]
+    asked_BS = batch["maskable"].clone() if "maskable" in batch else torch.ones_like(ids_BS, dtype=torch.bool)
+    asked_BS[:, 0] = False
+    if "documents" in batch:
+        asked_BS[:, 1:] &= batch["documents"][:, 1:] == batch["documents"][:, :-1]
+    return asked_BS
+
+
+def sight(batch: Mapping[str, Tensor], visible_SS: Tensor | None) -> dict[str, Tensor]:
+    """Arguments of the model for what is hidden: padding, other documents, keys that annealing still withholds."""
+    seen: Tensor | None = None if visible_SS is None else visible_SS.to(batch["input_ids"].device)
+    if "documents" in batch:
+        documents_BS = batch["documents"]
+        own_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
+        seen = own_BSS if seen is None else own_BSS & seen
+    found = {} if seen is None else {"visible": seen}
+    return found | ({"attention_mask": batch["attention_mask"]} if "attention_mask" in batch else {})
+
+
+def diffusion_loss(
+    model: DiffusionLM, ids_BS: Tensor, *, generator: torch.Generator, time_sampler: Any = "iid"
+) -> Tensor:
+    """Masked-token loss (nats per token, Eq. 3–4) of one batch under freshly drawn times and masks, for a loop of one's
+    own; the head runs at masks alone.
+    """
+    t_B = sample_times(ids_BS.shape[0], sampler=time_sampler, generator=generator)
+    noisy_BS, masked_BS = corrupt(ids_BS.cpu(), t_B, mask_id=model.config.mask_token_id, generator=generator)
+    noisy_BS, masked_BS = noisy_BS.to(ids_BS.device), masked_BS.to(ids_BS.device)
+    logits_MV = model(noisy_BS, logits_to_keep=masked_BS).logits
+    return masked_token_loss(logits_MV, ids_BS, masked_BS, t_B)
+
+
+def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
+    """Next-token loss (nats per token) with each position seeing its left only, for a loop of one's own."""
+    logits_BSV = model(ids_BS, causal=True).logits
+    return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), ids_BS[:, 1:].flatten())
+
+
+NOISE_SEED = 0
+"""Of held-out noise: not the run's own, so that runs of different seeds compare."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows to measure on.
+
+    Args:
+        rows: the held-out rows in their order.
+        mask_id: id of [MASK].
+        together: rows that go through the model at a time.
+        window: neighbours in sight on either side; None for all.
+    """
+
+    rows: Rows
+    mask_id: int
+    together: int
+    window: int | None = None
+
+    @cached_property
+    def batch(self) -> dict[str, Tensor]:
+        """All rows with their noise, evenly spread times."""
+        collator = NoisyCollator(NOISE_SEED, len(self.rows), "low_discrepancy")
+        return collator([self.rows[number] for number in range(len(self.rows))])
+
+    @torch.no_grad()
+    def measure(self, model: Any, accelerator: Any, *, causal: bool, shifted: bool) -> dict[str, Any]:
+        """``loss``: nats per token over all rows; ``losses`` (R,) float64: of each row, under the masked-token
+        objective (weight 1/t) or, for a causal model, the next token; ``tokens`` (R,): what each row's loss is a
+        mean over.
+
+        Every process works on its share; all get the whole result.
+        """
+        count, ranks, rank = len(self.rows), accelerator.num_processes, accelerator.process_index
+        sums_R = torch.zeros(count, dtype=torch.float64 if accelerator.device.type != "mps" else torch.float32)
+        for turn in range(math.ceil(count / (self.together * ranks))):
+            first = (turn * ranks + rank) * self.together
+            # the last group is filled up with repeated rows: one shape to compile, one number of calls on each rank
+            places = [min(first + number, count - 1) for number in range(self.together)]
+            batch = {name: part[places].to(accelerator.device) for name, part in self.batch.items()}
+            sums_B = self._sums(model, batch, causal, shifted).to(sums_R)
+            own = max(0, min(self.together, count - first))
+            sums_R[first : first + own] = sums_B[:own]
+        sums_R = accelerator.reduce(sums_R.to(accelerator.device), reduction="sum").cpu()
+        tokens_R = self.tokens(causal)
+        losses_R = sums_R / tokens_R
+        return {"loss": (sums_R.sum() / tokens_R.sum()).item(), "losses": losses_R, "tokens": tokens_R}
+
+    def tokens(self, causal: bool) -> Tensor:
+        """Tokens (R,) that each row's loss is a mean over."""
+        if causal:
+            return asked_causally(self.batch).sum(dim=1)
+        ids_RS = self.batch["input_ids"]
+        return self.batch.get("maskable", torch.ones_like(ids_RS, dtype=torch.bool)).sum(dim=1)
+
+    def _sums(self, model: Any, batch: dict[str, Tensor], causal: bool, shifted: bool) -> Tensor:
+        """Weighted cross-entropy of each row (B,)."""
+        ids_BS = batch["input_ids"]
+        seen = sight(batch, neighbours(self.window, ids_BS.shape[1]))
+        if causal:
+            asked_BS = asked_causally(batch)
+            keep_BS = asked_BS if shifted else asked_BS.roll(-1, dims=1)
+            logits_MV = model(ids_BS, logits_to_keep=keep_BS, causal=True, **seen).logits
+            weights_B = torch.ones(ids_BS.shape[0], device=ids_BS.device)
+        else:
+            asked_BS = batch["masked"]
+            logits_MV = model(ids_BS.masked_fill(asked_BS, self.mask_id), logits_to_keep=asked_BS, **seen).logits
+            weights_B = 1 / batch["t"]
+        losses_M = F.cross_entropy(logits_MV.float(), ids_BS[asked_BS], reduction="none")
+        row_M = asked_BS.nonzero()[:, 0]
+        weighted_M = losses_M * weights_B.to(losses_M)[row_M]
+        return losses_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""How sinks move, which tokens they are, what explains them, and verdicts: pure functions on received attention."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    movement="Motion motion",
+    overlap=(
+        "BlockEffects LayerSinks SplitSinks block_effects jaccard overlap_by_head overlap_by_layer "
+        "overlap_by_step sinks_per_layer split_sinks"
+    ),
+    thresholds=(
+        "DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram absorb_rate compare_rules epsilon_curve "
+        "score_histogram sink_rate"
+    ),
+    token_classes=(
+        "AGES CLASSES Enrichment Explained STATES enrichment explained_mass token_ages token_class token_classes"
+    ),
+    trends="MotionSummary motion_word",
+    verdicts="Verdict masking_cost ninety_six recovery start_only",
+)

@@ -1,0 +1,279 @@
+"""How much sinks have in common: from step to step, from layer to layer, from head to head."""
+
+# T steps, L layers, H heads, K keys
+# T steps, G states of a query (masked, committed, prompt), L layers, H heads
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from sinklab.sinks.normalize import slabs
+
+
+def jaccard(one: Any, other: Any) -> np.ndarray:
+    """Sinks in common over sinks in either, (...,) from two boolean arrays (..., key); NaN where neither has any.
+
+    Counts (numbers of at least 0) work too: the sum of the lesser over the sum of the greater.
+    Raises ValueError when the numbers of keys differ.
+    """
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"jaccard compares sets of the same keys: got shapes {a.shape} and {b.shape}.")
+    if a.dtype == bool and b.dtype == bool:
+        common, total = (a & b).sum(-1), (a | b).sum(-1)
+    else:
+        common, total = np.minimum(a, b).sum(-1, dtype=float), np.maximum(a, b).sum(-1, dtype=float)
+    return common / np.where(total > 0, total, np.nan)
+
+
+def overlap_by_step(sinks: Any) -> np.ndarray:
+    """Jaccard overlap of every head's sinks with those of its next step: (..., step - 1, layer, head) from
+    boolean (..., step, layer, head, key). NaN where neither step has a sink.
+    """
+    flags = _flags(sinks, 4, "overlap_by_step needs (..., step, layer, head, key)")
+    shape = flags.shape
+    found = np.full((*shape[:-4], max(shape[-4] - 1, 0), *shape[-3:-1]), np.nan)
+    for index in np.ndindex(found.shape[:-2]):
+        found[index] = jaccard(flags[index], flags[(*index[:-1], index[-1] + 1)])
+    return found
+
+
+def overlap_by_layer(sinks: Any) -> np.ndarray:
+    """(layer, layer) overlap of the layers' sinks, mean over steps and any axes in front; from (..., layer, head, key).
+
+    A layer is the list of how many of its heads have a sink at each key; the overlap of two is the sum of the lesser
+    counts over the sum of the greater, which is Jaccard's where there is one head. The first off-diagonal is the
+    overlap of neighbours. NaN where two layers never have a sink. Time O(layer^2 key) per step, beside one pass.
+    """
+    flags = _flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)")
+    layers = flags.shape[-3]
+    total, seen = np.zeros((layers, layers)), np.zeros((layers, layers))
+    for index in np.ndindex(flags.shape[:-3]):
+        # No number of heads comes near the limit of int16, and small numbers are quick.
+        count_LK = flags[index].sum(1, dtype=np.int16)
+        sums_L = count_LK.sum(-1, dtype=np.int64)
+        lesser = np.minimum(count_LK[:, None], count_LK[None]).sum(-1, dtype=np.int64)
+        greater = sums_L[:, None] + sums_L[None] - lesser
+        total += np.where(greater > 0, lesser / np.maximum(greater, 1), 0)
+        seen += greater > 0
+    return total / np.where(seen > 0, seen, np.nan)
+
+
+def overlap_by_head(sinks: Any) -> np.ndarray:
+    """(..., layer) mean Jaccard overlap over all pairs of two heads of a layer, from boolean (..., layer, head, key).
+
+    Pairs of which neither has a sink do not count; NaN where no pair is left. Time O(head^2 key) per layer.
+    """
+    flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
+    found = np.full(flags.shape[:-2], np.nan)
+    upper = np.triu_indices(flags.shape[-2], 1)
+    for index in np.ndindex(flags.shape[:-3]):
+        present_LHK = flags[index].astype(np.float32)
+        common_LHH = present_LHK @ present_LHK.transpose(0, 2, 1)
+        size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
+        common = common_LHH[:, upper[0], upper[1]]
+        either = size_LH[:, upper[0]] + size_LH[:, upper[1]] - common
+        pairs = (either > 0).sum(-1)
+        ratio = np.where(either > 0, common / np.where(either > 0, either, 1), 0).sum(-1)
+        found[index] = ratio / np.where(pairs > 0, pairs, np.nan)
+    return found
+
+
+@dataclass(frozen=True)
+class LayerSinks:
+    """Sinks of each layer; counts of several samples add up."""
+
+    heads: np.ndarray
+    """(layer,) number of (step, head)"""
+    steps: np.ndarray
+    """(layer,) number of steps"""
+    sinks: np.ndarray
+    """(layer,) number of (step, head, key) that are sinks"""
+    keys: np.ndarray
+    """(layer,) number of (step, key) that are a sink of at least one head"""
+    scores: np.ndarray
+    """(layer,) sum of the scores of all sinks, in multiples of an even share"""
+
+    @property
+    def number(self) -> np.ndarray:
+        """(layer,) mean number of sinks of a head."""
+        return self.sinks / np.where(self.heads > 0, self.heads, np.nan)
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """(layer,) mean number of keys that are a sink of at least one head of the layer."""
+        return self.keys / np.where(self.steps > 0, self.steps, np.nan)
+
+    @property
+    def score(self) -> np.ndarray:
+        """(layer,) mean score of a sink, in multiples of an even share; NaN without any."""
+        return self.scores / np.where(self.sinks > 0, self.sinks, np.nan)
+
+    @property
+    def trend(self) -> float:
+        """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last; falls below 0 where
+        sinks get fewer, as in LLaDA. NaN with fewer than two layers."""
+        here = ~np.isnan(self.number)
+        if here.sum() < 2:
+            return float("nan")
+        depth = np.linspace(0, 1, len(here))[here]
+        depth = depth - depth.mean()
+        return float((depth * self.number[here]).sum() / (depth**2).sum())
+
+    def __add__(self, other: LayerSinks) -> LayerSinks:
+        if self.heads.shape != other.heads.shape:
+            raise ValueError(f"The same layers add up: got {len(self.heads)} and {len(other.heads)} layers.")
+        return LayerSinks(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: Any = None) -> LayerSinks:
+    """Number and strength of the sinks of each layer (Rulli et al., 4.2: in LLaDA they get fewer and stronger).
+
+    sinks: boolean (..., layer, head, key); received of the same shape; visible, positions: as in ``find_sinks``.
+    Raises ValueError when the shapes differ. O(size), working memory a few slabs.
+    """
+    flags = _flags(sinks, 3, "sinks_per_layer needs (..., layer, head, key)")
+    if flags.shape != np.shape(received):
+        raise ValueError(f"One sink flag per score: sinks have shape {flags.shape}, received {np.shape(received)}.")
+    counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
+    scores = np.zeros(flags.shape[-3])
+    for index, a_LHK, seen in slabs(received, visible, positions, 3):
+        exists_LH = (~np.isnan(a_LHK) & (seen > 0)).any(-1)
+        here = flags[index]
+        counts += [exists_LH.sum(1), exists_LH.any(1), here.sum((1, 2)), here.any(1).sum(-1)]
+        scores += np.where(here, a_LHK, 0).sum((1, 2), dtype=float)
+    heads, steps, number, keys = counts
+    return LayerSinks(heads, steps, number, keys, scores)
+
+
+def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
+    flags = np.asarray(sinks.cpu() if hasattr(sinks, "cpu") else sinks, dtype=bool)
+    if flags.ndim < axes:
+        raise ValueError(f"{needs}: got shape {flags.shape}.")
+    return flags
+
+
+@dataclass(frozen=True)
+class BlockEffects:
+    """Moves of main sinks where a new block begins, against those inside a block. Several samples add up."""
+
+    border_moves: int
+    border_pairs: int
+    """successive steps of a head with a block border between them"""
+    inside_moves: int
+    inside_pairs: int
+
+    @property
+    def border_rate(self) -> float:
+        """Moves per pair of steps across a border; NaN without any border."""
+        return self.border_moves / self.border_pairs if self.border_pairs else float("nan")
+
+    @property
+    def inside_rate(self) -> float:
+        """Moves per pair of steps inside a block."""
+        return self.inside_moves / self.inside_pairs if self.inside_pairs else float("nan")
+
+    @property
+    def ratio(self) -> float:
+        """How many times likelier a move is at a border; NaN without moves inside a block or without a border."""
+        return self.border_rate / self.inside_rate if self.inside_moves else float("nan")
+
+    def __add__(self, other: BlockEffects) -> BlockEffects:
+        return BlockEffects(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
+
+
+def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
+    """Compare moves at block borders with those inside (Rulli et al., Fig. 6b).
+
+    main: (..., step, layer, head) key of the main sink, -1 where the step does not exist.
+    blocks: (..., step) block that each step works on (any numbers; a change is a border).
+    counted: boolean like main, steps to look at (``Motion.counted``); None: all that exist.
+    Raises ValueError when the shapes do not fit.
+    """
+    place, block = np.asarray(main), np.asarray(blocks)
+    if place.ndim < 3 or block.shape != place.shape[:-2]:
+        raise ValueError(
+            f"block_effects needs main (..., step, layer, head) and blocks (..., step): got {place.shape} and "
+            f"{block.shape}."
+        )
+    here = place >= 0 if counted is None else np.asarray(counted, dtype=bool) & (place >= 0)
+    pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
+    moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
+    border = (block[..., 1:] != block[..., :-1])[..., None, None]
+    return BlockEffects(
+        int((moved & border).sum()),
+        int((pairs & border).sum()),
+        int((moved & ~border).sum()),
+        int((pairs & ~border).sum()),
+    )
+
+
+@dataclass(frozen=True)
+class SplitSinks:
+    """Heads that give queries of different states different main sinks. Several samples add up."""
+
+    split_L: np.ndarray
+    """(layer,) number of (step, head) where masked and unmasked queries have different main sinks"""
+    pairs_L: np.ndarray
+    """(layer,) number of (step, head) that have both"""
+    committed: tuple[int, int]
+    """(different, there) of masked against committed queries"""
+    prompt: tuple[int, int]
+    """(different, there) of masked against prompt queries"""
+
+    @property
+    def share(self) -> float:
+        """Share of (step, layer, head) whose sinks split; NaN when none has both kinds of queries."""
+        total = int(self.pairs_L.sum())
+        return float(self.split_L.sum()) / total if total else float("nan")
+
+    @property
+    def share_by_layer(self) -> np.ndarray:
+        """(layer,) the same in each layer."""
+        return self.split_L / np.where(self.pairs_L > 0, self.pairs_L, np.nan)
+
+    def __add__(self, other: SplitSinks) -> SplitSinks:
+        if self.pairs_L.shape != other.pairs_L.shape:
+            raise ValueError(f"The same layers add up: got {len(self.pairs_L)} and {len(other.pairs_L)} layers.")
+        return SplitSinks(
+            self.split_L + other.split_L,
+            self.pairs_L + other.pairs_L,
+            (self.committed[0] + other.committed[0], self.committed[1] + other.committed[1]),
+            (self.prompt[0] + other.prompt[0], self.prompt[1] + other.prompt[1]),
+        )
+
+
+def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
+    """Where masked and unmasked queries look at different main sinks (Rulli et al., Fig. 6a).
+
+    main_by_state: (..., step, state, layer, head) key of the main sink of the queries of each state (masked,
+        committed, prompt), -1 where there are no such queries. The unmasked queries are the committed ones where there
+        are any, else those of the prompt.
+    share_by_state: like it, mean weight that the main sink gets from them; with it only sinks over ``floor`` count
+        (number, or an array broadcastable to (..., step, state, layer, head)); without it any greatest key does.
+    Raises ValueError when the shapes do not fit.
+    """
+    main = np.asarray(main_by_state)
+    if main.ndim < 4 or main.shape[-3] != 3:
+        raise ValueError(
+            "split_sinks needs (..., step, state, layer, head) with three states (masked, committed, prompt): got "
+            f"shape {main.shape}."
+        )
+    if share_by_state is not None:
+        share = np.asarray(share_by_state, dtype=np.float32)
+        if share.shape != main.shape:
+            raise ValueError(f"One share per main sink: got shapes {share.shape} and {main.shape}.")
+        main = np.where(share > floor, main, -1)
+    masked, committed, prompt = np.moveaxis(main, -3, 0)
+    unmasked = np.where(committed >= 0, committed, prompt)
+    axes = (*range(masked.ndim - 2), masked.ndim - 1)
+
+    def compared(other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        both = (masked >= 0) & (other >= 0)
+        return (both & (masked != other)).sum(axes), both.sum(axes)
+
+    split_L, pairs_L = compared(unmasked)
+    one, two = compared(committed), compared(prompt)
+    return SplitSinks(split_L, pairs_L, (int(one[0].sum()), int(one[1].sum())), (int(two[0].sum()), int(two[1].sum())))

@@ -1,0 +1,324 @@
+"""Sink rules side by side: how many heads, how many keys and how much attention each of them flags."""
+
+# E thresholds, L layers, H heads, K keys
+# L layers, H heads, K keys
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from sinklab.sinks.normalize import slabs
+from sinklab.sinks.rules import Excess, Gu, Rule, Top, find_sinks
+
+EPSILONS = tuple(np.linspace(0, 10, 21).tolist())
+"""thresholds of the published curve, 0 to 10 in halves"""
+
+
+@dataclass(frozen=True)
+class EpsilonCurve:
+    """Share of tokens that are not sinks, over epsilon (Rulli et al., Fig. 10). Curves of several samples add up."""
+
+    epsilon: np.ndarray
+    """(E,) thresholds, rising"""
+    scale: str
+    """unit of the threshold, as in ``Excess``"""
+    sinks_LE: np.ndarray
+    """(layer, E) number of (step, head, key) that are sinks"""
+    places_L: np.ndarray
+    """(layer,) number of (step, head, key) there are"""
+
+    @property
+    def filtered(self) -> np.ndarray:
+        """(E,) share of (step, layer, head, key) that are no sinks; NaN when nothing was counted."""
+        return 1 - self.sinks_LE.sum(0) / (float(self.places_L.sum()) or np.nan)
+
+    @property
+    def filtered_by_layer(self) -> np.ndarray:
+        """(layer, E) the same in each layer."""
+        return 1 - self.sinks_LE / np.where(self.places_L > 0, self.places_L, np.nan)[:, None]
+
+    def at(self, epsilon: float = 3.0) -> float:
+        """Filtered share at a threshold that was counted. Raises ValueError for any other."""
+        found = np.flatnonzero(np.isclose(self.epsilon, epsilon))
+        if not len(found):
+            raise ValueError(
+                f"The curve was counted at epsilon {self.epsilon.tolist()}: got {epsilon}. "
+                "Pass it to epsilon_curve(epsilons=...)."
+            )
+        return float(self.filtered[found[0]])
+
+    @property
+    def holds_96(self) -> bool:
+        """Whether epsilon = 3 filters at least 96 % of the tokens, as stated for three published models (App. B)."""
+        return self.at(3.0) >= 0.96
+
+    def __add__(self, other: EpsilonCurve) -> EpsilonCurve:
+        if self.scale != other.scale or not np.array_equal(self.epsilon, other.epsilon):
+            raise ValueError(
+                f"Curves add up when their thresholds are the same: got {len(self.epsilon)} on scale {self.scale!r} "
+                f"and {len(other.epsilon)} on scale {other.scale!r}."
+            )
+        if self.places_L.shape != other.places_L.shape:
+            raise ValueError(
+                "Curves add up when they have the same layers: got "
+                f"{len(self.places_L)} and {len(other.places_L)} layers."
+            )
+        return replace(self, sinks_LE=self.sinks_LE + other.sinks_LE, places_L=self.places_L + other.places_L)
+
+
+def epsilon_curve(
+    received: Any,
+    visible: Any = None,
+    positions: Any = None,
+    *,
+    epsilons: Any = EPSILONS,
+    scale: str = "sum",
+) -> EpsilonCurve:
+    """Count the sinks of ``Excess(epsilon, scale)`` over epsilon.
+
+    received: (..., layer, head, key); visible, positions: as in ``find_sinks``.
+    Time O(size), whatever the number of thresholds; working memory a few (layer, head, key) slabs.
+    Raises ValueError for fewer than three axes, thresholds that do not rise, or an unknown scale.
+    """
+    grid = np.asarray(epsilons, dtype=float).reshape(-1)
+    if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
+        raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
+    # Below 1 even the literal mean does not warn; what is wanted here is the check of the scale.
+    Excess(0.0, scale)
+    shape = np.shape(received)
+    if len(shape) < 3:
+        raise ValueError(f"epsilon_curve needs (..., layer, head, key): got shape {shape}.")
+    layers, bins = shape[-3], len(grid) + 1
+    counts_LE, places_L = np.zeros((layers, bins), dtype=np.int64), np.zeros(layers, dtype=np.int64)
+    for _, a_LHK, seen_LHK in slabs(received, visible, positions, 3):
+        exists_LHK = ~np.isnan(a_LHK) & (seen_LHK > 0)
+        places_L += exists_LHK.sum((1, 2))
+        excess_LHK = _excess(a_LHK, np.where(seen_LHK > 0, seen_LHK, 1), exists_LHK, scale)
+        # Most keys are below every threshold; only the others need a bin.
+        above_LHK = exists_LHK & (excess_LHK > grid[0])
+        layer, head, key = np.nonzero(above_LHK)
+        # A threshold that is met exactly is not exceeded: the left side.
+        passed = np.searchsorted(grid, excess_LHK[layer, head, key].astype(float), side="left")
+        counts_LE += np.bincount(layer * bins + passed, minlength=layers * bins).reshape(layers, bins)
+    # A key that passed p thresholds is a sink at the first p of them.
+    sinks_LE = counts_LE[:, ::-1].cumsum(1)[:, ::-1][:, 1:]
+    return EpsilonCurve(grid, scale, sinks_LE, places_L)
+
+
+def _excess(a: np.ndarray, seen: np.ndarray, exists: np.ndarray, scale: str) -> np.ndarray:
+    """The epsilon at which a key stops being a sink: ``Excess`` solved for its threshold."""
+    if scale == "zscore":
+        share, weight = np.where(exists, a / seen, 0), exists.sum(-1, keepdims=True).clip(1)
+        mean = share.sum(-1, keepdims=True) / weight
+        deviation = np.sqrt((np.where(exists, share - mean, 0) ** 2).sum(-1, keepdims=True) / weight)
+        flat = deviation <= 1e-6 * mean
+        return np.where(flat, -1, (share - mean) / np.where(flat, 1, deviation))
+    unit = {"sum": 1.0, "mean": seen, "percent": seen / 100}[scale]
+    room = unit * (seen - 1) / seen
+    # One query alone gives its whole weight away: the threshold is then 1 whatever epsilon is.
+    return (a - 1) / np.where(room > 0, room, 1)
+
+
+@dataclass(frozen=True)
+class ScoreHistogram:
+    """How the scores are spread (Rulli et al., Fig. 3 and 9). Histograms of several samples add up."""
+
+    counts: np.ndarray
+    """(bins,) number of (step, layer, head, key) with a score in the bin"""
+    edges: np.ndarray
+    """(bins + 1,) borders of the bins, in multiples of an even share"""
+    below: int
+    """scores below the first border"""
+    above: int
+    """scores at or above the last one"""
+
+    def __add__(self, other: ScoreHistogram) -> ScoreHistogram:
+        if not np.array_equal(self.edges, other.edges):
+            raise ValueError(
+                "Histograms add up when their bins are the same: got "
+                f"{len(self.counts)} from {self.edges[0]:g} to {self.edges[-1]:g} and "
+                f"{len(other.counts)} from {other.edges[0]:g} to {other.edges[-1]:g}."
+            )
+        return ScoreHistogram(
+            self.counts + other.counts, self.edges, self.below + other.below, self.above + other.above
+        )
+
+
+def score_histogram(
+    received: Any,
+    visible: Any = None,
+    positions: Any = None,
+    *,
+    bins: int = 64,
+    span: tuple[float, float] | None = None,
+    log: bool = False,
+) -> ScoreHistogram:
+    """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a logarithmic scale).
+
+    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that nobody sees do not
+    count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12 with ``log``: fixed, so that histograms of
+    samples of different lengths add up. Time O(size), working memory a few slabs.
+    Raises ValueError when the span is empty or, with ``log``, begins at 0 or less.
+    """
+    low, high = span or ((2.0**-8, 2.0**12) if log else (0.0, 64.0))
+    if bins < 1 or not low < high or (log and low <= 0):
+        raise ValueError(
+            f"A histogram needs bins of at least 1 and a span that rises, above 0 on a logarithmic scale: "
+            f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
+        )
+    first, last = (np.log(low), np.log(high)) if log else (low, high)
+    counts = np.zeros(bins + 2, dtype=np.int64)
+    for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
+        score = a[np.isfinite(a) & (seen > 0)]
+        if log:
+            score = np.log(np.maximum(score, low / 2))
+        place = np.clip(np.floor((score - first) * (bins / (last - first))), -1, bins).astype(np.int64)
+        counts += np.bincount(place + 1, minlength=bins + 2)
+    edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
+    return ScoreHistogram(counts[1:-1], edges, int(counts[0]), int(counts[-1]))
+
+
+_GU = Gu()
+
+
+def sink_rate(
+    received: Any, rule: Rule = _GU, visible: Any = None, positions: Any = None, *, key: int | None = 0
+) -> float:
+    """Percentage of heads that have a sink at ``key`` (None: at any key), over all leading axes.
+
+    With the rule ``Gu`` this is the Sink_k^eps of Gu et al. (2410.10781): threshold 0.3 and the first key in their
+    tables, 0.8 in Barbero et al. (2504.02732).
+    received: (..., key); visible, positions: as in ``find_sinks``. Heads and steps that do not exist do not count; NaN
+    when there is none. Time O(size). Raises ValueError for a key that is not there.
+    """
+    keys = np.shape(received)[-1]
+    if key is not None and not -keys <= key < keys:
+        raise ValueError(f"sink_rate counts sinks at one of {keys} keys (or None: any): got {key}.")
+    hits = heads = 0
+    for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
+        flagged = find_sinks(a, rule, np.broadcast_to(seen, a.shape))
+        exists = (~np.isnan(a) & (seen > 0)).any(-1)
+        hits += int((flagged.any(-1) if key is None else flagged[..., key]).sum())
+        heads += int(exists.sum())
+    return 100 * hits / heads if heads else float("nan")
+
+
+def absorb_rate(received: Any, visible: Any, sinks: Any) -> np.ndarray:
+    """Share of all attention that lands on the flagged keys, (...,) from (..., key); NaN where nothing is received.
+
+    received: column sums; visible: queries that see each key, or None (keys that nobody sees do not count);
+    sinks: boolean, broadcastable to received. One copy of received per (layer, head, key) slab.
+    """
+    whole = np.shape(received)
+    flags = np.broadcast_to(np.asarray(sinks.cpu() if hasattr(sinks, "cpu") else sinks, dtype=bool), whole)
+    found = np.full(whole[:-1], np.nan)
+    for index, a, seen in slabs(received, visible, None, min(3, len(whole))):
+        known = np.where(~np.isnan(a) & (seen > 0), a, 0)
+        total = known.sum(-1, dtype=float)
+        taken = np.where(flags[index], known, 0).sum(-1, dtype=float)
+        found[index] = np.where(total > 0, taken / np.where(total > 0, total, 1), np.nan)
+    return found
+
+
+def _defaults() -> dict[str, Rule]:
+    with warnings.catch_warnings():
+        # It is listed to show that it never fires.
+        warnings.simplefilter("ignore")
+        printed = Excess(3.0, "mean")
+    return {
+        "excess, sum, 3": Excess(3.0),
+        "excess, mean, 3 (as printed)": printed,
+        "excess, percent, 3": Excess(3.0, "percent"),
+        "excess, z-score, 3": Excess(3.0, "zscore"),
+        "mean weight over 0.3 (Gu)": Gu(0.3),
+        "top 1": Top(1),
+    }
+
+
+DEFAULT_RULES: Mapping[str, Rule] = _defaults()
+"""the rules of the literature; the first is the one the others are compared with"""
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """What one rule flags. Rows of the same rule from several samples add up."""
+
+    name: str
+    heads: int
+    """number of (step, layer, head)"""
+    keys: int
+    """number of (step, layer, head, key)"""
+    sinks: int
+    """how many of the keys are sinks"""
+    with_sink: int
+    """heads that have at least one"""
+    received: float
+    """attention received by all keys"""
+    absorbed: float
+    """attention received by the sinks"""
+    both: int
+    """keys that this rule and the first one flag"""
+    either: int
+    """keys that one of the two flags"""
+
+    @property
+    def per_head(self) -> float:
+        """Mean number of sinks per head and step."""
+        return self.sinks / self.heads if self.heads else float("nan")
+
+    @property
+    def rate(self) -> float:
+        """Share of heads that have a sink anywhere."""
+        return self.with_sink / self.heads if self.heads else float("nan")
+
+    @property
+    def filtered(self) -> float:
+        """Share of keys that are no sinks."""
+        return 1 - self.sinks / self.keys if self.keys else float("nan")
+
+    @property
+    def absorb(self) -> float:
+        """Share of all attention that lands on the sinks."""
+        return self.absorbed / self.received if self.received else float("nan")
+
+    @property
+    def agreement(self) -> float:
+        """Jaccard overlap with the first rule, over all keys together; NaN when neither flags any."""
+        return self.both / self.either if self.either else float("nan")
+
+    def __add__(self, other: RuleRow) -> RuleRow:
+        if self.name != other.name:
+            raise ValueError(f"Rows of one rule add up: got {self.name!r} and {other.name!r}.")
+        counts = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "name"}
+        return replace(self, **counts)
+
+
+def compare_rules(
+    received: Any, visible: Any = None, positions: Any = None, rules: Mapping[str, Rule] = DEFAULT_RULES
+) -> list[RuleRow]:
+    """One row per rule over ``received`` (..., key); the first rule is the one the others are held against.
+
+    visible, positions: as in ``find_sinks``. Time O(rules x size), working memory a few slabs.
+    Raises ValueError when there is no rule.
+    """
+    if not rules:
+        raise ValueError("compare_rules needs at least one rule: got none.")
+    rows = {name: RuleRow(name, 0, 0, 0, 0, 0.0, 0.0, 0, 0) for name in rules}
+    for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
+        counts = np.broadcast_to(seen, a.shape)
+        exists = ~np.isnan(a) & (counts > 0)
+        known = np.where(exists, a, 0)
+        heads, keys, total = int(exists.any(-1).sum()), int(exists.sum()), float(known.sum(dtype=float))
+        first = None
+        for name, rule in rules.items():
+            flagged = find_sinks(a, rule, counts)
+            first = flagged if first is None else first
+            taken = float(known[flagged].sum(dtype=float))
+            both, either = int((flagged & first).sum()), int((flagged | first).sum())
+            numbers = (heads, keys, int(flagged.sum()), int(flagged.any(-1).sum()), total, taken, both, either)
+            rows[name] += RuleRow(name, *numbers)
+    return list(rows.values())

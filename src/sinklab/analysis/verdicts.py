@@ -1,0 +1,152 @@
+"""Statements about a model, held against measured numbers: each one says yes, no or not measured, in one sentence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sinklab.analysis.thresholds import EpsilonCurve
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One statement and whether it holds."""
+
+    name: str
+    """short name of the statement: "sinks only at the start", "masking is costly", "no recovery", "96 % filtered" """
+    holds: bool | None
+    """True or False as measured; None where the numbers cannot tell or are not there"""
+    value: float
+    """the number that decides; NaN where there is none"""
+    threshold: float
+    """what it is held against"""
+    sentence: str
+    """one sentence with the numbers in it"""
+    signature: bool = True
+    """whether it is a failure signature: a sign that the model leans on fixed anchors, as autoregressive ones do"""
+
+
+def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdict:
+    """Failure signature «sinks only at the sequence start» (Rulli et al.): residual autoregressive behaviour.
+
+    events: (..., position) numbers of sink events at canvas positions, added sink columns left out; NaN counts nothing.
+    Holds when more than ``threshold`` of all events lie at the first ``first`` positions; None without any event, or
+    when the sequence is so short that an even spread would do that. Raises ValueError for negative events.
+    """
+    count = np.nan_to_num(np.asarray(events, dtype=float))
+    if count.ndim < 1 or (count < 0).any():
+        raise ValueError(f"events are numbers of at least 0 with positions on the last axis: got shape {count.shape}.")
+    name, total = "sinks only at the start", float(count.sum())
+    if not total:
+        return Verdict(name, None, math.nan, threshold, "There is no sink, so none sits at the start.")
+    value = float(count[..., :first].sum()) / total
+    chance = min(first, count.shape[-1]) / count.shape[-1]
+    where = (
+        f"{_percent(value)} of the sinks in the text are at the first {first} positions "
+        f"(an even spread: {_percent(chance)})"
+    )
+    if chance > threshold:
+        return Verdict(name, None, value, threshold, f"{where}: the sequence is too short to tell.")
+    holds = value > threshold
+    return Verdict(name, holds, value, threshold, f"{where}: {'only' if holds else 'not only'} at the start.")
+
+
+def masking_cost(
+    plain: tuple[float, float],
+    masked: tuple[float, float],
+    *,
+    measure: str = "loss",
+    threshold: float = 0.05,
+    paired_error: float | None = None,
+) -> Verdict:
+    """Failure signature «masking the sinks costs more than 5 %» (Rulli et al.): dependence as in autoregressive models.
+
+    plain, masked: (value, standard error) without and with the sinks masked. measure: "loss" (rising is worse) or
+    "accuracy" (falling is worse). The cost is the relative change for the worse. paired_error: standard error of the
+    difference where the two were measured on the same items; None: the two errors are taken as independent.
+    Holds or not only when two standard errors of the cost leave no doubt; else None and «cannot tell».
+    Raises ValueError for another measure or a plain value that is not above 0.
+    """
+    if measure not in ("loss", "accuracy"):
+        raise ValueError(f"masking_cost judges 'loss' or 'accuracy': got {measure!r}.")
+    (base, base_error), (changed, changed_error) = plain, masked
+    name = "masking is costly"
+    if any(math.isnan(number) for number in (base, changed)):
+        return Verdict(name, None, math.nan, threshold, "Masking the sinks was not measured.")
+    if not base > 0:
+        raise ValueError(f"A relative cost needs a plain {measure} above 0: got {base}.")
+    sign = 1 if measure == "loss" else -1
+    value = sign * (changed - base) / base
+    # First order in the ratio changed / base, or the paired error of the difference.
+    error = math.hypot(changed_error, changed / base * base_error) if paired_error is None else paired_error
+    reach = 2 * error / base
+    numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, " + (
+        f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
+    )
+    limit = f"the limit of {_percent(threshold)}"
+    if math.isnan(reach) or abs(value - threshold) <= reach:
+        doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
+        told = f"With the sinks masked the {numbers} ({doubt}): cannot tell whether that is over {limit}."
+        return Verdict(name, None, value, threshold, told)
+    holds = value > threshold
+    return Verdict(
+        name, holds, value, threshold, f"With the sinks masked the {numbers}: {'over' if holds else 'within'} {limit}."
+    )
+
+
+def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold: float = 0.5) -> Verdict:
+    """Failure signature «no recovery after the middle of the context was hidden» (Rulli et al.): fixed anchors.
+
+    lost: boolean, any shape, one per head (of a sample): its main sink lay in what was hidden.
+    recovered: boolean, same shape: afterwards it had a new main sink that passes the rule. A study with ``truncate``
+        tabulates both.
+    within: number of steps it was given, for the sentence.
+    Holds (a bad sign) when fewer than ``threshold`` of the heads that lost recovered; None when no head lost or the
+    95 % interval of the share (Wilson) contains the threshold.
+    """
+    gone, back = np.asarray(lost, dtype=bool), np.asarray(recovered, dtype=bool)
+    if gone.shape != back.shape:
+        raise ValueError(f"One recovered per lost: got shapes {back.shape} and {gone.shape}.")
+    name, losers = "no recovery", int(gone.sum())
+    if not losers:
+        return Verdict(name, None, math.nan, threshold, "No head had its main sink in what was hidden.")
+    again = int((gone & back).sum())
+    value = again / losers
+    low, high = _wilson(again, losers)
+    soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
+    told = f"{again} of {losers} heads whose main sink was hidden have a new one{soon} ({_percent(value)})"
+    if low <= threshold <= high:
+        return Verdict(name, None, value, threshold, f"{told}: too few to tell it from {_percent(threshold)}.")
+    holds = value < threshold
+    return Verdict(name, holds, value, threshold, f"{told}: {'they do not recover' if holds else 'they recover'}.")
+
+
+def ninety_six(curve: EpsilonCurve, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
+    """The statement that epsilon = 3 filters at least 96 % of the tokens (Rulli et al., App. B); a good sign."""
+    value, name = curve.at(epsilon), "96 % filtered"
+    if math.isnan(value):
+        return Verdict(name, None, value, threshold, "No attention was recorded, so nothing was filtered.", False)
+    holds = value >= threshold
+    fewer = "at least" if holds else "fewer than"
+    return Verdict(
+        name,
+        holds,
+        value,
+        threshold,
+        f"Epsilon {epsilon:g} leaves out {_percent(value)} of the tokens: {fewer} {_percent(threshold)}.",
+        False,
+    )
+
+
+def _percent(share: float) -> str:
+    number = 100 * share
+    return f"{number:.0f} %" if abs(number) >= 100 else f"{number:.3g} %"
+
+
+def _wilson(hits: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    middle = (hits + z * z / 2) / (total + z * z)
+    reach = z / (total + z * z) * math.sqrt(hits * (total - hits) / total + z * z / 4)
+    return middle - reach, middle + reach

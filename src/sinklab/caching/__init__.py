@@ -1,0 +1,8 @@
+"""Block caches that evict or refresh keys and values: what they keep, and where it is stored."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    policies="BlockWork EvictCache EvictingCache RandomCache ReceivedCache SinkCache SinkRefreshCache",
+)

@@ -1,0 +1,12 @@
+"""Published and own checkpoints: reading, converting and saving them. No code of a checkpoint is run."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    convert="from_causal",
+    loading="Loaded load",
+    model_card="ModelInfo describe",
+    published="PUBLISHED Published SpecialIds",
+    sinkfile="SinkFile attach_sink save_sink sink_file_of",
+)

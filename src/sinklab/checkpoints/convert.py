@@ -1,0 +1,174 @@
+"""From a causal checkpoint to a diffusion language model: its [MASK], and a tokenizer that knows it."""
+
+# V rows of the embedding, D hidden size
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from sinklab.checkpoints import families, loading
+from sinklab.checkpoints.loading import Loaded, load
+from sinklab.models.config import BACKBONES
+
+MASK_TOKEN = "<|mask|>"
+"""What [MASK] is called where the tokenizer has none."""
+CHOICES = ("auto", "unused", "add")
+
+
+def from_causal(
+    name_or_folder: str | Path,
+    *,
+    mask_token: str | int = "auto",
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str | int | None = None,
+    revision: str | None = None,
+    **settings: Any,
+) -> Loaded:
+    """A causal Llama, Qwen2 or Qwen3 checkpoint as the start of a diffusion language model.
+
+    Every weight is kept: with ``causal=True``, and without sink or gate, the model's logits are those of the causal
+    model. A sink starts as in the paper; a gate starts near 0.5, which halves the attention of a trained backbone, or
+    open with ``gate_bias=4``.
+
+    Args:
+        name_or_folder: a folder, or a name on the Hub.
+        mask_token: where [MASK] comes from. ``unused``: the first row of the embedding behind the tokenizer's entries
+            (Qwen2.5: 151,665 of 151,936); it keeps what the checkpoint has there. ``add``: a new row behind the
+            embedding, and of the head, the mean of the others. ``auto``: the tokenizer's own mask token, else an unused
+            row, else a new one. A number: this row; an entry of the tokenizer that has it becomes its mask token.
+        dtype: of the weights; ``"auto"`` is what ``config.json`` says.
+        device: where to put the model; the CPU by default.
+        revision: commit, branch or tag on the Hub.
+        settings: fields of :class:`~sinklab.models.DiffusionLMConfig`: ``sink_kind``, ``sink_count``, ``gate``,
+            ``gate_bias``, ``logit_shift``, …
+
+    Returns:
+        as of :func:`sinklab.load`; ``notes`` say what [MASK] is.
+
+    Raises:
+        ValueError: if there is no such model, it is a diffusion model already, its tokenizer has more entries than its
+            embedding has rows, or there is no such [MASK].
+    """
+    if "mask_token_id" in settings:
+        raise ValueError("from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id")
+    wanted = _choice(mask_token)
+    place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
+    _check_causal(str(name_or_folder), revision)
+    loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
+    model: Any = loaded.model
+    _check_vocabulary(loaded.tokenizer, model.config.vocab_size, loaded.name)
+    token_id, how = _find(loaded, wanted)
+    if token_id >= model.config.vocab_size:
+        _add_rows(model, token_id + 1)
+    if loaded.tokenizer is not None:
+        _tell(loaded.tokenizer, token_id, loaded.name)
+        how = f"{loaded.tokenizer.mask_token}, {how}"
+    model.config.mask_token_id = token_id
+    notes = [f"[MASK] is id {token_id}: {how}"]
+    if model.config.gate != "none" and model.config.gate_bias is None:
+        notes.append("the gate starts near 0.5, which halves the attention of a trained backbone; gate_bias=4 opens it")
+    special = dataclasses.replace(loaded.special, mask=token_id)
+    return dataclasses.replace(loaded, special=special, notes=(*loaded.notes, *notes))
+
+
+def _choice(mask_token: str | int) -> str | int:
+    """The choice, a number as such."""
+    text = str(mask_token)
+    if text.isdecimal():
+        return int(text)
+    if text not in CHOICES:
+        near = difflib.get_close_matches(text, CHOICES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"mask_token must be one of {', '.join(CHOICES)} or an id, but is {mask_token!r}{hint}")
+    return text
+
+
+def _check_causal(name: str, revision: str | None) -> None:
+    """Refuse a diffusion model before its weights are read."""
+    path = loading.find(name, revision, ()) / "config.json"
+    recipe = families.read(families.read_config(path, name), name)
+    if recipe.settings is not None:
+        raise ValueError(
+            f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {name} is a diffusion model of the "
+            f"family {recipe.family} already; use load"
+        )
+
+
+def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The first id behind the tokenizer's entries."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def _check_vocabulary(tokenizer: PreTrainedTokenizerBase | None, rows: int, name: str) -> None:
+    if tokenizer is not None and _next_id(tokenizer) > rows:
+        entry, token_id = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        raise ValueError(
+            f"every entry of a tokenizer needs a row of the embedding, but the tokenizer of {name} has ids up to "
+            f"{token_id} ({entry!r}) and its embedding {rows} rows; take the tokenizer that belongs to the model"
+        )
+
+
+def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
+    """The id of [MASK], which may be behind the last row, and how it was chosen."""
+    tokenizer, rows = loaded.tokenizer, loaded.model.config.vocab_size
+    if isinstance(wanted, int):
+        if wanted >= rows:
+            raise ValueError(
+                f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use 'add' for a new row"
+            )
+        if wanted in loaded.special.stop:
+            raise ValueError(
+                f"mask_token must be an id that text does not use, but {wanted} is where it ends; use 'add'"
+            )
+        return wanted, "as asked"
+    if tokenizer is None:
+        if wanted == "unused":
+            raise ValueError(
+                f"{loaded.name} has no tokenizer, so nobody knows which rows of its embedding are unused; give the id "
+                "of one, or 'add'"
+            )
+        return rows, "a new row, the mean of the others"
+    own = tokenizer.mask_token_id
+    if own is None:
+        own = tokenizer.get_vocab().get(MASK_TOKEN)
+    if wanted == "auto" and own is not None:
+        return own, "the tokenizer's own"
+    first = _next_id(tokenizer)
+    if wanted == "unused" and first >= rows:
+        raise ValueError(
+            f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its embedding {rows} "
+            "rows; use mask_token='add'"
+        )
+    if wanted != "add" and first < rows:
+        return first, "a row that the tokenizer did not use"
+    return rows, "a new row, the mean of the others"
+
+
+def _add_rows(model: Any, rows: int) -> None:
+    """Grow embedding and head; new rows are the mean of the others, so that [MASK] is no outlier to begin with."""
+    before = model.config.vocab_size
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    with torch.no_grad():
+        for weight_VD in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            weight_VD[before:] = weight_VD[:before].float().mean(dim=0)
+
+
+def _tell(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> None:
+    """Make the entry with this id the tokenizer's mask token."""
+    # ids are dealt in order: the rows before this one get names too
+    fillers = [f"<|unused_{number}|>" for number in range(_next_id(tokenizer), token_id)]
+    if fillers:
+        tokenizer.add_tokens(fillers, special_tokens=True)
+    entries = {number: entry for entry, number in tokenizer.get_vocab().items()}
+    tokenizer.add_special_tokens({"mask_token": entries.get(token_id, MASK_TOKEN)})
+    after = tokenizer.get_vocab()
+    if tokenizer.mask_token_id != token_id or len(set(after.values())) != len(after):
+        raise ValueError(
+            f"the tokenizer of {name} cannot give {MASK_TOKEN} the id {token_id}: its ids have holes or {MASK_TOKEN} "
+            f"stands elsewhere ({tokenizer.mask_token_id}); give mask_token= the id of an entry that text does not use"
+        )

@@ -1,0 +1,283 @@
+"""One line to load a model: the packaged pair, our own and published checkpoints, autoregressive baselines. No code
+of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from sinklab.checkpoints import families, materialize, published, sinkfile, vocabularies
+from sinklab.checkpoints import weights as weightfiles
+from sinklab.checkpoints.materialize import DeviceMap
+from sinklab.checkpoints.published import NO_IDS, SpecialIds
+from sinklab.checkpoints.weights import Recipe
+from sinklab.models.config import DiffusionLMConfig, refuse_unknown
+from sinklab.models.diffusion_lm import DiffusionLM
+
+PACKAGED = ("tiny", "tiny-sink")
+DATA = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
+"""Files of a repository that are read besides its weights."""
+
+
+def find(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
+    """The folder of a model, fetched from the Hub if need be.
+
+    Args:
+        name: ``tiny`` or ``tiny-sink``, a folder, or ``owner/name`` on the Hub.
+        revision: commit, branch or tag on the Hub.
+        weights: patterns of the weight files wanted; () fetches the config alone.
+
+    Raises:
+        ValueError: if there is no such model, with the nearest known name.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if name in PACKAGED:
+        return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
+    # without a slash it is no Hub name, and nobody else need hear of a slip of the pen
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+        raise ValueError(f"no model can be loaded from {name!r}: it is no folder and no name on the Hub; {_hint(name)}")
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        snapshot_download,
+        try_to_load_from_cache,
+    )
+
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            # one question without retries: a download asks for half a minute, and says so, when nobody answers
+            get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
+        config = hf_hub_download(name, "config.json", revision=revision)
+        if not weights:
+            return Path(config).parent
+        wanted = [*DATA, *weights]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except Exception as error:  # those of the HTTP library, whose name depends on the version of huggingface_hub
+        raise ValueError(f"no model can be loaded from {name!r}: {_hint(name)} ({error})") from error
+
+
+def _hint(name: str) -> str:
+    near = published.nearest(name, PACKAGED)
+    if near and near != name:
+        return f"did you mean {near!r}?"
+    return f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
+
+
+__all__ = ["PACKAGED", "Loaded", "load"]
+
+SAFE = ("*.safetensors",)
+PICKLED = ("*.bin", "*.pth", "*.pt")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to use, with what belongs to it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    """None for a folder without tokenizer files: prompts are then token ids."""
+    name: str
+    revision: str | None
+    """The commit that was loaded from the Hub; for a folder, what the caller said."""
+    family: str
+    """``diffusion`` or ``autoregressive``."""
+    published_family: str = "sinklab"
+    """``llada``, ``mmada``, ``dream``, ``smdm``, ``sinklab`` (our own format), or an autoregressive backbone."""
+    special: SpecialIds = NO_IDS
+    context: int | None = None
+    """Tokens that prompt and completion should have together at most: what the authors state, else what the positions
+    allow. Advice: the model refuses only what its positions do not reach. It is saved with a diffusion model."""
+    chat_template: str | None = None
+    """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
+
+    def needed_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, for work that is about text.
+
+        Raises:
+            ValueError: if the model came without one.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{self.name} has no tokenizer files, so it takes token ids and no text; "
+                "put its tokenizer.json (or vocab.json and merges.txt) beside its weights"
+            )
+        return self.tokenizer
+
+
+def load(
+    name_or_folder: str | Path,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str | int | None = None,
+    device_map: DeviceMap | None = None,
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    as_diffusion: bool = False,
+    sink: str | Path | None = None,
+    **settings: Any,
+) -> Loaded:
+    """Load a model and its tokenizer.
+
+    Weights are read tensor by tensor, each straight into its place, dtype and device, and no code of a checkpoint is
+    run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
+    tensor, if that is larger), or one whole tensor where it is taken apart (SMDM's query, key and value). Pickles are
+    mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
+
+    Args:
+        name_or_folder: ``"tiny"`` or ``"tiny-sink"`` (the pair inside this package), a folder, or a name on the Hub: a
+            checkpoint of :class:`DiffusionLM`, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM or
+            «One Token», or a Llama, Qwen2 or Qwen3 causal model.
+        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
+        device: where to put the model; the CPU by default.
+        device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
+            ``device``.
+        revision: commit, branch or tag on the Hub.
+        allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
+        as_diffusion: make a diffusion model of a causal one, as the start of a training run. Needs
+            ``mask_token_id``.
+        sink: a file of :func:`~sinklab.models.save_sink`, to be attached to a diffusion model without a sink; ``notes``
+            say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
+        settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
+            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
+            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
+
+    Raises:
+        ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
+            tensors are missing, surplus, misshapen or damaged, weights are pickled, settings make no sense, or the sink
+            file is damaged or belongs to a backbone of another shape.
+    """
+    name = str(name_or_folder)
+    refuse_unknown(settings)
+    if device is not None and device_map is not None:
+        raise ValueError("give device or device_map, not both")
+    if device_map is None:
+        # 0 is a device too
+        device_map = {"": materialize.usable("cpu" if device is None else device)}
+    folder = find(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
+    raw = families.read_config(folder / "config.json", name)
+    # an unknown architecture is refused before its weights are looked for
+    families.read(raw, name)
+    weights = weightfiles.open_weights(folder, name, allow_pickle)
+    recipe = _as_asked(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
+    number = _dtype(dtype, raw)
+    config = families.configured(recipe, settings, name)
+    _note_dtype(config, number)
+    model = _weighted(config, recipe, weights, name, number, device_map, settings)
+    attached = () if sink is None else sinkfile.attach_sink(model, sink)
+    _adopt_generation_config(model, folder, name)
+    tokenizer = vocabularies.read_tokenizer(folder, recipe.family, recipe.backbone.model_type, name)
+    commit = folder.name if folder.parent.name == "snapshots" else revision
+    recipe = replace(recipe, notes=(*recipe.notes, *attached))
+    return _assembled(model, tokenizer, recipe, raw, name, commit)
+
+
+def _as_asked(recipe: Recipe, name: str, as_diffusion: bool, settings: dict[str, Any]) -> Recipe:
+    """The recipe, as a diffusion model where a causal one is to become one."""
+    if recipe.settings is not None:
+        return recipe
+    if not as_diffusion:
+        if settings:
+            raise ValueError(
+                f"{name} is an autoregressive model, and {', '.join(settings)} can be set for diffusion models only; "
+                "pass as_diffusion=True to make it the start of one"
+            )
+        return recipe
+    # None is for those who choose it when they have seen the tokenizer
+    if "mask_token_id" not in settings:
+        raise ValueError(
+            f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, the id of a row that "
+            f"its text does not use (it has {recipe.backbone.vocab_size} rows)"
+        )
+    return Recipe(recipe.family, recipe.backbone, {}, recipe.plan, recipe.notes)
+
+
+def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
+    if dtype == "auto":
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(number, torch.dtype) or not number.is_floating_point:
+        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
+    return number
+
+
+def _note_dtype(config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    config.dtype = dtype
+    if isinstance(config, DiffusionLMConfig):
+        config.backbone.dtype = dtype
+
+
+def _weighted(
+    config: PreTrainedConfig,
+    recipe: Recipe,
+    weights: weightfiles.Weights,
+    name: str,
+    dtype: torch.dtype,
+    device_map: DeviceMap,
+    settings: dict[str, Any],
+) -> PreTrainedModel:
+    model = materialize.hollow(config, name)
+    plan, new = materialize.complete_plan(recipe.plan, model, weights, settings.keys())
+    materialize.check(plan, model, weights, name)
+    where = materialize.plan_devices(model, device_map, dtype)
+    device_of = materialize.lookup(where)
+    try:
+        materialize.fill(model, plan, weights, dtype, device_of)
+    except (weightfiles.SafetensorError, OSError) as error:
+        raise ValueError(
+            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
+        ) from error
+    materialize.start(model, new, dtype, device_of)
+    return (materialize.dispatch(model, where) if len(where) > 1 else model).eval()
+
+
+def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) -> None:
+    """Baselines write with the settings their authors publish; ours take theirs as arguments."""
+    if not isinstance(model, DiffusionLM) and (folder / "generation_config.json").is_file():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        except Exception as error:  # OSError, TypeError, StrictDataclassError, …: whatever the damage leads to
+            raise ValueError(
+                f"the generation_config.json of {name} is damaged; mend it or take it away: {error!r}"
+            ) from error
+
+
+def _assembled(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    recipe: Recipe,
+    raw: dict[str, Any],
+    name: str,
+    revision: str | None,
+) -> Loaded:
+    config: Any = model.config
+    local = Path(name) if Path(name).is_dir() else None
+    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, recipe.family, config.vocab_size)
+    special = vocabularies.special_ids(config, tokenizer, row, recipe.family)
+    vocabularies.adopt(config, tokenizer, special)
+    context = vocabularies.context(config, row)
+    diffusion = isinstance(config, DiffusionLMConfig)
+    if diffusion and row and row.context:
+        config.context = context
+    return Loaded(
+        model,
+        tokenizer,
+        name,
+        revision,
+        "diffusion" if diffusion else "autoregressive",
+        recipe.family,
+        special,
+        context,
+        row.chat_template if row else None,
+        (*recipe.notes, *notes),
+    )

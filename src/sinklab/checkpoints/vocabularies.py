@@ -1,0 +1,140 @@
+"""Tokenizers and special ids of checkpoints, read as data: no class of a checkpoint is imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+)
+
+from sinklab.checkpoints.published import CHAT_TEMPLATES, END_OF_TURN, NO_IDS, Published, SpecialIds
+from sinklab.models.config import DiffusionLMConfig
+
+PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes that are their ``tokenizer.json`` and nothing besides."""
+
+
+def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
+
+    The class follows from family and files, never from code: LLaDA's and MMaDA's is a plain ``tokenizer.json``; Dream's
+    names a class of its own but is Qwen2's with two more special tokens, also beside a model of another format.
+
+    Args:
+        folder: of the checkpoint.
+        family: ``published_family`` of the model.
+        backbone: its transformers decoder, ``llama``, ``qwen2`` or ``qwen3``.
+        name: for messages.
+
+    Raises:
+        ValueError: if there are tokenizer files and they cannot be read.
+    """
+    single = (folder / "tokenizer.json").is_file()
+    pair = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    if not single and not pair and not (folder / "tokenizer.model").is_file():
+        return None
+    reader: Any = AutoTokenizer
+    settings: dict[str, Any] = {"trust_remote_code": False}
+    kind = _named_class(folder / "tokenizer_config.json")
+    foreign, plain = kind is not None and not hasattr(transformers, kind), kind in PLAIN
+    if family == "dream" or (foreign and pair and backbone in ("qwen2", "qwen3")):
+        reader, settings = Qwen2Tokenizer, {}
+    elif single and (foreign or plain or family in ("llada", "mmada", "smdm")):
+        # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
+        reader, settings = PreTrainedTokenizerFast, {}
+    try:
+        tokenizer = reader.from_pretrained(str(folder), **settings)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        remedy = ""
+        if not single and not pair:
+            remedy = (
+                "it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it "
+                "(AutoTokenizer's save_pretrained writes one where sentencepiece is installed); "
+            )
+        raise ValueError(f"{name} has a model but no tokenizer that can be read: {remedy}{error}") from error
+    if family == "mmada" or (family == "llada" and not tokenizer.chat_template):
+        tokenizer.chat_template = CHAT_TEMPLATES[family]
+    return tokenizer
+
+
+def _named_class(settings: Path) -> str | None:
+    """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
+    try:
+        named = json.loads(settings.read_text("utf-8"))
+    except (OSError, ValueError):
+        # absent, or the reader will say what is wrong with it
+        return None
+    if not isinstance(named, dict):
+        return None
+    kind = named.get("tokenizer_class")
+    return "code" if "auto_map" in named else None if kind is None else str(kind)
+
+
+def special_ids(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: str
+) -> SpecialIds:
+    """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
+    known = row.special if row else NO_IDS
+    listed = _as_tuple(getattr(config, "eos_token_id", None)) or _as_tuple(getattr(tokenizer, "eos_token_id", None))
+    eos = listed or _as_tuple(known.eos)
+    eot = getattr(config, "eot_token_id", None)
+    if eot is None and tokenizer is not None:
+        eot = tokenizer.get_vocab().get(END_OF_TURN.get(family, ""))
+    eot = known.eot if eot is None else eot
+
+    def first(name: str, fallback: int | None) -> int | None:
+        for source in (config, tokenizer):
+            if (value := getattr(source, name, None)) is not None:
+                return value
+        return fallback
+
+    return SpecialIds(
+        mask=first("mask_token_id", known.mask),
+        eos=eos[0] if eos else None,
+        eot=eot,
+        pad=first("pad_token_id", known.pad),
+        bos=first("bos_token_id", known.bos),
+        stop=tuple(dict.fromkeys([*eos, *_as_tuple(eot)])),
+    )
+
+
+def context(config: PreTrainedConfig, row: Published | None) -> int:
+    """Tokens that a text may have: what the authors state, and no more than the positions allow."""
+    one: Any = config
+    limits = [row.context if row else None, getattr(config, "context", None)]
+    if isinstance(config, DiffusionLMConfig):
+        limits.append(one.text_positions)
+    else:
+        limits.append(one.max_position_embeddings)
+    return min(limit for limit in limits if limit is not None)
+
+
+def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
+    """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
+    tokenizer its mask and pad token; only what they were not told.
+    """
+    if isinstance(config, DiffusionLMConfig):
+        # in our config and not the backbone's, which would freeze the row of its padding
+        for name in ("mask", "eos", "eot", "pad", "bos"):
+            token_id = getattr(special, name)
+            if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
+                setattr(config, f"{name}_token_id", token_id)
+    if tokenizer is None:
+        return
+    for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):
+        if getattr(tokenizer, name) is None and token_id is not None and token_id < len(tokenizer):
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
+
+
+def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,236 @@
+"""The weight files of a checkpoint folder, read a piece at a time; pickles only where asked for."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensor names of a checkpoint and their shapes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One place in the model that a tensor of the checkpoint fills."""
+
+    target: str
+    """Name in the model's state dict."""
+    take: Callable[[Tensor], Tensor] | None = None
+    """What to take from the tensor; None takes all of it."""
+
+
+Plan = dict[str, tuple[Part, ...]]
+"""Tensor name in the checkpoint -> the places it fills."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a checkpoint becomes a model."""
+
+    family: str
+    """``llada``, ``mmada``, ``dream``, ``smdm``, ``sinklab``, or the backbone of an autoregressive model."""
+    backbone: PreTrainedConfig
+    """Config of the Hugging Face decoder."""
+    settings: dict[str, Any] | None = None
+    """Fields of :class:`DiffusionLMConfig` besides the backbone; None for an autoregressive model."""
+    plan: Plan | None = None
+    """None when the checkpoint has the model's own names."""
+    notes: tuple[str, ...] = field(default=())
+    """What was assumed."""
+
+
+def require(config: Mapping[str, Any], family: str, expected: Mapping[str, tuple]) -> None:
+    """Refuse a published config whose values have no counterpart here, by the name of the field.
+
+    Args:
+        config: the published ``config.json``.
+        family: for the message.
+        expected: field -> the values that can be represented; a field that is absent is fine.
+
+    Raises:
+        ValueError: for the first field of another value.
+    """
+    for name, values in expected.items():
+        if name in config and config[name] not in values:
+            raise ValueError(
+                f"this {family} checkpoint has {name} = {config[name]!r}, which sinklab has no counterpart for "
+                f"(it reads {' or '.join(map(repr, values))}); load it with the code of its authors"
+            )
+
+
+def field_of(config: Mapping[str, Any], family: str, name: str) -> Any:
+    """A field that must be there.
+
+    Raises:
+        ValueError: if it is absent, with the near names that are there.
+    """
+    if config.get(name) is None:
+        near = difflib.get_close_matches(name, list(config), n=2)
+        hint = f" (it has {' and '.join(map(repr, near))})" if near else ""
+        raise ValueError(f"the config.json of a {family} checkpoint needs {name!r}, which is not there{hint}")
+    return config[name]
+
+
+FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PIECE_BYTES = 64 * 2**20
+
+
+def _not_floating(name: str, kind: object) -> ValueError:
+    return ValueError(
+        f"the tensor {name} holds {kind}, but sinklab reads {', '.join(FLOATING)}; "
+        "take a checkpoint that is not quantised"
+    )
+
+
+class Safetensors:
+    """Tensors of one or more safetensors files.
+
+    A file is opened anew for every piece: its mapping, whose pages count as resident memory, goes away with the piece.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files: dict[str, Path] = {}
+        self.shapes: Shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (no mapping)
+                    if name in self.files:
+                        raise ValueError(f"the tensor {name} is in {self.files[name].name} and in {file.name}")
+                    piece = opened.get_slice(name)
+                    if piece.get_dtype() not in FLOATING:
+                        raise _not_floating(name, piece.get_dtype())
+                    self.files[name] = file
+                    shapes[name] = tuple(piece.get_shape())
+        self.shapes = shapes
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor, backed by the file."""
+        with safe_open(self.files[name], "pt") as opened:
+            return opened.get_tensor(name)
+
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """Row ranges of one tensor and their contents, at most ``PIECE_BYTES`` each (a row at least)."""
+        shape = self.shapes[name]
+        per_row = 8 * torch.Size(shape[1:]).numel()
+        rows = max(1, PIECE_BYTES // per_row)
+        for start in range(0, shape[0], rows):
+            stop = min(start + rows, shape[0])
+            with safe_open(self.files[name], "pt") as opened:
+                yield slice(start, stop), opened.get_slice(name)[start:stop]
+
+
+class Pickles:
+    """Tensors of pickled state dicts, unpickled with ``weights_only=True`` and mapped where the format allows it."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        for file in files:
+            self.tensors |= _unpickle(file)
+        for name, tensor in self.tensors.items():
+            if tensor.dtype not in FLOATING.values():
+                raise _not_floating(name, tensor.dtype)
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def whole(self, name: str) -> Tensor:
+        """One tensor."""
+        return self.tensors[name]
+
+    def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """All rows at once."""
+        yield slice(None), self.tensors[name]
+
+
+def _unpickle(file: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:
+            # the format before torch 1.6 cannot be mapped
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{file.name} holds more than tensors and was not unpickled, since that could run code: {error}"
+        ) from error
+    for key in ("model", "state_dict"):
+        # lit-gpt keeps the weights beside the state of the optimizer
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{file.name} holds no state dict: expected names and tensors, found {type(content).__name__}")
+    return content
+
+
+Weights = Safetensors | Pickles
+
+
+def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights:
+    """The weights of a folder: headers now, contents when asked for.
+
+    Args:
+        folder: a checkpoint.
+        name: for messages.
+        allow_pickle: read ``.bin``, ``.pth`` or ``.pt`` files if there is no safetensors file.
+
+    Raises:
+        ValueError: if there are none, only pickles that were not allowed, or a file that is damaged.
+    """
+    files, pickled = _files(folder, name)
+    if pickled and not allow_pickle:
+        raise ValueError(
+            f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; convert them to "
+            "safetensors, or pass allow_pickle=True to read them with weights_only=True"
+        )
+    try:
+        return Pickles(files) if pickled else Safetensors(files)
+    except (SafetensorError, OSError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
+        ) from error
+
+
+def _files(folder: Path, name: str) -> tuple[list[Path], bool]:
+    """The weight files, and whether they are pickles."""
+    for index, pickled in (("model.safetensors.index.json", False), ("pytorch_model.bin.index.json", True)):
+        single = folder / index.removesuffix(".index.json")
+        if single.is_file():
+            return [single], pickled
+        if (folder / index).is_file():
+            return _shards(folder / index, name), pickled
+        patterns = ("*.bin", "*.pth", "*.pt") if pickled else ("*.safetensors",)
+        found = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+        if len(found) == 1:
+            return found, pickled
+        if found:
+            listed = ", ".join(path.name for path in found[:4])
+            raise ValueError(f"{name} has several weight files and no index that says which belong together: {listed}")
+    raise ValueError(
+        f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor .bin, .pth or .pt "
+        "(from the Hub, pickled weights are fetched with allow_pickle=True only)"
+    )
+
+
+def _shards(index: Path, name: str) -> list[Path]:
+    try:
+        places: Any = json.loads(index.read_text("utf-8"))["weight_map"]
+        shards = sorted({str(shard) for shard in places.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the index {index.name} of {name} is damaged: {error!r}") from error
+    if outside := [shard for shard in shards if Path(shard).name != shard]:
+        raise ValueError(f"the index {index.name} of {name} points out of its folder: {outside[0]}")
+    if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:
+        raise ValueError(
+            f"the weights of {name} cannot be read: {len(absent)} of {len(shards)} shards are not there "
+            f"({', '.join(absent[:3])}); fetch the checkpoint again"
+        )
+    return [index.parent / shard for shard in shards]

@@ -1,0 +1,149 @@
+"""The masked-token objective of masked diffusion language models."""
+
+# B batch, S sequence
+# B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+TimeSampler = Literal["iid", "low_discrepancy"]
+
+
+def sample_times(
+    batch: int,
+    *,
+    eps: float = 1e-3,
+    sampler: TimeSampler = "iid",
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Draw diffusion times t_B in [eps, 1]; under the linear schedule t is also the masking probability.
+
+    ``iid`` draws t = eps + (1 − eps)·u with u uniform, as LLaDA and SMDM do. ``low_discrepancy`` shares one u over the
+    batch and spreads it evenly, u_b = (u + b / B) mod 1 in random row order: the same marginal, less variance of the
+    loss.
+
+    Args:
+        batch: number of times, B ≥ 1.
+        eps: smallest time, 0 < eps < 1; it bounds the 1/t weight of the loss.
+        sampler: ``"iid"`` or ``"low_discrepancy"``.
+        generator: source of randomness; it must live on ``device``.
+
+    Raises:
+        ValueError: if ``eps`` is not in (0, 1), ``batch`` < 1 or the sampler is unknown.
+    """
+    if not 0 < eps < 1:
+        raise ValueError(
+            f"eps must lie strictly between 0 and 1 (it bounds the 1/t weight), but is {eps}; use e.g. 1e-3"
+        )
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1 to draw times, but is {batch}")
+    if sampler not in get_args(TimeSampler):
+        raise ValueError(f"sampler must be one of {', '.join(get_args(TimeSampler))}, but is {sampler!r}")
+    if sampler == "iid":
+        u_B = torch.rand(batch, generator=generator, device=device)
+    else:
+        offset = torch.rand((), generator=generator, device=device)
+        order_B = torch.randperm(batch, generator=generator, device=device)
+        u_B = (offset + order_B / batch) % 1.0
+    return eps + (1 - eps) * u_B
+
+
+def corrupt(
+    ids_BS: Tensor,
+    t_B: Tensor,
+    *,
+    mask_id: int,
+    maskable_BS: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Replace each maskable token by [MASK] independently with probability t (Eq. 1 of «One Token Is Enough», linear
+    schedule).
+
+    Args:
+        ids_BS: clean token ids, int64.
+        t_B: times in (0, 1]; 1 masks everything.
+        mask_id: id of the mask token.
+        maskable_BS: bool, False where a token must stay (prompt, padding); None allows all.
+        generator: source of randomness on the device of ``ids_BS``.
+
+    Returns:
+        ``noisy_BS`` (int64) and ``masked_BS`` (bool, True where a token was replaced).
+
+    Raises:
+        ValueError: if shapes disagree or a time lies outside (0, 1].
+    """
+    if ids_BS.ndim != 2 or t_B.shape != ids_BS.shape[:1]:
+        raise ValueError(
+            "corrupt expects ids of shape (B, S) and times of shape (B,), but got "
+            f"{tuple(ids_BS.shape)} and {tuple(t_B.shape)}"
+        )
+    if maskable_BS is not None and maskable_BS.shape != ids_BS.shape:
+        raise ValueError(
+            f"maskable must have the shape of ids {tuple(ids_BS.shape)}, but has {tuple(maskable_BS.shape)}"
+        )
+    if not bool(((t_B > 0) & (t_B <= 1)).all()):
+        raise ValueError(f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to {t_B.max().item():.3g}")
+    # torch.rand is in [0, 1): t = 1 masks every token for certain
+    masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_B[:, None].to(ids_BS.device)
+    if maskable_BS is not None:
+        masked_BS &= maskable_BS
+    return ids_BS.masked_fill(masked_BS, mask_id), masked_BS
+
+
+def masked_token_loss(
+    logits_MV: Tensor,
+    ids_BS: Tensor,
+    masked_BS: Tensor,
+    t_B: Tensor,
+    *,
+    maskable_BS: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Negative masked-token log-likelihood with weight 1/t (Eq. 3–4 of «One Token Is Enough»).
+
+    L = (1/N) · Σ_b (1/t_b) Σ_{i masked} −log p(x_i | noisy), N = number of maskable tokens. Its expectation over t and
+    masks bounds the negative log-likelihood per token; for a uniform model it is log V whatever t is.
+
+    Args:
+        logits_MV: logits at the masked positions only, in the row-major order of ``masked_BS``.
+        ids_BS: clean token ids.
+        masked_BS: bool, True where the model saw [MASK].
+        t_B: masking probability of each row.
+        maskable_BS: bool, the tokens that could have been masked; None means all.
+        reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its own maskable
+            count). The result is float32, or float64 where the logits are.
+
+    Raises:
+        ValueError: if the number of logit rows is not the number of masked positions, shapes disagree, a row (for
+            "mean": every row) has no maskable token, or the reduction is unknown.
+    """
+    if reduction not in ("mean", "row"):
+        raise ValueError(f"reduction must be 'mean' or 'row', but is {reduction!r}")
+    n_masked = int(masked_BS.sum())
+    if logits_MV.ndim != 2 or logits_MV.shape[0] != n_masked:
+        raise ValueError(
+            f"logits must have one row per masked position ({n_masked}), but have shape {tuple(logits_MV.shape)}; "
+            "ask the model for logits_to_keep=masked_BS"
+        )
+    maskable_BS = torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS
+    if not ids_BS.shape == masked_BS.shape == maskable_BS.shape or t_B.shape != ids_BS.shape[:1]:
+        raise ValueError(
+            "ids, masked and maskable must have one shape (B, S) and times (B,), but have "
+            f"{tuple(ids_BS.shape)}, {tuple(masked_BS.shape)}, {tuple(maskable_BS.shape)} and {tuple(t_B.shape)}"
+        )
+    tokens_B = maskable_BS.sum(dim=1)
+    tokens = tokens_B if reduction == "row" else tokens_B.sum()
+    if not bool(tokens.all()):
+        raise ValueError("the loss is a mean over maskable tokens, but there is none to divide by; drop such rows")
+    exact_MV = logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+    ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
+    row_M = masked_BS.nonzero()[:, 0]
+    weighted_M = ce_M / t_B.to(ce_M)[row_M]
+    if reduction == "mean":
+        return weighted_M.sum() / tokens
+    return weighted_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M) / tokens

@@ -1,0 +1,107 @@
+"""How arguments are refused: one way to name what was expected, what was found, and the nearest thing that exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
+    """``"did you mean 'x' or 'y'?"`` with the nearest of the known names, at most three; empty where none is near."""
+    found = difflib.get_close_matches(str(name), [str(one) for one in known], n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") -> ValueError:
+    """The error for a name that is not among those that exist.
+
+    Args:
+        what: what the name should be the name of, such as "sink rule".
+        remedy: what to do where no known name is near; left out where one is.
+    """
+    names = sorted(map(str, known))
+    hint = near(name, names) or remedy
+    return ValueError(f"unknown {what} {str(name)!r}; known are {', '.join(names)}" + (f"; {hint}" if hint else ""))
+
+
+def one_of(what: str, value: object, allowed: Iterable[object]) -> None:
+    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        hint = near(value, allowed)
+        raise ValueError(
+            f"{what} must be one of {', '.join(map(str, allowed))}, but is {value!r}" + (f"; {hint}" if hint else "")
+        )
+
+
+def known_fields(what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError for the first given name that is no field of ``what``; names the nearest fields."""
+    fields = tuple(known)
+    for name in given:
+        if name not in fields:
+            hint = near(name, fields) or (f"it has {', '.join(fields)}" if fields else "it has none")
+            raise ValueError(f"{what} has no field {name!r}; {hint}")
+
+
+def limited(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    one_of: Iterable[object] = (),
+    needed: bool = False,
+) -> Any:
+    """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is always let through.
+
+    Args:
+        needed: an empty tuple or string is refused.
+    """
+    limits = {
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "one_of": tuple(one_of) or None,
+        "needed": needed or None,
+    }
+    return dataclasses.field(
+        default=default, metadata={name: limit for name, limit in limits.items() if limit is not None}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A record of settings whose fields are checked in one place, by what `limited` says of them.
+
+    Lists become tuples, and a single value becomes one where the default is a tuple. Raises ValueError that names the
+    field, what it may be and what it is.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, tuple) and isinstance(value, str | int | float):
+                value = (value,)
+            if isinstance(value, list | tuple):
+                value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            if field.metadata.get("needed") and not value:
+                raise ValueError(f"{field.name} must not be empty")
+            for one in value if isinstance(value, tuple) else (value,):
+                if one is not None:
+                    _hold(field.name, one, field.metadata)
+
+
+def _hold(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if "one_of" in limits:
+        one_of(name, value, limits["one_of"])
+    for limit, broken, words in (
+        ("at_least", operator.lt, "at least"),
+        ("above", operator.le, "above"),
+        ("at_most", operator.gt, "at most"),
+    ):
+        if limits.get(limit) is not None and broken(value, limits[limit]):
+            raise ValueError(f"{name} must be {words} {limits[limit]:g}, got {value!r}")

@@ -1,0 +1,1 @@
+"""Edits of attention calls, one file each."""

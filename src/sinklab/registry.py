@@ -1,0 +1,286 @@
+"""What exists by name: everything that can be extended, its values as text and JSON, and lazily loaded public names.
+
+A rule, statistic, intervention, … is a class under a name. Registered, it is reachable from Python, from the command
+line and from run folders; its fields are its options, its docstring is its help::
+
+    from sinklab.registry import interventions
+
+    @interventions.register("temper")
+    @dataclass(frozen=True)
+    class Temper: ...
+
+Classes of the package are found in the modules that a registry names, those of others in installed packages with the
+entry point group ``sinklab.plugins`` (its values are modules), or in a file that is loaded by `load_plugin`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sinklab.errors import known_fields, near, unknown
+
+Class = TypeVar("Class", bound=type)
+PLUGINS = "sinklab.plugins"
+_loaded: set[str] = set()
+
+
+class Registry(Mapping[str, type]):
+    """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near ones."""
+
+    def __init__(self, what: str, *modules: str) -> None:
+        self.what = what
+        """What its members are, in the singular, for errors."""
+        self._modules = modules
+        self._classes: dict[str, type] = {}
+
+    def register(self, name: str) -> Callable[[Class], Class]:
+        """A decorator that puts a class under this name. Raises ValueError for a name that is taken."""
+
+        def put(kind: Class) -> Class:
+            there = self._classes.get(name)
+            if there is not None and (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
+                raise ValueError(
+                    f"the {self.what} {name!r} is defined twice, in {there.__module__} and in {kind.__module__}; "
+                    "rename one of them"
+                )
+            self._classes[name] = kind
+            return kind
+
+        return put
+
+    def _all(self) -> dict[str, type]:
+        _load_installed()
+        for module in self._modules:
+            if module not in _loaded and importlib.util.find_spec(module.rpartition(".")[0]):
+                _loaded.add(module)
+                import_module(module)
+        return self._classes
+
+    def __getitem__(self, name: str) -> type:
+        classes = self._all()
+        if name not in classes:
+            raise unknown(self.what, name, classes, "if a plug-in defines it, install that or name its file: --plugin")
+        return classes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._all()))
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def name_of(self, value: object) -> str:
+        """The name of a value's class, or of a class. Raises ValueError for one that is not registered."""
+        kind = value if isinstance(value, type) else type(value)
+        for name, known in self._all().items():
+            if known is kind:
+                return name
+        raise ValueError(f"{value!r} is no registered {self.what}; known are {', '.join(self)}; register its class")
+
+    def make(self, name: str, /, **fields: Any) -> Any:
+        """The value called ``name`` with these fields; lists stand for tuples, as JSON gives them.
+
+        Raises ValueError for an unknown name or field (naming the near ones), and for fields that are missing or that
+        the class refuses.
+        """
+        kind = self[name]
+        own = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        known_fields(f"the {self.what} {name!r}", fields, own)
+        if needed := [key for key, field in own.items() if _is_required(field) and key not in fields]:
+            raise ValueError(f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…")
+        return kind(**{key: _from_json(own[key], value) for key, value in fields.items()})
+
+    def parse(self, given: Any) -> Any:
+        """A value from its text ``name:field=value,field=value``, from what `as_dict` made of it, or as it is.
+
+        Several values are joined by "+" (layers=0+2) or are a range without its end (positions=8..16); "none", "true"
+        and "false" are what they say; a value that is itself ``name:field=value`` and has a comma stands in brackets.
+        """
+        if isinstance(given, Mapping):
+            if "name" not in given:
+                raise ValueError(
+                    f"a {self.what} has a name, got the fields {sorted(given)}; add name, one of {[*self]}"
+                )
+            return self.make(given["name"], **{key: value for key, value in given.items() if key != "name"})
+        if not isinstance(given, str):
+            self.name_of(given)
+            return given
+        name, _, rest = given.strip().partition(":")
+        kind, fields = self[name], dict[str, Any]()
+        hints = typing.get_type_hints(kind)
+        own = {field.name: field for field in dataclasses.fields(kind)}
+        for part in _parts(rest):
+            key, equals, text = (piece.strip() for piece in part.partition("="))
+            if not (key and equals and text) or key in fields:
+                raise ValueError(
+                    f"a {self.what} is written name:field=value,field=value, got {given!r}: {part.strip()!r} is no "
+                    "single field=value"
+                )
+            fields[key] = _from_text(own[key], text, hints[key]) if key in own else text
+        return self.make(name, **fields)
+
+    def as_dict(self, value: Any) -> dict[str, Any]:
+        """The value as a JSON object, its name and every field; `parse` makes the value of it again."""
+        return {"name": self.name_of(value)} | {
+            field.name: _to_json(field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init
+        }
+
+    def as_text(self, value: Any) -> str:
+        """The value as `parse` reads it, with the fields that differ from their defaults: a short label."""
+        given = [field for field in dataclasses.fields(value) if field.init and not _is_default(field, value)]
+        texts = [f"{field.name}={_to_text(field, getattr(value, field.name))}" for field in given]
+        return ":".join([self.name_of(value), ",".join(texts)]) if texts else self.name_of(value)
+
+
+def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that holds a value of a registry: text and JSON of it nest."""
+    return dataclasses.field(default=default, metadata={"registry": registry})
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _is_default(field: dataclasses.Field, value: Any) -> bool:
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return getattr(value, field.name) == default
+
+
+def _from_json(field: dataclasses.Field, value: Any) -> Any:
+    if "registry" in field.metadata and isinstance(value, str | Mapping):
+        return field.metadata["registry"].parse(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _to_json(field: dataclasses.Field, value: Any) -> Any:
+    if "registry" in field.metadata and value is not None:
+        return field.metadata["registry"].as_dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _to_text(field: dataclasses.Field, value: Any) -> str:
+    if "registry" in field.metadata and value is not None:
+        text = field.metadata["registry"].as_text(value)
+        return f"({text})" if "," in text else text
+    if isinstance(value, tuple | list):
+        return "+".join(_to_text(field, item) for item in value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    return re.findall(r"(?:\([^()]*\)|[^,()])+", text)
+
+
+def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
+    kinds = set(typing.get_args(hint)) if typing.get_origin(hint) in (types.UnionType, typing.Union) else {hint}
+    origins = {typing.get_origin(one) or one for one in kinds}
+    if text.lower() == "none" and types.NoneType in origins:
+        return None
+    if "registry" in field.metadata:
+        return field.metadata["registry"].parse(text.removeprefix("(").removesuffix(")"))
+    if tuple in origins:
+        return tuple(item for piece in text.split("+") for item in _items(piece))
+    if bool in origins and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        if number in origins and (value := _number(text, number)) is not None:
+            return value
+    if str in origins:
+        return text
+    names = " or ".join(sorted(getattr(one, "__name__", str(one)) for one in origins if one is not types.NoneType))
+    raise ValueError(f"{field.name} takes {names}, got {text!r}; write {field.name}=…")
+
+
+def _items(piece: str) -> list[Any]:
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", piece):
+        return list(range(int(span[1]), int(span[2])))
+    if piece.lower() == "none":
+        return [None]
+    number = _number(piece, int)
+    return [piece if number is None else number]
+
+
+def _number(text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _load_installed() -> None:
+    """Import the plug-ins of installed packages, once; a broken one is named and left out."""
+    for entry in () if PLUGINS in _loaded else entry_points(group=PLUGINS):
+        try:
+            _loaded.add(PLUGINS)
+            entry.load()
+        except Exception as error:  # a stranger's module may fail in any way
+            warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
+    _loaded.add(PLUGINS)
+
+
+def load_plugin(file: str | Path) -> None:
+    """Run a Python file that registers something. Raises ValueError for one that is not there or fails."""
+    path = Path(file).resolve()
+    name = f"sinklab_plugin_{path.stem}"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"a plug-in is a Python file, but {file} is none; give the path of a .py file")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}") from error
+
+
+rules = Registry("sink rule", "sinklab.sinks.rules")
+statistics = Registry("statistic", "sinklab.probing.statistics")
+interventions = Registry(
+    "intervention",
+    "sinklab.probing.interventions.mask_sinks",
+    "sinklab.probing.interventions.positions",
+    "sinklab.probing.interventions.window",
+)
+sinks = Registry("sink kind", "sinklab.models.sinks.token", "sinklab.models.sinks.zero", "sinklab.models.sinks.kv")
+unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
+schedules = Registry("schedule", "sinklab.sampling.schedules")
+caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
+families = Registry("checkpoint family", "sinklab.checkpoints.families")
+figures = Registry("figure", "sinklab.reports.figures")
+studies = Registry("study", "sinklab.studies.trace.run")
+
+
+def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names load where they are first used.
+
+    Settings, help and completion must not cost torch, so a package imports none of its modules.
+
+    Args:
+        package: the package's ``__name__``.
+        modules: module of the package -> the public names it defines, separated by blanks.
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            hint = near(name, homes)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}" + (f"; {hint}" if hint else ""))
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return load, lambda: sorted(homes), sorted(homes)

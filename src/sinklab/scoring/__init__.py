@@ -1,0 +1,11 @@
+"""Likelihoods, held-out loss and batched writing, all with and without interventions."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    heldout="HeldoutRows heldout_curve heldout_rows hidden_losses row_losses",
+    likelihood="exact rolling score",
+    prompts="Prompt encode read_prompts",
+    settings="LikelihoodSettings Scored",
+)

@@ -1,0 +1,272 @@
+"""How likely a model finds a continuation: Monte Carlo or chain rule for diffusion models, exact for autoregressive
+ones; with interventions and guidance.
+"""
+
+# B rows of a forward, S their longest text, Q columns with a wanted position, M wanted positions, V vocabulary
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.probing.intervention import Edit
+from sinklab.scoring.decoding import asks_clean_pass
+from sinklab.scoring.masked import (
+    MOST_LOGITS,
+    Job,
+    MaskedScorer,
+    at_least_float32,
+    check_numbers,
+    check_positions,
+    edited,
+    is_greedy,
+    is_random,
+    scoring_edits,
+)
+from sinklab.scoring.requests import (
+    Ids,
+    Plan,
+    Request,
+    chain_rule,
+    check_model,
+    digest,
+    every_mask,
+    limit_of,
+    monte_carlo,
+    read_requests,
+)
+from sinklab.scoring.settings import LikelihoodSettings, Scored
+
+
+def causal_scores(
+    loaded: Loaded, requests: Sequence[Request], batch: int, *, edits: Sequence[Edit] = (), seed: int = 0
+) -> Iterator[tuple[Request, float, bool]]:
+    """Requests in the order given, Σ log p (nats), and whether each token is the likeliest one.
+
+    The last token of a text is not read, as nothing follows it. With edits a clean pass over the same row comes first.
+    """
+    model: Any = loaded.model
+    rows: list[Request] = []
+    for request in requests:
+        if rows and (len(rows) == batch or _logits([*rows, request], model.config.vocab_size) > MOST_LOGITS):
+            yield from _scored(loaded, rows, edits, seed)
+            rows = []
+        rows.append(request)
+    if rows:
+        yield from _scored(loaded, rows, edits, seed)
+
+
+def _columns(rows: Sequence[Request]) -> range:
+    """Columns among which all wanted positions lie: position i predicts token i + 1."""
+    return range(min(len(row.context) for row in rows) - 1, max(row.length for row in rows) - 1)
+
+
+def _logits(rows: Sequence[Request], vocabulary: int) -> int:
+    return len(rows) * len(_columns(rows)) * vocabulary
+
+
+@torch.inference_mode()
+def _scored(
+    loaded: Loaded, rows: Sequence[Request], edits: Sequence[Edit], seed: int
+) -> Iterator[tuple[Request, float, bool]]:
+    model: Any = loaded.model
+    shape = len(rows), max(row.length for row in rows) - 1
+    ids_BS, next_BS = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    wanted_BS, real_BS = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        text, end = torch.tensor(row.context + row.continuation), row.length - 1
+        ids_BS[number, :end], next_BS[number, :end] = text[:-1], text[1:]
+        wanted_BS[number, len(row.context) - 1 : end] = True
+        real_BS[number, :end] = True
+    columns_Q = torch.tensor(_columns(rows))
+    logits_BQV = _evaluate(model, ids_BS, real_BS, columns_Q, edits, [(seed, row.group, 0) for row in rows])
+    wanted_BQ, labels_BQ = wanted_BS[:, columns_Q], next_BS[:, columns_Q]
+    for number, row in enumerate(rows):
+        logits_LV = at_least_float32(logits_BQV[number, wanted_BQ[number].to(logits_BQV.device)])
+        labels_L = labels_BQ[number, wanted_BQ[number]].to(logits_LV.device)
+        logp_L = logits_LV.log_softmax(-1).gather(1, labels_L[:, None])[:, 0]
+        check_numbers(loaded, logp_L)
+        yield row, float(logp_L.double().sum()), bool((logits_LV.argmax(-1) == labels_L).all())
+
+
+def _evaluate(
+    model: Any,
+    ids_BS: Tensor,
+    real_BS: Tensor,
+    columns_Q: Tensor,
+    edits: Sequence[Edit],
+    places: Sequence[tuple[int, ...]],
+) -> Tensor:
+    given: dict[str, Any] = {"input_ids": ids_BS.to(model.device), "use_cache": False}
+    if not bool(real_BS.all()):
+        given["attention_mask"] = real_BS.long().to(model.device)
+    with edited(model, edits, places) as log:
+        if log is not None and asks_clean_pass(edits):
+            with log.probing():
+                model(**given, logits_to_keep=1)
+        return model(**given, logits_to_keep=columns_Q).logits
+
+
+__all__ = ["LikelihoodSettings", "Scored", "exact", "rolling", "score", "scoring_edits"]
+
+MOST_EXACT = 12
+"""Tokens whose masks :func:`exact` goes through."""
+
+
+def score(
+    loaded: Loaded,
+    requests: Sequence[tuple[Ids, Ids]],
+    settings: LikelihoodSettings | None = None,
+    *,
+    groups: Sequence[int] | None = None,
+    edits: Sequence[Edit] = (),
+    greedy: bool = False,
+    progress: Callable[[], object] | None = None,
+) -> list[Scored]:
+    """log p(continuation | context) of each request, in nats.
+
+    Rows of different requests and samples ride in the same forward, longest first. A result depends on its own request,
+    the settings and its group, and on nothing else that is scored with it (up to rounding).
+
+    Rows that run, per request of L tokens: Monte Carlo `samples`, fewer where masks repeat (one for L = 1); chain rule
+    L; autoregressive 1; `greedy` up to L more for diffusion models. Guidance doubles them, and so do edits that choose
+    in a clean pass. These edits see the continuation, so that the scores of a model under them are no longer
+    logarithms of one distribution over texts.
+
+    Args:
+        loaded: the model.
+        requests: (context ids, continuation ids). A context that is too long loses its left end (`Scored.dropped`). An
+            empty one is fine for diffusion models; for others the beginning (or else end) of text takes its place.
+        settings: Monte Carlo as LLaDA does it when left out.
+        groups: requests of the same number share their random masks, so that choices of one question are compared
+            under the same noise. Left out: requests of the same context do.
+        edits: interventions, as :func:`scoring_edits` makes them fit for texts that are read once.
+        greedy: also find out whether greedy decoding writes the continuation.
+        progress: called when a request is done.
+
+    Raises:
+        ValueError: for an empty continuation, one longer than the model's context, ids that the model does not have, a
+            diffusion model without mask token, guidance of an autoregressive model, and edits that do not fit.
+    """
+    settings = settings or LikelihoodSettings()
+    is_diffusion = loaded.family == "diffusion"
+    check_model(loaded, settings.cfg_scale)
+    asked = read_requests(loaded, requests, groups)
+    edits = scoring_edits(edits, is_diffusion=is_diffusion)
+    check_positions(edits, [each.length - (not is_diffusion) for each in asked])
+    asked.sort(key=lambda each: -each.length)
+    scores = _masked_scores if is_diffusion else _causal_scores
+    results: dict[int, Scored] = {}
+    for request, result in scores(loaded, asked, settings, edits, greedy):
+        results[request.number] = result
+        if progress is not None:
+            progress()
+    return [results[number] for number in range(len(asked))]
+
+
+def rolling(
+    loaded: Loaded,
+    ids: Ids,
+    settings: LikelihoodSettings | None = None,
+    *,
+    edits: Sequence[Edit] = (),
+    progress: Callable[[], object] | None = None,
+) -> Scored:
+    """The score of a text of any length: the sum over chunks of the model's context.
+
+    A diffusion model reads each chunk given nothing (with Monte Carlo a bound of each chunk). An autoregressive model
+    reads it given the token before it, the first one given the beginning (or else end) of text.
+
+    Raises:
+        ValueError: for an empty text, and as :func:`score` does.
+    """
+    if not len(ids):
+        raise ValueError("a text to score has one token at least, got none; leave it out")
+    limit, is_diffusion = limit_of(loaded), loaded.family == "diffusion"
+    starts = range(0, len(ids), limit)
+    chunks = [(() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit]) for start in starts]
+    # chunks of one text must not share their noise: their errors would add up
+    groups = [digest(ids, (number,)) for number in range(len(chunks))]
+    parts = score(loaded, chunks, settings, groups=groups, edits=edits, progress=progress)
+    stderr = math.sqrt(sum(part.stderr**2 for part in parts))
+    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids))
+
+
+def exact(
+    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Edit] = ()
+) -> float:
+    """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the continuation.
+
+    Σ_M log p(x_M | rest) (l-1)! (L-l)! / L! over masks M of l tokens, the slow twin of :func:`score`.
+
+    Raises:
+        ValueError: for more than 12 tokens, an autoregressive model, a random control, and as :func:`score` does.
+    """
+    if loaded.family != "diffusion":
+        raise ValueError(
+            f"only scores of diffusion models are estimates, but {loaded.name} is {loaded.family}: its score is exact"
+        )
+    check_model(loaded, cfg_scale)
+    edits = scoring_edits(edits, is_diffusion=True)
+    if is_random(edits):
+        raise ValueError("a random control has no exact score; score it with many samples")
+    if len(continuation) > MOST_EXACT:
+        raise ValueError(
+            f"exact goes through all masks of at most {MOST_EXACT} tokens, got {len(continuation)}; score them"
+        )
+    request = read_requests(loaded, [(context, continuation)], None)[0]
+    check_positions(edits, [request.length])
+    scorer = MaskedScorer(loaded, 32, cfg_scale=cfg_scale, edits=edits)
+    plan = every_mask(len(continuation))
+    (job,) = scorer.run([_job(request, plan)])
+    return plan.result(job.sums_N)[0]
+
+
+def _job(request: Request, plan: Plan) -> Job:
+    return Job(request, plan, np.zeros(len(plan.masked_NL)))
+
+
+def _masked_scores(
+    loaded: Loaded,
+    requests: Sequence[Request],
+    settings: LikelihoodSettings,
+    edits: Sequence[Edit],
+    greedy: bool,
+) -> Iterator[tuple[Request, Scored]]:
+    scorer = MaskedScorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
+    written = is_greedy(scorer, requests) if greedy else {}
+    # under a random control equal masks meet different columns
+    merge = not is_random(edits)
+
+    def jobs() -> Iterable[Job]:
+        for request in requests:
+            tokens = len(request.continuation)
+            if settings.estimator == "chain_rule":
+                yield _job(request, chain_rule(tokens))
+            else:
+                yield _job(request, monte_carlo(tokens, request.group, settings, merge=merge))
+
+    for job in scorer.run(jobs()):
+        request = job.request
+        logprob, stderr = job.plan.result(job.sums_N)
+        is_written = written.get(request.number, False)
+        yield request, Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
+
+
+def _causal_scores(
+    loaded: Loaded,
+    requests: Sequence[Request],
+    settings: LikelihoodSettings,
+    edits: Sequence[Edit],
+    greedy: bool,
+) -> Iterator[tuple[Request, Scored]]:
+    for request, logprob, is_written in causal_scores(
+        loaded, requests, settings.batch, edits=edits, seed=settings.seed
+    ):
+        result = Scored(logprob, 0.0, greedy and is_written, len(request.continuation), request.dropped)
+        yield request, result

@@ -1,0 +1,221 @@
+"""Which tokens of a continuation are hidden, and how the log-probabilities found under them become its score.
+
+Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means whose expectation is
+Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
+"""
+
+# N different masks (rows to run), n samples, L tokens of the continuation
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.data.rows import place_generator
+from sinklab.scoring.settings import LikelihoodSettings
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A continuation to score."""
+
+    number: int
+    """Its place in what was asked."""
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+    group: int
+    """Requests of one group share random numbers."""
+    dropped: int = 0
+    """Tokens cut from the left of the context."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of both."""
+        return len(self.context) + len(self.continuation)
+
+
+def check_model(loaded: Loaded, cfg_scale: float) -> None:
+    """Raise ValueError for a diffusion model without mask token, and guidance of an autoregressive one."""
+    config: Any = loaded.model.config
+    if loaded.family != "diffusion":
+        if cfg_scale:
+            raise ValueError(
+                f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
+                f"{loaded.family}; leave out cfg_scale"
+            )
+    elif config.mask_token_id is None:
+        raise ValueError(
+            f"a score needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
+        )
+
+
+def limit_of(loaded: Loaded) -> int:
+    """Tokens that a text may have: what the authors state, else what the positions allow."""
+    config: Any = loaded.model.config
+    positions = config.text_positions if loaded.family == "diffusion" else config.max_position_embeddings
+    return min(loaded.context or positions, positions)
+
+
+def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None) -> list[Request]:
+    """Requests in the order given; without groups those of the same context share one.
+
+    Raises:
+        ValueError: for what cannot be scored.
+    """
+    if groups is not None and len(groups) != len(requests):
+        raise ValueError(f"groups name the group of every request, got {len(groups)} for {len(requests)} requests")
+    is_diffusion, limit = loaded.family == "diffusion", limit_of(loaded)
+    asked = []
+    for number, (given, wanted) in enumerate(requests):
+        context, continuation = tuple(map(int, given)), tuple(map(int, wanted))
+        _check_ids(loaded, number, context, continuation, limit)
+        group = digest(context, () if context else continuation) if groups is None else int(groups[number])
+        if not is_diffusion:
+            context = context or (_start(loaded),)
+        # an autoregressive model does not read the last token
+        dropped = max(0, len(context) + len(continuation) - limit - (not is_diffusion))
+        asked.append(Request(number, context[dropped:], continuation, group, dropped))
+    return asked
+
+
+def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, limit: int) -> None:
+    config: Any = loaded.model.config
+    if not continuation:
+        raise ValueError(f"request {number} has an empty continuation, and there is nothing to score; leave it out")
+    if len(continuation) > limit:
+        raise ValueError(
+            f"the continuation of request {number} has {len(continuation)} tokens, but the context of {loaded.name} is "
+            f"{limit}; shorten it, or score it in chunks with rolling"
+        )
+    if wrong := [token for token in (*context, *continuation) if not 0 <= token < config.vocab_size]:
+        raise ValueError(
+            f"request {number} holds the id {wrong[0]}, but {loaded.name} knows 0 to {config.vocab_size - 1}; encode "
+            "the text with its own tokenizer"
+        )
+    if loaded.family == "diffusion" and config.mask_token_id in continuation:
+        raise ValueError(
+            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which stands for what is "
+            "asked and is no answer; take it out"
+        )
+
+
+def _start(loaded: Loaded) -> int:
+    special = loaded.special
+    start = special.bos if special.bos is not None else special.eos
+    if start is None:
+        raise ValueError(
+            f"{loaded.name} is autoregressive and needs a token to start from, but a context is empty and the model "
+            "names no beginning or end of text; give a context"
+        )
+    return start
+
+
+def digest(ids: Ids, more: Ids) -> int:
+    """A number of these ids that is the same in every process."""
+    text = ",".join(map(str, (*ids, "|", *more)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+_TIMES, _MASKS = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Rows to run for one continuation, and what their sums Σ log p over the wanted tokens mean together."""
+
+    masked_NL: Tensor
+    """bool, tokens that the model sees as [MASK]."""
+    wanted_NL: Tensor
+    """bool, tokens whose log-probabilities are added up; among the masked ones."""
+    rows_n: np.ndarray
+    """int64, the row of each sample; -1 for one that masks nothing."""
+    weights_n: np.ndarray
+    """float64, of each sample's sum."""
+    is_mean: bool
+    """Whether the score is the mean over samples; else their sum."""
+    numbers_N: np.ndarray
+    """int64, a number of each row that does not depend on the other rows: random controls are drawn by it."""
+
+    def result(self, sums_N: np.ndarray) -> tuple[float, float]:
+        """Score and standard error."""
+        values_n = np.where(self.rows_n < 0, 0.0, sums_N[self.rows_n] if len(sums_N) else 0.0) * self.weights_n
+        if not self.is_mean:
+            return float(values_n.sum()), 0.0
+        samples = len(values_n)
+        stderr = float(values_n.std(ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
+        return float(values_n.mean()), stderr
+
+
+def monte_carlo(tokens: int, group: int, settings: LikelihoodSettings, *, merge: bool = True) -> Plan:
+    """Random masks of a continuation of L tokens.
+
+    Drawn from streams that belong to (seed, group): continuations of one group share the times, and the random numbers
+    at the positions they both have. Equal masks run once (`merge`), which changes no estimate: of one token there is
+    only one mask.
+    """
+    samples = settings.samples
+    offset = torch.rand((), generator=place_generator(settings.seed, _TIMES, group), dtype=torch.float64)
+    t_n = (offset + torch.arange(samples, dtype=torch.float64) / samples) % 1.0
+    # position by position, so that a longer continuation goes on where a shorter one ends
+    masks = place_generator(settings.seed, _MASKS, group)
+    u_Ln = torch.rand(tokens, samples, generator=masks, dtype=torch.float64)
+    if settings.noise == "llada":
+        count_n = (t_n * tokens).long().clamp(max=tokens - 1) + 1
+        masked_nL = (u_Ln.argsort(0).argsort(0) < count_n).T
+        weights_n = tokens / count_n.double()
+    else:
+        masked_nL = (u_Ln < t_n).T
+        # nothing is masked at t = 0
+        weights_n = torch.where(t_n > 0, 1 / t_n, 0.0)
+    rows_n, first_N = _merged(masked_nL.numpy()) if merge else _unmerged(masked_nL.numpy())
+    masked_NL = masked_nL[torch.from_numpy(first_N)].contiguous()
+    return Plan(masked_NL, masked_NL, rows_n, weights_n.numpy(), True, first_N)
+
+
+def _merged(masked_nL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each sample and the first sample of each row, rows in the order of their first samples."""
+    rows: dict[bytes, int] = {}
+    first: list[int] = []
+    rows_n = np.full(len(masked_nL), -1)
+    for sample, (bits, masked_L) in enumerate(zip(np.packbits(masked_nL, axis=1), masked_nL, strict=True)):
+        if not masked_L.any():
+            continue
+        rows_n[sample] = rows.setdefault(bits.tobytes(), len(rows))
+        if len(rows) > len(first):
+            first.append(sample)
+    return rows_n, np.array(first, dtype=np.int64)
+
+
+def _unmerged(masked_nL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    first_N = np.flatnonzero(masked_nL.any(axis=1))
+    rows_n = np.full(len(masked_nL), -1)
+    rows_n[first_N] = np.arange(len(first_N))
+    return rows_n, first_N
+
+
+def chain_rule(tokens: int) -> Plan:
+    """Row j asks for token j alone; the tokens before it are there, it and all later ones are masked."""
+    masked_LL = torch.ones(tokens, tokens, dtype=torch.bool).triu()
+    return _sum(masked_LL, torch.eye(tokens, dtype=torch.bool), np.ones(tokens))
+
+
+def every_mask(tokens: int) -> Plan:
+    """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo estimators."""
+    numbers_N = torch.arange(1, 2**tokens)
+    masked_NL = (numbers_N[:, None] >> torch.arange(tokens)) % 2 == 1
+    weights_N = [1 / (count * math.comb(tokens, count)) for count in masked_NL.sum(1).tolist()]
+    return _sum(masked_NL, masked_NL, np.array(weights_N))
+
+
+def _sum(masked_NL: Tensor, wanted_NL: Tensor, weights_N: np.ndarray) -> Plan:
+    numbers_N = np.arange(len(masked_NL))
+    return Plan(masked_NL, wanted_NL, numbers_N, weights_N, False, numbers_N)

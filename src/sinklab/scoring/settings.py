@@ -1,0 +1,65 @@
+"""How a continuation is scored, and what comes out: plain values, no models."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+
+ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
+NOISES = ("llada", "smdm")
+
+
+@dataclass(frozen=True)
+class LikelihoodSettings:
+    """How :func:`~sinklab.scoring.likelihood.score` works. Raises ValueError for values outside those listed."""
+
+    estimator: str = "auto"
+    """For diffusion models. "monte_carlo" (also "auto"): mean over random masks of the continuation, whose expectation
+    is a lower bound of the log-likelihood. "chain_rule": left to right, all later tokens masked; no noise, one row per
+    token. Autoregressive models are exact, whatever is said here."""
+    noise: str = "llada"
+    """Of the masks. "llada": how many of the L tokens are masked is uniform over 1 … L, weight L / number. "smdm": a
+    time t, each token masked with probability t, weight 1 / t. The expectation is the same; the first has less
+    variance. Counts and times are spread evenly over the samples."""
+    samples: int = 128
+    """Masks per request (LLaDA's evaluation draws 128, that of SMDM and «One Token» 1024)."""
+    batch: int = 32
+    """Rows in a forward, of any requests; fewer where their logits would not fit 2²⁸ numbers."""
+    cfg_scale: float = 0.0
+    """Classifier-free guidance w: the score of log-softmax(un + (1 + w)(cond − un)), un with the context masked."""
+    seed: int = 0
+    """Of the masks, together with the group of a request."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("estimator", ESTIMATORS), ("noise", NOISES)):
+            value = getattr(self, name)
+            if value not in known:
+                near = difflib.get_close_matches(str(value), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
+                raise ValueError(f"{name} is one of {known}, got {value!r}: {hint}")
+        for name in ("samples", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is a whole number, at least 1, got {value!r}: leave it out for the default")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is a whole number, 0 or more, got {self.seed!r}: leave it out for 0")
+        if not math.isfinite(self.cfg_scale) or self.cfg_scale < 0:
+            raise ValueError(f"cfg_scale is 0 (no guidance) or a positive finite number, got {self.cfg_scale}")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of one continuation."""
+
+    logprob: float
+    """log p(continuation | context) in nats; with the Monte Carlo estimator an estimate of its lower bound."""
+    stderr: float = 0.0
+    """Standard error of the Monte Carlo mean as if its samples were independent (their even spread makes the true one
+    smaller as a rule); NaN for one sample, 0 for the chain rule and autoregressive models."""
+    greedy: bool = False
+    """Whether greedy decoding writes exactly this continuation; False where that was not asked."""
+    tokens: int = 0
+    """Tokens of the continuation."""
+    dropped: int = 0
+    """Tokens cut from the left of the context, so that both fit the model's context."""

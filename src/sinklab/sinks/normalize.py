@@ -1,0 +1,132 @@
+"""Where the greatest sink is."""
+
+# K keys; "..." stands for any axes in front of the key axis
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+
+Array = TypeVar("Array")
+
+
+def namespace(array: Any) -> ModuleType:
+    """numpy, or torch for a tensor: the functions used here have the same names in both."""
+    if type(array).__module__.startswith("torch"):
+        import torch
+
+        return torch
+    return np
+
+
+def widened(array: Any, xp: ModuleType = np) -> Any:
+    """``array`` in at least single precision: sums of float16 overflow. With xp = numpy a tensor becomes an array."""
+    if hasattr(array, "detach"):
+        array = array.detach()
+        array = array if array.dtype.itemsize >= 4 and array.dtype.is_floating_point else array.float()
+        return array.cpu().numpy() if xp is np else array
+    if xp is np:
+        array = np.asarray(array)
+        return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+    array = xp.as_tensor(array)
+    return array if array.dtype in (xp.float32, xp.float64) else array.float()
+
+
+def even_share(received: Array, visible: Any = None, positions: Any = None) -> tuple[Array, Any]:
+    """(received, visible) scaled as if every position had run as a query, so that an even share is 1 at every step.
+
+    Under a cache, and in token by token decoding, only some positions run as queries; column sums are then small for
+    want of queries, not of attention. Both counts are multiplied by positions / queries that ran, where the queries
+    that ran are the most that see any one key. The mean weight received / visible does not change.
+
+    Args:
+        received: (..., key) column sums a_j, numpy or torch (the same kind out, half precision widened).
+        visible: number of queries that see each key, broadcastable to ``received``; None: all of them see every key,
+            where all are ``positions`` or, without it, the keys that are not NaN.
+        positions: number of canvas positions, broadcastable to ``received`` without its key axis; None: no scaling.
+
+    Returns received of its own shape and visible broadcastable to it. Costs one copy of received when anything is
+    scaled and none otherwise. Raises ValueError when the shapes do not fit.
+    """
+    xp = namespace(received)
+    a = widened(received, xp)
+    count: Any = None if positions is None else _fitted(widened(positions, xp)[..., None], a, xp, "positions")
+    if visible is None:
+        return a, (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(a[..., :1]) if count is None else count
+    seen = _fitted(widened(visible, xp), a, xp, "visible")
+    if count is None:
+        return a, seen
+    ran = xp.nan_to_num(seen).max(-1)
+    ran = (ran if xp is np else ran.values)[..., None]
+    here = (ran > 0) & (count > 0)
+    factor = xp.where(here, count, xp.ones_like(count)) / xp.where(here, ran, xp.ones_like(ran))
+    if bool((factor == 1).all()):
+        return a, seen
+    if getattr(received, "dtype", a.dtype) != a.dtype:
+        # Widened: the copy is our own.
+        a *= factor
+        return a, seen * factor
+    return a * factor, seen * factor
+
+
+def slabs(received: Any, visible: Any, positions: Any, axes: int) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
+    """Index, ``even_share`` received and visible of every slab of the last ``axes`` axes, in numpy.
+
+    Going slab by slab keeps the working memory at a few slabs, however long the run is.
+    """
+    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
+    whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
+    seen = None if visible is None else _fitted(widened(visible), whole, np, "visible")
+    count = None if positions is None else _fitted(widened(positions)[..., None], whole, np, "positions")
+    seen = None if seen is None else _leading(seen, whole.shape, axes)
+    count = None if count is None else _leading(count, whole.shape, axes)
+    for index in np.ndindex(whole.shape[:-axes]):
+        part_seen = None if seen is None else seen[index]
+        part_count = None if count is None else count[index][..., 0]
+        yield (index, *even_share(whole[index], part_seen, part_count))
+
+
+def _leading(array: np.ndarray, shape: tuple[int, ...], axes: int) -> np.ndarray:
+    """``array`` with the leading axes of ``shape``; the last ``axes`` keep their length 1, which saves work."""
+    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    return np.broadcast_to(array, (*shape[:-axes], *array.shape[-axes:]))
+
+
+def _fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
+    if xp is not np:
+        array = array.to(a.device, a.dtype)
+    elif array.dtype != a.dtype and a.dtype in (np.float32, np.float64):
+        array = array.astype(a.dtype)
+    try:
+        fits = tuple(np.broadcast_shapes(tuple(array.shape), tuple(a.shape))) == tuple(a.shape)
+    except ValueError:
+        fits = False
+    if fits:
+        return array
+    if name == "visible":
+        raise ValueError(
+            f"visible must broadcast to received: shapes {tuple(array.shape)} and {tuple(a.shape)}. "
+            "Insert the missing axes, for example visible[:, :, None, None]."
+        )
+    raise ValueError(
+        "positions must broadcast to received without its key axis: shapes "
+        f"{tuple(array.shape[:-1])} and {tuple(a.shape[:-1])}. Insert the missing axes, for example "
+        "positions[:, None, None]."
+    )
+
+
+def main_sink(received: Array) -> Array:
+    """Index of the key that receives most, over the last axis (..., key) -> (...); -1 where every key is NaN.
+
+    numpy array or torch tensor, the same kind out; ties go to the earlier key. One copy of ``received``.
+    Raises ValueError when there is no key.
+    """
+    xp = namespace(received)
+    a: Any = widened(received, xp)
+    if a.shape[-1] == 0:
+        raise ValueError(f"main_sink needs at least one key: received has shape {tuple(a.shape)}.")
+    absent = xp.isnan(a)
+    position = xp.where(absent, xp.zeros_like(a) - float("inf"), a).argmax(-1)
+    return xp.where(absent.all(-1), xp.zeros_like(position) - 1, position)

@@ -1,0 +1,1 @@
+"""The reasoning battery: problems with known answers, with and without sinks."""

@@ -1,0 +1,377 @@
+"""The reasoning battery: problems of every skill and level, answered with and without columns hidden; a run folder."""
+
+# B batch rows, L layers, H heads
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.data.battery import Problem, is_right, problems
+from sinklab.probing.intervention import intervene
+from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.probing.log import InterventionLog
+from sinklab.probing.specs import parse_edit
+from sinklab.records.reading import open_run
+from sinklab.records.writing import RunWriter
+from sinklab.scoring.prompts import encode
+from sinklab.scoring.text_ends import ended, stop_ids
+from sinklab.scoring.writing import Asked, ContinuingRows, DenoisingRows
+from sinklab.studies.base import Processes, Progress, as_progress
+from sinklab.studies.battery.settings import PACE, BatterySettings, Condition, hidden_edit
+from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
+from sinklab.studies.request_cache import request_number
+from sinklab.studies.trace.run import describe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One part of a run: a skill and level under a condition, with k columns hidden."""
+
+    condition: Condition
+    control: str
+    k: int
+    skill: str
+    level: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What every row of its tables begins with."""
+        names = {"condition": self.condition.name, "control": self.control, "k": self.k}
+        return names | {"skill": self.skill, "level": self.level}
+
+    def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
+        """Its interventions, those of the condition first; draws follow from the seed."""
+        specs = (*self.condition.edits, *hidden_edit(self.control, self.k, by_last_row=loaded.family != "diffusion"))
+        edits = map(parse_edit, specs)
+        return tuple(replace(edit, seed=seed) if isinstance(edit, MaskSinks) else edit for edit in edits)
+
+    def misfit(self, keys: int) -> str | None:
+        """Why so many columns cannot be hidden from texts with so many keys at the first choice; None where they can.
+
+        Args:
+            keys: of the shortest text.
+        """
+        drawn = "random" in self.control
+        # a control takes as many columns again beside the sinks it stands for
+        if not self.k or (self.k < keys and (not drawn or 2 * self.k <= keys)):
+            return None
+        return f"{self.k} {'random columns beside as many sinks' if drawn else 'columns'} of {keys}"
+
+
+@dataclass
+class Removed:
+    """Adds up, layer by layer, what hiding columns took away; only steps and rows that were still being written count.
+
+    Sums over layers are (L,) float64.
+    """
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, log: InterventionLog, active_B: Tensor) -> None:
+        """One step; what the log holds is read and dropped."""
+        for removal in log.removals:
+            if not isinstance(removal.edit, MaskSinks):
+                continue
+            keys_BLH = removal.removed_BLH + removal.left_BLH
+            facts = {
+                "share": removal.realised_BLH,
+                "mass": removal.mass_BLH,
+                "overlap": removal.overlap_BLH,
+                "keys": removal.removed_BLH,
+                "of_keys": removal.removed_BLH / keys_BLH,
+            }
+            for name, value_BLH in facts.items():
+                known_BLH = ~value_BLH.isnan() & active_B[:, None, None]
+                self._add(name, value_BLH.double().masked_fill(~known_BLH, 0).sum((0, 2)), known_BLH.sum((0, 2)))
+        log.removals.clear()
+
+    def _add(self, name: str, sum_L: Tensor, count_L: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0) + sum_L
+        self.counts[name] = self.counts.get(name, 0) + count_L
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Means by layer, none where nothing was taken away; a mean over nothing is None."""
+        layers = len(next(iter(self.sums.values()), ()))
+        return [
+            {"layer": layer}
+            | {
+                name: float(sum_L[layer] / count) if (count := int(self.counts[name][layer])) else None
+                for name, sum_L in self.sums.items()
+            }
+            for layer in range(layers)
+        ]
+
+
+def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[Asked]:
+    """The questions as the model reads them."""
+    return [Asked(encode(loaded, problem.question).ids, (), seed) for problem in problems]
+
+
+def keys_at_first(loaded: Loaded, asked: Sequence[Asked], new_tokens: int) -> int:
+    """Keys of the shortest text where columns are first chosen: of a canvas, or of a prompt that is read."""
+    shortest = min(len(request.ids) for request in asked)
+    config: Any = loaded.model.config
+    return shortest + (new_tokens + config.sink_count if loaded.family == "diffusion" else 0)
+
+
+def answer(
+    loaded: Loaded, cell: Cell, problems: Sequence[Problem], new_tokens: int, seed: int, removed: Removed
+) -> list[dict[str, Any]]:
+    """Write the answers to some problems in one batch, of unequal lengths if need be.
+
+    A row is what it would be alone, but for a random control or order, whose draws depend on the batch.
+
+    Args:
+        removed: what was taken away is added to it.
+
+    Returns:
+        per problem: question, answer, written (up to the end of text), right, ended (whether there was an end of text)
+        and steps (model evaluations while it was being written).
+
+    Raises:
+        ValueError: for what the decoder, the model or the interventions refuse.
+    """
+    asked, edits = asked_of(loaded, problems, seed), cell.edits(loaded, seed)
+    kind: Any = DenoisingRows if loaded.family == "diffusion" else ContinuingRows
+    steps_B = torch.zeros(len(asked), dtype=torch.int64)
+    # every answer may end with its first step: "steps" of the rows tells
+    with intervene(loaded.model, *edits, allow_idle=True) if edits else nullcontext() as log:
+        asking = log if any(getattr(edit, "source", None) == "clean_pass" for edit in edits) else None
+        writing = kind(loaded, asked, cell.condition.decoding(seed), new_tokens, asking)
+        for active_B, _ in writing.steps():
+            steps_B += active_B
+            if log is not None:
+                removed.add(log, active_B)
+    stops = stop_ids(loaded)
+    rows = []
+    for row, problem in enumerate(problems):
+        ids = writing.row(row)
+        _, text = ended(loaded, ids, ())
+        # vocabularies of whole words begin them with a space
+        written = text.strip()
+        rows.append(
+            {
+                "question": problem.question,
+                "answer": problem.answer,
+                "written": written,
+                "right": is_right(problem, written),
+                "ended": bool(stops & set(ids)),
+                "steps": int(steps_B[row]),
+            }
+        )
+    return rows
+
+
+ALL = "all"
+Column = tuple[str, str, int]
+"""Condition, control and k: what is the same for all problems of a column of answers."""
+Place = tuple[str, int, int]
+"""Skill, level and number of a problem."""
+RANDOM = {"sinks": "random", "clean_pass": "random_clean_pass"}
+"""The random control of each way to hide sinks; where it was not run, "random" stands in."""
+
+
+def score_battery(
+    loaded: Loaded,
+    settings: BatterySettings,
+    out: str | Path,
+    progress: Progress | Callable[[str], object] | None = None,
+    *,
+    resume: bool = False,
+) -> Path:
+    """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
+
+    Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`, `high`), and
+    the differences to nothing hidden (`delta`) and to as many random columns (`beyond`) on the same problems, each with
+    its interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
+    ``removed``, the share of attention taken away, by layer; ``skipped``, where k columns do not fit a question.
+
+    Args:
+        loaded: a diffusion model, or an autoregressive one, which writes greedily.
+        settings: what to ask and how.
+        out: folder to write; it must be empty or absent, or hold this very run to resume.
+        progress: told how far it is; a function is called with a short text at each stage.
+        resume: go on where an interrupted run stopped.
+
+    Raises:
+        ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, questions that
+            do not fit, and several processes.
+    """
+    conditions = _conditions(loaded, settings)
+    asked = {
+        (skill, level): list(problems("test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)))
+        for skill in settings.skills
+        for level in settings.levels
+    }
+    _check(loaded, settings, conditions, [problem for some in asked.values() for problem in some])
+    teller = as_progress(progress)
+    cells = [
+        Cell(condition, control, k, skill, level)
+        for condition in conditions
+        for control, k in settings.hidings()
+        for skill, level in asked
+    ]
+    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in PACE}
+    if any("random" in control for control in settings.controls) or any(one.order == "random" for one in conditions):
+        kept["batch"] = settings.batch
+    kept["conditions"] = [condition.name for condition in conditions]
+    with RunWriter(
+        out, kind="battery", model=describe(loaded), settings=kept, seed=settings.seed, resume=resume
+    ) as run:
+        _write(run, loaded, settings, cells, asked, teller)
+    return Path(out)
+
+
+def _conditions(loaded: Loaded, settings: BatterySettings) -> list[Condition]:
+    denoises = loaded.family == "diffusion"
+    names = settings.conditions or ("pure" if denoises else "greedy",)
+    found = [Condition.named(name) for name in names]
+    for condition in found:
+        if (condition.order is not None) != denoises:
+            fact = "denoises, and greedy is for autoregressive models" if denoises else "writes token after token"
+            remedy = "pure or left_to_right" if denoises else "greedy"
+            raise ValueError(
+                f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got {condition.name!r}; "
+                f"give {remedy}"
+            )
+    return found
+
+
+def _check(
+    loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition], every: Sequence[Problem]
+) -> None:
+    """What can be wrong, before a folder is taken."""
+    if Processes.here().world > 1:
+        raise ValueError("a battery is scored by one process, but several were started; start it without a launcher")
+    loaded.needed_tokenizer()
+    config: Any = loaded.model.config
+    denoises = loaded.family == "diffusion"
+    if denoises and config.mask_token_id is None:
+        raise ValueError(
+            f"a battery needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
+        )
+    longest = max(len(request.ids) for request in asked_of(loaded, every, 0)) + settings.new_tokens
+    limit = config.text_positions if denoises else config.max_position_embeddings
+    if longest > limit:
+        raise ValueError(
+            f"question and answer must fit the model's context of {limit} positions, got {longest}; ask for lower "
+            "levels or fewer new tokens"
+        )
+    for condition in conditions:
+        if condition.block_length is not None and settings.new_tokens % condition.block_length:
+            raise ValueError(
+                f"blocks must divide the {settings.new_tokens} new tokens evenly, got {condition.name!r}; choose "
+                "another length, e.g. blocks-6"
+            )
+
+
+def _write(
+    run: RunWriter,
+    loaded: Loaded,
+    settings: BatterySettings,
+    cells: Sequence[Cell],
+    asked: dict[tuple[str, int], list[Problem]],
+    teller: Progress,
+) -> None:
+    stage, skipped = None, list[dict[str, Any]]()
+    for part, cell in enumerate(cells):
+        if (cell.condition.name, cell.control, cell.k) != stage:
+            stage = (cell.condition.name, cell.control, cell.k)
+            teller.stage(f"{cell.condition.name}, {f'{cell.k} hidden, {cell.control}' if cell.k else 'nothing hidden'}")
+        teller.count(part, len(cells))
+        some = asked[cell.skill, cell.level]
+        keys = keys_at_first(loaded, asked_of(loaded, some, 0), settings.new_tokens)
+        if (why := cell.misfit(keys)) is not None:
+            skipped.append(cell.facts | {"why": why})
+            continue
+        if not run.has("answers", part):
+            _write_cell(run, loaded, settings, part, cell, some)
+    teller.count(len(cells), len(cells))
+    if skipped:
+        run.table("skipped", _columns(skipped))
+    written = open_run(run.path).table("answers").to_dict("records")
+    run.table("accuracy", _columns(accuracy(written)))
+
+
+def _write_cell(
+    run: RunWriter, loaded: Loaded, settings: BatterySettings, part: int, cell: Cell, some: Sequence[Problem]
+) -> None:
+    rows, removed = list[dict[str, Any]](), Removed()
+    for start in range(0, len(some), settings.batch):
+        # the same draws whatever the condition and however many columns, so that these alone differ
+        seed = request_number(settings.seed, f"{cell.skill} {cell.level} {start}")
+        batch = some[start : start + settings.batch]
+        rows += answer(loaded, cell, batch, settings.new_tokens, seed, removed)
+    taken = [cell.facts | row for row in removed.rows()]
+    if taken:
+        run.table("removed", _columns(taken), part=part)
+    # last, so that it marks the end
+    run.table("answers", _columns([cell.facts | {"problem": place} | row for place, row in enumerate(rows)]), part=part)
+
+
+def accuracy(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Shares of right answers and paired differences; rows over all levels have level 0, over all skills "all".
+
+    A difference compares only problems that were answered on both sides: questions too short for k columns are left
+    out of both. `clean` is the share of the same problems with nothing hidden, and `delta` the difference to it;
+    `beyond` is the difference to as many random columns, over `beyond_n` problems, where a control was run.
+    """
+    columns: dict[Column, dict[Place, bool]] = {}
+    odd: dict[Column, dict[Place, tuple[bool, bool]]] = {}
+    for row in answers:
+        column, place = (row["condition"], row["control"], row["k"]), (row["skill"], row["level"], row["problem"])
+        columns.setdefault(column, {})[place] = bool(row["right"])
+        odd.setdefault(column, {})[place] = (not row["written"], not row["ended"])
+    found = []
+    for (condition, control, k), right in columns.items():
+        clean = columns[condition, "none", 0]
+        drawn = columns.get((condition, RANDOM.get(control, ""), k), columns.get((condition, "random", k), {}))
+        drawn = drawn if control in RANDOM else {}
+        groups: dict[tuple[str, int], list[Place]] = {}
+        for place in right:
+            skill, level, _ = place
+            for group in ((skill, level), (skill, 0), (ALL, level), (ALL, 0)):
+                groups.setdefault(group, []).append(place)
+        for (skill, level), places in groups.items():
+            facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level}
+            empty, endless = (sum(odd[condition, control, k][place][which] for place in places) for which in (0, 1))
+            beyond = _difference(drawn, right, places, "beyond")
+            facts |= _share(right, places) | _difference(clean, right, places, "delta") | beyond
+            found.append(facts | {"empty": empty, "endless": endless})
+    return found
+
+
+def _share(right: dict[Place, bool], places: Sequence[Place]) -> dict[str, Any]:
+    count = sum(right[place] for place in places)
+    low, high = wilson(count, len(places))
+    return {"n": len(places), "right": count, "share": count / len(places), "low": low, "high": high}
+
+
+def _difference(
+    before: dict[Place, bool], now: dict[Place, bool], places: Sequence[Place], name: str
+) -> dict[str, Any]:
+    """The difference of shares over the problems that both have; None where there are none."""
+    common = [place for place in places if place in before]
+    gained = sum(now[place] and not before[place] for place in common)
+    lost = sum(before[place] and not now[place] for place in common)
+    n = len(common)
+    low, high = paired_interval(gained, lost, n)
+    facts = {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)} if n else {}
+    columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {f"{name}_n": n}
+    if name == "delta":
+        columns |= {"clean": sum(before[place] for place in common) / n, "gained": gained, "lost": lost}
+    return columns
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}

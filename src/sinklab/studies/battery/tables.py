@@ -1,0 +1,279 @@
+"""The reasoning battery in tables and sentences: what hiding sinks costs, by skill, model and way of decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.records.reading import Run
+from sinklab.records.storage import write_beside
+from sinklab.reports.samples import NotRecorded
+from sinklab.reports.tables import markdown
+
+Z = 1.959963984540054
+"""Two-sided 95 %."""
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927). NaN for n = 0."""
+    if not n:
+        return math.nan, math.nan
+    share, z2 = right / n, Z * Z
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    # where none or all are right the bound is 0 or 1, which rounding would miss
+    return (middle - half if right else 0.0), (middle + half if right < n else 1.0)
+
+
+def paired_interval(gained: int, lost: int, n: int) -> tuple[float, float]:
+    """95 % interval of the difference of two shares on the same n problems (Agresti and Min 2005, adjusted Wald).
+
+    Half a problem is added to each of the four cells, so that no change at all still has a width.
+
+    Args:
+        gained: problems that only the second has right.
+        lost: problems that only the first has right.
+        n: all problems.
+    """
+    if not n:
+        return math.nan, math.nan
+    total, up, down = n + 2, gained + 0.5, lost + 0.5
+    middle = (up - down) / total
+    half = Z * math.sqrt(max(up + down - (up - down) ** 2 / total, 0.0)) / total
+    return max(middle - half, -1.0), min(middle + half, 1.0)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided exact McNemar test: the probability of a split as uneven as this one, were either side as likely."""
+    discordant = gained + lost
+    tail = sum(math.comb(discordant, few) for few in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**discordant)
+
+
+ALL = "all"
+GATE = 0.9
+"""A drop can only be seen where more than this share is right with nothing hidden."""
+CONTROLS = {
+    "sinks": "sinks, closed loop",
+    "clean_pass": "sinks, held on to",
+    "random": "random columns",
+    "random_clean_pass": "random, from the start",
+}
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Series:
+    """One model under one condition: a curve."""
+
+    run: Run
+    condition: str
+    label: str
+
+    @property
+    def accuracy(self) -> pd.DataFrame:
+        """Its rows of the table ``accuracy``."""
+        table = self.run.table("accuracy")
+        return table[table["condition"] == self.condition]
+
+    def curve(self, control: str, skill: str = ALL, level: int = 0) -> pd.DataFrame:
+        """Rows over k, k = 0 first."""
+        table = self.accuracy
+        table = table[table["control"].isin(("none", control)) & (table["skill"] == skill) & (table["level"] == level)]
+        return table.sort_values("k")
+
+    @property
+    def controls(self) -> list[str]:
+        """What was hidden, in the order of `CONTROLS`."""
+        there = set(self.accuracy["control"])
+        return [name for name in CONTROLS if name in there]
+
+
+def as_series(runs: Iterable[Run] | Run) -> list[Series]:
+    """The curves of some runs, labelled by the folder's name, and by the condition where a run has several.
+
+    Raises:
+        NotRecorded: for a run that is none of the battery, or is not finished.
+    """
+    found = []
+    for run in [runs] if isinstance(runs, Run) else runs:
+        if run.info.kind != "battery" or "accuracy" not in run.tables:
+            fact = f"is a run of kind {run.info.kind!r}" if run.info.kind != "battery" else "is not finished"
+            raise NotRecorded(f"This needs finished runs of the reasoning battery, and {run.path} {fact}.")
+        conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
+        for condition in conditions:
+            label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
+            found.append(Series(run, condition, label))
+    return found
+
+
+def battery_gate(runs: Iterable[Run] | Run) -> pd.DataFrame:
+    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
+    rows: list[dict[str, Any]] = []
+    for one in as_series(runs):
+        table = one.accuracy
+        table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
+        table = table[table["level"] == table["level"].min()]
+        for row in table.itertuples():
+            facts = {"series": one.label, "skill": row.skill, "level": row.level, "n": row.n, "share": row.share}
+            rows.append(facts | {"low": row.low, "high": row.high, "holds": row.share > GATE})
+    return pd.DataFrame(rows)
+
+
+def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.DataFrame:
+    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to random columns (`beyond`),
+    and the share of attention that was taken away.
+
+    Args:
+        runs: of the battery.
+        by_level: a row per level; otherwise over all levels.
+    """
+    parts = []
+    for one in as_series(runs):
+        table = one.accuracy
+        table = table[(table["level"] > 0) == by_level].drop(columns="condition")
+        taken = _taken(one)
+        keys = ["control", "k", "skill", *(["level"] if by_level else [])]
+        table = table.merge(_means(taken, keys), on=keys, how="left")
+        table.insert(0, "series", one.label)
+        parts.append(table if by_level else table.drop(columns="level"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _taken(one: Series) -> pd.DataFrame:
+    if "removed" not in one.run.tables:
+        return pd.DataFrame(columns=["control", "k", "skill", "level", "removed", "of_keys"])
+    table = one.run.table("removed")
+    table = table[table["condition"] == one.condition].rename(columns={"share": "removed"})
+    return table[["control", "k", "skill", "level", "removed", "of_keys"]]
+
+
+def _means(taken: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    whole = pd.concat([taken, taken.assign(skill=ALL)], ignore_index=True)
+    return whole.astype({"k": "int64"}).groupby(keys, as_index=False)[["removed", "of_keys"]].mean()
+
+
+def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
+    """Whether hiding costs one curve more than another: the drops of each against those of a reference.
+
+    Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
+    hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
+    bootstrap interval over problems.
+
+    Args:
+        runs: of the battery, on the same problems.
+        reference: the curve that the others are compared with, by its place.
+        least: a greater share counts as able.
+    """
+    series = as_series(runs)
+    answers = [_right(one) for one in series]
+    rows = []
+    for place, one in enumerate(series):
+        if place == reference:
+            continue
+        able = _able(answers[place], least).intersection(_able(answers[reference], least))
+        common = sorted(set(answers[place].columns) & set(answers[reference].columns) - {("none", 0)})
+        for control, k in common:
+            drops = [
+                _drop(table[table.index.droplevel("question").isin(able)], control, k)
+                for table in (answers[place], answers[reference])
+            ]
+            both = pd.concat(drops, axis=1, keys=["one", "other"]).dropna()
+            if both.empty:
+                continue
+            apart = (both["one"] - both["other"]).to_numpy()
+            low, high = _bootstrap(apart)
+            rows.append(
+                {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
+                | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
+                | {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
+                | {"difference": apart.mean(), "low": low, "high": high}
+            )
+    return pd.DataFrame(rows)
+
+
+def _right(one: Series) -> pd.DataFrame:
+    """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
+    table = one.run.table("answers")
+    table = table[table["condition"] == one.condition]
+    wide = table.pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    return wide.astype(float)
+
+
+def _able(right: pd.DataFrame, least: float) -> pd.Index:
+    share = right["none", 0].groupby(level=["skill", "level"]).mean()
+    return share[share > least].index
+
+
+def _drop(right: pd.DataFrame, control: str, k: int) -> pd.Series:
+    return right[control, k] - right["none", 0]
+
+
+def _bootstrap(values: np.ndarray) -> tuple[float, float]:
+    generator = np.random.default_rng(0)
+    # a problem that changed one way, the other way or not at all: three counts say all that a resample can
+    kinds, counts = np.unique(values, return_counts=True)
+    drawn = generator.multinomial(len(values), counts / len(values), size=_RESAMPLES)
+    low, high = np.quantile(drawn @ kinds / len(values), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
+    """What the runs show, a line per curve: the gate, and accuracy over the columns hidden."""
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    gate, lines = battery_gate(runs), []
+    for one in as_series(runs):
+        rows = gate[gate["series"] == one.label]
+        failed = [f"{row.skill} {row.share:.0%}" for row in rows.itertuples() if not row.holds]
+        words = f"{len(rows) - len(failed)} of {len(rows)} skills are above {GATE:.0%} at level {rows['level'].min()}"
+        but = f" (not {', '.join(failed)})" if failed else ""
+        lines.append(f"{one.label}: {words} with nothing hidden{but}")
+        lines += [_sentence(one, control) for control in one.controls]
+    return lines
+
+
+def _sentence(one: Series, control: str) -> str:
+    """The curve in numbers, and its difference at the greatest k that all questions are long enough for."""
+    curve = one.curve(control)
+    curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
+    if len(curve) < 2:
+        return f"{one.label}: {CONTROLS[control]}: no number of columns that all questions are long enough for"
+    shares = ", ".join(f"{row.share:.1%} at {row.k}" for row in curve.itertuples())
+    most = curve.iloc[-1]
+    words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points"
+    if pd.notna(most["beyond"]):
+        words += f", {_points(most, 'beyond')} against as many random columns"
+    return words
+
+
+def _points(row: pd.Series, name: str) -> str:
+    value, low, high = (100 * row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
+    """Gate, scores (by skill, and by level) and contrasts as CSV and Markdown files. Returns their paths."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "gate": battery_gate(runs),
+        "scores": battery_scores(runs),
+        "levels": battery_scores(runs, by_level=True),
+        "contrasts": battery_contrasts(runs),
+    }
+    written = []
+    for name, table in tables.items():
+        if table.empty:
+            continue
+        for suffix, content in (("csv", table.to_csv(index=False)), ("md", markdown(table))):
+            path = target / f"battery_{name}.{suffix}"
+            write_beside(path, partial(Path.write_text, data=content, encoding="utf-8"))
+            written.append(path)
+    return written

@@ -1,0 +1,1 @@
+"""Benchmarks through lm-eval, and the tables of both papers."""

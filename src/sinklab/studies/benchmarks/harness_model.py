@@ -1,0 +1,244 @@
+"""The lm-eval model «sinklab»: any loaded model, diffusion or autoregressive, any decoder, any intervention.
+
+Importing this module registers it: `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from sinklab.checkpoints.loading import Loaded, load
+from sinklab.probing.specs import parse_edit
+from sinklab.scoring.decoding import DENOISING_ONLY, check_cache
+from sinklab.scoring.requests import limit_of
+from sinklab.scoring.writing import Asked, is_lonely, write_batch
+from sinklab.studies.base import Processes, Progress, as_progress
+from sinklab.studies.benchmarks import requests as scored_requests
+from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
+from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
+from sinklab.studies.request_cache import RequestCache, request_number
+
+READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
+
+
+@register_model("sinklab")
+class SinklabLM(TemplateLM):
+    """One model for all of lm-eval's requests.
+
+    Answers do not depend on the batch they are written in (see `is_lonely`), nor on the number of processes; what was
+    answered before, and stands in the cache, is not asked for again.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Loaded = "tiny",
+        *,
+        settings: EvalSettings | None = None,
+        cache: RequestCache | None = None,
+        progress: Progress | Callable[[str], object] | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **given: Any,
+    ) -> None:
+        """From a loaded model, or a name with its arguments.
+
+        Args:
+            pretrained: a loaded model, or what `sinklab.load` takes.
+            settings: what to do; else made from `given`.
+            cache: of answers; one in memory when left out.
+            progress: told how far it is.
+            batch_size: prompts that are written together; "auto" is the default number.
+            max_batch_size: not used.
+            given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle, sink.
+
+        Raises:
+            ValueError: for an unknown argument (with the near one) and what this model cannot do.
+        """
+        super().__init__()
+        reading = {name: given.pop(name) for name in READING if name in given}
+        if settings is None:
+            rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
+            settings = settings_from(given | rows, ("pretrained", *READING))
+        elif given:
+            raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
+        self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
+        self.settings = settings
+        self.is_diffusion = self.loaded.family == "diffusion"
+        self.edits = tuple(parse_edit(spec) for spec in settings.specs(by_last_row=not self.is_diffusion))
+        self.tokenizer = self.loaded.needed_tokenizer()
+        self._check()
+        self.cache = RequestCache(None, 0, "") if cache is None else cache
+        self.processes = Processes.here()
+        self.teller = as_progress(progress)
+        self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
+        """(task, document, number of the request) -> answer."""
+
+    def _check(self) -> None:
+        """Refuse what this model cannot do, before anything runs."""
+        settings, name = self.settings, self.loaded.name
+        config: Any = self.loaded.model.config
+        if settings.chat and self.tokenizer.chat_template is None:
+            raise ValueError(f"{name} has no chat format that is known; leave out --chat")
+        if not self.is_diffusion:
+            defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+            # blocks are the default protocol, also of a run over several models
+            for field in (one for one in DENOISING_ONLY if one != "block_length"):
+                if getattr(settings, field) != defaults[field]:
+                    raise ValueError(
+                        f"{name} is autoregressive and writes token after token: {field} can be set for diffusion "
+                        "models only; leave it out"
+                    )
+            return
+        if config.mask_token_id is None:
+            raise ValueError(
+                f"a benchmark needs a model with a mask token, but {name} has mask_token_id None; set it in its config"
+            )
+        settings.values()
+        check_cache(self.edits, settings.cache)
+
+    # -- who and where
+
+    @property
+    def rank(self) -> int:
+        return self.processes.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.processes.world
+
+    @property
+    def device(self) -> torch.device:
+        """Where counts are gathered; the model may be elsewhere."""
+        return torch.device("cpu")
+
+    @property
+    def eot_token_id(self) -> int | None:
+        return self.loaded.special.eos if self.loaded.special.eos is not None else self.tokenizer.eos_token_id
+
+    @property
+    def max_length(self) -> int:
+        """Positions that context and continuation have together."""
+        return limit_of(self.loaded)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.loaded.name.replace("/", "__")
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of every process its number, joined."""
+        return torch.tensor([int(part) for part in self._gathered(int(tensor))])
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Of every process its object, in the process `dst`; None in the others."""
+        found = self._gathered(obj)
+        return found if self.rank == dst else None
+
+    def _gathered(self, obj: Any) -> list[Any]:
+        if self.world_size == 1:
+            return [obj]
+        import torch.distributed as dist
+
+        # joins the group, if nothing did before
+        self.processes.agreed(None)
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, obj)
+        return found
+
+    def barrier(self) -> None:
+        self.processes.wait()
+
+    # -- text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text; an autoregressive model's begin as its tokenizer begins one, but not twice."""
+        if add_special_tokens is None:
+            begun = self.tokenizer.bos_token is not None and string.startswith(str(self.tokenizer.bos_token))
+            add_special_tokens = not self.is_diffusion and not self.settings.chat and not begun
+        ids: Any = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
+        return list(ids)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The messages in the model's chat format. Raises ValueError where it cannot be used."""
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    chat_history,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )
+        except TemplateError as error:
+            raise ValueError(
+                f"the chat format of {self.loaded.name} cannot be used: {error}; leave out --chat"
+            ) from error
+
+    # -- requests
+
+    def tell(self, document: tuple[str, int], number: int, answer: dict[str, Any]) -> None:
+        """Keep the answer to a document's request of this number for the tables."""
+        self.told[(*document, number)] = answer
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers, each up to its end.
+
+        Raises:
+            ValueError: for settings that the decoder refuses, and interventions that do not fit a prompt.
+        """
+        jobs = writing_jobs(self.loaded, requests, self.settings, self.tok_encode, self._is_lonely)
+        todo = [job for job in jobs if self.cache.get(job.key) is None]
+        names = {job.key for job in jobs}
+        done = len(names) - len({job.key for job in todo})
+        self.teller.stage(f"writing {len(names)} answers" + (f", {done} of them there already" if done else ""))
+        self.teller.count(done, len(names))
+        for batch in batches(todo, lambda job: 1 if self._is_lonely(job.settings) else self.settings.batch):
+            self.cache.add(self._written(batch))
+            done += len(batch)
+            self.teller.count(done, len(names))
+        answers = [self.cache.get(job.key) or {} for job in jobs]
+        for job, answer in zip(jobs, answers, strict=True):
+            self.tell((job.task, job.document), 0, answer)
+        return [str(answer["text"]) for answer in answers]
+
+    def _is_lonely(self, settings: EvalSettings) -> bool:
+        return is_lonely(settings, self.edits)
+
+    def _written(self, batch: list[Job]) -> dict[str, dict[str, Any]]:
+        first = batch[0]
+        asked = [Asked(job.ids, job.until, request_number(self.settings.seed or 0, job.key)) for job in batch]
+        written = write_batch(self.loaded, asked, first.settings, first.new_tokens, self.edits, watch=first.watched)
+        return {
+            job.key: {
+                "text": answer.text,
+                "tokens": len(answer.ids),
+                "steps": answer.steps,
+                "prompt_tokens": len(job.ids),
+                "cut": job.cut,
+                "sinks": list(answer.sinks),
+            }
+            for job, answer in zip(batch, written, strict=True)
+        }
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log-probability of each continuation in nats, and whether it is what greedy decoding writes.
+
+        The choices of one question share their random numbers. Whether a continuation is greedy is asked only where it
+        is the only one of its document: of several choices, none of the common metrics reads it.
+        """
+        answers = scored_requests.scored(self, requests)
+        return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo bound."""
+        return [float(answer["logprob"]) for answer in scored_requests.rolled(self, requests)]
+
+    def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        raise NotImplementedError("loglikelihood scores ids itself")

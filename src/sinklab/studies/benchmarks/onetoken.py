@@ -1,0 +1,379 @@
+"""Tables 1 to 5 of «One Token Is Enough», measured beside published, and the commands that fill what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.reports.printed import Printed, write_printed
+from sinklab.reports.training import FREE, Training, as_trainings, variant
+from sinklab.studies.benchmarks.published import ONE_TOKEN, PaperTable
+from sinklab.studies.benchmarks.read import Benchmark, Score, found_in
+
+# lm-eval's tasks for a column, the paper's own first.
+TASKS = {
+    "ARC-e": ("arc_easy",),
+    "ARC-c": ("arc_challenge",),
+    "HellaSwag": ("hellaswag",),
+    "PIQA": ("piqa",),
+    "RACE": ("race",),
+    "SIQA": ("social_iqa",),
+    "LAMBADA": ("lambada_standard", "lambada_openai"),
+    "GSM8K": ("gsm8k_two_stage", "gsm8k"),
+}
+# What makes a variant, and what follows from it: runs of one experiment may differ in these.
+_OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a group of runs that differ in their seed alone."""
+
+    value: float
+    stderr: float
+    runs: int
+    samples: int = 0
+    task: str = ""
+    metric: str = ""
+
+
+@dataclass(eq=False)
+class Experiment:
+    """Models that differ in their variant and their seed alone: a block of a table."""
+
+    start: str
+    """"autoregressive", "scratch", "retrofit" (the backbone was frozen), or "unknown" without the training run."""
+    label: str
+    trainings: list[Training] = field(default_factory=list)
+    benchmarks: list[Benchmark] = field(default_factory=list)
+
+    @cached_property
+    def variants(self) -> set[str]:
+        """What there is."""
+        return {one.variant for one in self.trainings} | {variant(one.model) for one in self.benchmarks}
+
+    def score(self, name: str, column: str, metric: str | None = None) -> Cell | None:
+        """A benchmark of a variant in percent, mean over its runs; of several tasks for it the paper's own."""
+        for task in TASKS[column]:
+            scores: list[Score] = []
+            for one in self.benchmarks:
+                if variant(one.model) == name and one.k == 0 and not one.run.info.settings.get("edits"):
+                    found = one.score(task, metric) or one.score(task)
+                    scores += [found] if found else []
+            if scores:
+                # a first try with a limit does not count beside the whole benchmark
+                scores = [one for one in scores if one.samples == max(one.samples for one in scores)]
+                value, stderr = _mean([100 * one.value for one in scores], [100 * one.stderr for one in scores])
+                return Cell(value, stderr, len(scores), scores[0].samples, task, scores[0].metric)
+        return None
+
+    def loss(self, name: str) -> Cell | None:
+        """Held-out loss of a variant in nats per token, mean over its runs, ± one standard error over rows of text."""
+        losses = [one.loss for one in self.trainings if one.variant == name and not _is_tuned(one)]
+        known = [loss for loss in losses if loss is not None]
+        if not known:
+            return None
+        value, stderr = _mean([one.mean for one in known], [(one.high - one.mean) / 1.96 for one in known])
+        return Cell(value, stderr, len(known))
+
+    def less(self, name: str, other: str) -> Cell | None:
+        """Held-out loss less that of another variant of the same seed, paired by row of text; mean over seeds."""
+        if name == other:
+            return None
+        mine = [one for one in self.trainings if one.variant == name and not _is_tuned(one)]
+        theirs = {one.run.info.seed: one for one in self.trainings if one.variant == other and not _is_tuned(one)}
+        pairs = [one.against(theirs[one.run.info.seed]) for one in mine if one.run.info.seed in theirs]
+        known = [pair for pair in pairs if pair is not None]
+        if not known:
+            return None
+        value, stderr = _mean([pair[0] for pair in known], [pair[1] / 1.96 for pair in known])
+        return Cell(value, stderr, len(known))
+
+    def share(self, name: str) -> Cell | None:
+        """Percent of attention on the added sinks at the last look of the monitor, mean over runs."""
+        looks = [one.looks for one in self.trainings if one.variant == name and one.added and not _is_tuned(one)]
+        shares = [100 * float(table.iloc[-1]["sink_share"]) for table in looks if not table.empty]
+        return Cell(float(np.mean(shares)), math.nan, len(shares)) if shares else None
+
+    def model_of(self, name: str, *, tuned: bool = False) -> str | None:
+        """Folder or name of the first model of a variant; `tuned`: the one fine-tuned on questions."""
+        for one in self.trainings:
+            if one.variant == name and _is_tuned(one) == tuned:
+                return str(one.run.path / "model")
+        names = [str(one.model.get("name")) for one in self.benchmarks if variant(one.model) == name]
+        return None if tuned or not names else names[0]
+
+
+def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> list[Experiment]:
+    """The runs as blocks: by how they were trained; benchmarks join the training run whose model they scored."""
+    runs = as_trainings(trainings) if trainings else []
+    homes = {(one.run.path / "model").resolve(): one for one in runs}
+    blocks: dict[str, Experiment] = {}
+    for one in runs:
+        if one.run.info.settings.get("objective") == "autoregressive":
+            continue
+        base = _base(one, homes)
+        block = blocks.setdefault(_key(base), Experiment(_start(base), _label(base)))
+        block.trainings.append(one)
+    for bench in benchmarks:
+        if bench.model.get("family") != "diffusion":
+            continue
+        home = homes.get(Path(str(bench.model.get("name"))).resolve()) or _by_weights(bench, runs)
+        if home is not None:
+            base = _base(home, homes)
+            key, start, label = _key(base), _start(base), _label(base)
+        else:
+            sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
+            key, start = json.dumps(["unknown", sizes]), "unknown"
+            label = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
+        blocks.setdefault(key, Experiment(start, label)).benchmarks.append(bench)
+    return list(blocks.values())
+
+
+def _by_weights(bench: Benchmark, runs: Sequence[Training]) -> Training | None:
+    """The training run that left these very weights, where the folder was moved since."""
+    for one in runs:
+        noted = one.run.path / "model" / "weights.sha256"
+        if noted.is_file() and noted.read_text().strip() == bench.model.get("weights_sha256"):
+            return one
+    return None
+
+
+def _is_tuned(one: Training) -> bool:
+    return one.run.info.settings.get("pairs", "none") != "none"
+
+
+def _base(one: Training, homes: dict[Path, Training]) -> Training:
+    """The run that made the model which was fine-tuned; the run itself where it was not, or that one is not there."""
+    if not _is_tuned(one):
+        return one
+    before = homes.get(Path(str(one.run.info.settings.get("init_from"))).resolve())
+    return _base(before, homes) if before is not None and before is not one else one
+
+
+def _start(base: Training) -> str:
+    if _is_tuned(base):
+        return "unknown"
+    if base.run.info.settings.get("train_only", "all") != "all":
+        return "retrofit"
+    return "autoregressive" if base.run.info.settings.get("init_from") else "scratch"
+
+
+def _key(base: Training) -> str:
+    settings = {key: value for key, value in base.run.info.settings.items() if key not in FREE | _OF_VARIANT}
+    return json.dumps([_start(base), settings], sort_keys=True)
+
+
+def _label(base: Training) -> str:
+    """In words: where it began, how large it is, what it has read."""
+    settings = base.run.info.settings
+    tokens = int(settings.get("steps") or 0) * int(settings.get("batch") or 0) * int(settings.get("length") or 0)
+    size = base.run.info.model.get("parameters")
+    parts = [f"{_short(size)} parameters"] if size else []
+    parts += [f"{_short(tokens)} tokens"] if tokens and not settings.get("epochs") else []
+    start = settings.get("init_from")
+    return ", ".join([f"from {Path(str(start)).parent.name or start}" if start else "from scratch", *parts])
+
+
+def _short(count: float) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return str(count)
+
+
+def _mean(values: list[float], errors: list[float]) -> tuple[float, float]:
+    """Mean over runs, and its standard error from those of the runs: seeds beyond that are not in it."""
+    return float(np.mean(values)), float(np.sqrt(np.sum(np.square(errors))) / len(errors))
+
+
+# How the released code scores a column: the paper names neither the estimator nor the guidance.
+PROTOCOL = {
+    "ARC-e": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.6",
+    "ARC-c": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.6",
+    "HellaSwag": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.7",
+    "PIQA": "--estimator chain_rule --likelihood-cfg-scale 0.6",
+    "RACE": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.7",
+    "SIQA": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.6",
+    "LAMBADA": "--estimator chain_rule --likelihood-cfg-scale 1.1",
+    "GSM8K": "",
+}
+# Recipes by the start of a table's models: on a laptop, and as published.
+_RECIPES = {"autoregressive": ("laptop-from-causal", "qwen-0.5b"), "scratch": ("laptop-scratch", "scratch-472m")}
+_WORDS = {"sink at the end": "end", "2 sinks": "2-sinks", "4 sinks": "4-sinks", "zero-value sink": "zero"}
+LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
+RUNS_ONLY = (LOSS, LESS, SHARE)
+NOTES = (
+    "Published: arXiv 2601.19657, Tables 1 to 5, percent right; the paper gives no errors. Measured cells are percent "
+    "right ± one binomial standard error, means over runs that differ in their seed alone; the held-out loss is in "
+    "nats per token, ± one standard error over rows of text, on the text of the runs themselves; where it is less the "
+    "first row's, it is paired by row and seed. A mean over fewer runs than the row above is of other seeds.",
+    "The paper does not say whether HellaSwag, ARC and PIQA are acc or acc_norm, nor that its released code uses "
+    "guidance: the commands below give what that code gives. Its LAMBADA is lm-eval's lambada_standard. No script "
+    "scores ARC-c; ARC-e's settings are taken for it.",
+)
+
+
+def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
+    """One row per cell: of the paper, and of every block of runs that belongs to the table.
+
+    Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr, runs, samples, task,
+    metric; and command, what would fill a cell that is missing (its value is NaN).
+    """
+    rows: list[dict[str, object]] = []
+    for table in ONE_TOKEN:
+        for size, paper_rows in table.blocks.items():
+            for paper in paper_rows:
+                for column, score in zip(table.benchmarks, paper.scores, strict=True):
+                    rows.append(
+                        _row(table, size, "published", (paper.name, paper.variant), column, Cell(score, _NAN, 0))
+                    )
+        for block in _belonging(table, blocks):
+            for name, of_variant in table.variants:
+                for column in (*table.benchmarks, *RUNS_ONLY):
+                    cell = _cell(block, (of_variant, table.variants[0][1]), column, metric)
+                    row = _row(table, block.label, "measured", (name, of_variant), column, cell)
+                    rows.append(row | {"command": "" if cell else _command(table, block, of_variant, column)})
+    return pd.DataFrame(rows)
+
+
+_NAN = float("nan")
+
+
+def _belonging(table: PaperTable, blocks: Sequence[Experiment]) -> list[Experiment]:
+    """Tables 1 and 2 differ in how models began; the others take whatever has two of their variants."""
+    if table.number <= 2:
+        return [block for block in blocks if block.start == table.start and block.variants & _wanted(table)]
+    return [block for block in blocks if len(block.variants & _wanted(table)) > 1]
+
+
+def _wanted(table: PaperTable) -> set[str]:
+    return {name for _, name in table.variants}
+
+
+def _cell(block: Experiment, variants: tuple[str, str], column: str, metric: str | None) -> Cell | None:
+    """Of a variant, given with the one of the table's first row."""
+    if column in RUNS_ONLY:
+        known = {LOSS: block.loss, SHARE: block.share, LESS: lambda name: block.less(name, variants[1])}
+        return known[column](variants[0])
+    return block.score(variants[0], column, metric)
+
+
+def _row(
+    table: PaperTable, block: str, source: str, row: tuple[str, str], column: str, cell: Cell | None
+) -> dict[str, object]:
+    cell = cell or Cell(_NAN, _NAN, 0)
+    return {
+        "table": table.number,
+        "block": block,
+        "source": source,
+        "row": row[0],
+        "variant": row[1],
+        "column": column,
+        "value": cell.value,
+        "stderr": cell.stderr,
+        "runs": cell.runs,
+        "samples": cell.samples,
+        "task": cell.task,
+        "metric": cell.metric,
+        "command": "",
+    }
+
+
+def _command(table: PaperTable, block: Experiment, of_variant: str, column: str) -> str:
+    """What fills a missing cell; nothing where there is none to be filled."""
+    model = block.model_of(of_variant)
+    word = _WORDS.get(of_variant, of_variant)
+    if model is None:
+        laptop, published = _RECIPES[table.start]
+        return f"sinklab train {laptop} --variant {word}   (as published: {published})"
+    if column == SHARE:
+        return "" if of_variant in ("plain", "gate") else "train with --monitor-every"
+    if column == LESS:
+        return ""
+    if column == LOSS:
+        return f"sinklab curve --model {model}"
+    kind = "smdm" if "smdm" in PROTOCOL[column] else "chain"
+    how = f"{kind}-{PROTOCOL[column].split()[-1]}" if PROTOCOL[column] else "two-stage"
+    where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
+    if column == "GSM8K":
+        tuned = block.model_of(of_variant, tuned=True)
+        if tuned is None:
+            return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
+        model = tuned
+    return " ".join(f"sinklab eval --model {model} --tasks {TASKS[column][0]} {PROTOCOL[column]} {where}".split())
+
+
+def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
+    """One of the tables as people read it: a row per variant and block, those of the paper first; – is missing."""
+    rows = []
+    part = numbers[numbers["table"] == table]
+    for (source, block, name), cells in part.groupby(["source", "block", "row"], sort=False):
+        shown = {str(cell["column"]): _text(cell) for _, cell in cells.iterrows()}
+        runs = {"runs": str(int(cells["runs"].max()))} if source == "measured" else {}
+        rows.append({"models": f"{block} ({source})", "row": name, **shown, **runs})
+    text = pd.DataFrame(rows).fillna("")
+    # only runs have these
+    empty = [name for name in RUNS_ONLY if name in text and not text[name].str.strip("–").any()]
+    return text.drop(columns=empty)
+
+
+def _text(cell: pd.Series) -> str:
+    if pd.isna(cell["value"]):
+        return "–"
+    digits = 4 if cell["column"] in (LOSS, LESS) else 2
+    spread = "" if pd.isna(cell["stderr"]) else f" ± {cell['stderr']:.{digits}f}"
+    number = f"{cell['value']:+.{digits}f}" if cell["column"] == LESS else f"{cell['value']:.{digits}f}"
+    return f"{number.replace('-', '−')}{spread}"
+
+
+def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:
+    """The commands that fill the cells of a table that are missing; benchmarks with the same settings in one."""
+    part = numbers[(numbers["table"] == table) & (numbers["command"] != "")]
+    together: dict[str, list[str]] = {}
+    for command in part["command"]:
+        tasks = re.search(r"--tasks (\S+)", command)
+        alike = re.sub(r"--tasks \S+", "--tasks …", command)
+        listed = together.setdefault(alike, [])
+        listed += [tasks[1]] if tasks and tasks[1] not in listed else []
+    return [alike.replace("…", ",".join(tasks)) for alike, tasks in together.items()]
+
+
+def write_onetoken(folders: Iterable[str | Path], out: str | Path, *, metric: str | None = None) -> list[Printed]:
+    """Read the run folders at or below `folders` and write onetoken-1 … onetoken-5 as .md, .tex and .csv.
+
+    Args:
+        folders: of training runs and of benchmark runs; a benchmark is matched with the training run whose model it
+            scored.
+        out: folder to write into.
+        metric: of lm-eval to show where a task has it, e.g. acc_norm; acc when left out.
+
+    Raises:
+        ValueError: for folders without any such run.
+    """
+    found = found_in(folders)
+    numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings), metric=metric)
+    written = []
+    for table in ONE_TOKEN:
+        notes = [*NOTES, *(f"missing: `{command}`" for command in missing_commands(numbers, table.number))]
+        if not (numbers[numbers["table"] == table.number]["source"] == "measured").any():
+            laptop, published = _RECIPES[table.start]
+            notes.append(
+                f"no run of these folders belongs here: `sinklab train {laptop}` with the variants "
+                f"{', '.join(_WORDS.get(name, name) for name in sorted(_wanted(table)))} (as published: {published})"
+            )
+        notes += [f"not finished, so left out: {path}" for path in found.unfinished]
+        text = onetoken_text(numbers, table.number)
+        title = f"One Token Is Enough, Table {table.number}: {table.title}"
+        part = numbers[numbers["table"] == table.number]
+        written.append(write_printed(Path(out) / f"onetoken-{table.number}", title, text, part, notes))
+    return written

@@ -1,0 +1,170 @@
+"""Run folders of kind "benchmark", read for tables: scores, and which questions were answered right."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.records.reading import Run, open_run
+
+# What a task is worth: its metric and, where there are several, its filter. Others: the first of `_COMMON` there is.
+HEADLINE = {"gsm8k": ("exact_match", "flexible-extract"), "humaneval": ("pass@1", None)}
+_COMMON = ("acc", "exact_match", "pass@1", "accuracy")
+_COLUMNS = {
+    "scores": {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"},
+    "samples": {"task", "filter", "doc_id", "right", "metrics"},
+}
+# Settings in which the masked runs of a model may differ from its unmasked one.
+MASKING = ("mask_sinks", "control")
+Z = 1.959963984540054
+"""Two-sided 95 %."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of one task."""
+
+    value: float
+    stderr: float
+    """Binomial for shares, sqrt(p (1 - p) / n); else what lm-eval says."""
+    samples: int
+    no_answer: float
+    """Share of answers without the expected pattern; NaN where none is looked for."""
+    metric: str
+    filter: str
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """One run of kind "benchmark" that came to its end."""
+
+    run: Run
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return self.run.info.model
+
+    @property
+    def k(self) -> int:
+        """Masked sinks; 0 for none."""
+        return int(self.run.info.settings.get("mask_sinks") or 0)
+
+    @property
+    def control(self) -> str:
+        """What was masked: sinks, or as many other columns."""
+        return str(self.run.info.settings.get("control") or "sinks")
+
+    @property
+    def alike(self) -> str:
+        """What runs that differ in masking alone have in common: weights and settings."""
+        free = (*MASKING, "tasks", "record_sinks")
+        settings = {key: value for key, value in self.run.info.settings.items() if key not in free}
+        return json.dumps([self.model.get("name"), self.model.get("weights_sha256"), settings], sort_keys=True)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The table ``scores``. Raises ValueError when columns are missing."""
+        return self._table("scores")
+
+    @property
+    def tasks(self) -> list[str]:
+        """What was scored."""
+        return list(dict.fromkeys(self.scores["task"]))
+
+    def score(self, task: str, metric: str | None = None) -> Score | None:
+        """The task's headline, or this metric of it; None where it was not scored."""
+        rows = self.scores[self.scores["task"] == task]
+        headline, filtered = ("", None) if metric else HEADLINE.get(task, ("", None))
+        order = [metric] if metric else [headline, *_COMMON, *rows["metric"]]
+        names = [name for name in order if name in set(rows["metric"])]
+        rows = rows[rows["metric"] == (names[0] if names else "")]
+        if filtered and (rows["filter"] == filtered).any():
+            rows = rows[rows["filter"] == filtered]
+        if rows.empty:
+            return None
+        row = rows.iloc[0]
+        value, samples, stderr = float(row["value"]), int(row["samples"]), float(row["stderr"])
+        if 0 <= value <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
+            stderr = math.sqrt(value * (1 - value) / samples) if samples else math.nan
+        return Score(value, stderr, samples, float(row["no_answer"]), str(row["metric"]), str(row["filter"]))
+
+    def right(self, task: str, score: Score) -> pd.Series:
+        """By number of the document, what the metric gave it; empty without the table ``samples``."""
+        if "samples" not in self.run.tables:
+            return pd.Series(dtype=float)
+        rows = self._table("samples")
+        rows = rows[(rows["task"] == task) & (rows["filter"] == score.filter)]
+        values = [
+            json.loads(text).get(score.metric, first)
+            for text, first in zip(rows["metrics"], rows["right"], strict=True)
+        ]
+        return pd.Series([float(value) for value in values], index=rows["doc_id"].to_numpy(), dtype=float)
+
+    def _table(self, name: str) -> pd.DataFrame:
+        frame = self.run.table(name)
+        if missing := _COLUMNS[name] - set(frame.columns):
+            raise ValueError(
+                f"{self.run.path}: table {name} is not that of a benchmark: it lacks {', '.join(sorted(missing))}."
+            )
+        return frame
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies in some folders."""
+
+    benchmarks: tuple[Benchmark, ...]
+    trainings: tuple[Run, ...]
+    unfinished: tuple[Path, ...]
+    """Runs that are running, or were interrupted."""
+
+
+def found_in(folders: Iterable[str | Path]) -> Found:
+    """Run folders of benchmarks and of training, at or below these folders; runs of other kinds are passed over.
+
+    Raises:
+        ValueError: for a folder that does not exist, a damaged run, and where there is no run at all.
+    """
+    benchmarks, trainings, unfinished = [], [], []
+    for folder in (Path(folder) for folder in folders):
+        if not folder.is_dir():
+            raise ValueError(f"tables are read from run folders, but {folder} is not a folder")
+        for path in sorted({path.parent for path in folder.rglob("run.json")}):
+            run = open_run(path)
+            if run.info.kind not in ("benchmark", "training"):
+                continue
+            if run.info.kind == "training":
+                trainings.append(run)
+            elif run.info.status == "complete" and "scores" in run.tables:
+                benchmarks.append(Benchmark(run))
+            else:
+                unfinished.append(path)
+    if not (benchmarks or trainings or unfinished):
+        raise ValueError(
+            "tables are read from run folders of `sinklab eval`, `sinklab table1` and `sinklab train`, but there is "
+            f"none below {', '.join(map(str, folders))}"
+        )
+    return Found(tuple(benchmarks), tuple(trainings), tuple(unfinished))
+
+
+def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
+    """How much less is right on the same questions: the drop and the ends of its 95 % interval.
+
+    Agresti and Min (2005): half a question is added to each of the four cells, so that no change at all still has a
+    width. NaN without common questions, or where answers are not right or wrong.
+    """
+    both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
+    if not len(both) or not set(both.flat) <= {0.0, 1.0}:
+        return math.nan, math.nan, math.nan
+    lost, gained = ((both[:, 0] > both[:, 1]).sum(), (both[:, 0] < both[:, 1]).sum())
+    count, down, up = len(both) + 2, lost + 0.5, gained + 0.5
+    middle = (down - up) / count
+    reach = Z * math.sqrt(max(down + up - (down - up) ** 2 / count, 0.0)) / count
+    return (lost - gained) / len(both), max(middle - reach, -1.0), min(middle + reach, 1.0)

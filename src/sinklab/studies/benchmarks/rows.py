@@ -1,0 +1,306 @@
+"""Where the files of a packaged benchmark lie below a folder of data, and one form for all of them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from sinklab.data.corpora import json_object
+
+Row = dict[str, Any]
+
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+_LETTERS = "ABCDEFGH"
+
+
+def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
+    """The documents of one split of a benchmark, with the fields that lm-eval's task of that name reads.
+
+    Args:
+        benchmark: name of a packaged task.
+        paths: the file, or its parts in order: .jsonl, .parquet, or the benchmark's own text form, each also .gz or
+            .bz2.
+
+    Raises:
+        ValueError: for a file that cannot be read or lacks a field, naming the file, the row and the field.
+    """
+    rows = [row for path in paths for row in _READERS.get((benchmark, _kind(path)), _plain)(path)]
+    if not rows:
+        raise ValueError(f"a benchmark has at least one document, but {paths[0]} is empty; get the file again")
+    if benchmark == "race" and "problems" not in rows[0]:
+        rows = _by_article(rows, paths[0])
+    form = _FORMS[benchmark]
+    return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
+
+
+def _kind(path: Path) -> str:
+    return path.with_suffix("").suffix if path.suffix in _OPEN else path.suffix
+
+
+def _text(path: Path) -> str:
+    try:
+        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8-sig") as file:
+            return str(file.read())
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as text in UTF-8: {error}; get the file again") from error
+
+
+def _plain(path: Path) -> list[Row]:
+    if _kind(path) == ".parquet":
+        return _parquet(path)
+    rows = []
+    # a line ends at a line feed alone: JSON may hold U+2028 as it is
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        rows.append(json_object(line, f"{path}, line {number}"))
+    labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
+    if rows and "label" not in rows[0] and labels.is_file():
+        given = _text(labels).split()
+        if len(given) != len(rows):
+            raise ValueError(f"{labels} must hold a label for each of {len(rows)} rows of {path}, but has {len(given)}")
+        rows = [{**row, "label": label} for row, label in zip(rows, given, strict=True)]
+    return rows
+
+
+def _parquet(path: Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}; get the file again") from error
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _hellaswag_text(path: Path) -> list[Row]:
+    """Six lines a document: activity and context, number of the right ending, four endings."""
+    lines = _text(path).rstrip("\n").split("\n")
+    if len(lines) % 6 or any(line.strip() not in ("0", "1", "2", "3") for line in lines[1::6]):
+        raise ValueError(
+            f"{path} must hold six lines a document (context, 0 to 3, four endings), but its {len(lines)} lines do not"
+        )
+    rows = []
+    for at in range(0, len(lines), 6):
+        label, _, context = lines[at].partition(": ")
+        begun = re.search(r"[.!?][\"')]*\s+([a-z][^.!?]*)$", context)
+        # the sentence that the endings go on with, which lm-eval capitalises, is not set apart in this form
+        cut = begun.start(1) if begun else len(context)
+        rows.append(
+            {
+                "activity_label": label,
+                "ctx_a": context[:cut].rstrip(),
+                "ctx_b": context[cut:],
+                "label": lines[at + 1].strip(),
+                "endings": lines[at + 2 : at + 6],
+            }
+        )
+    return rows
+
+
+def _lines(path: Path) -> list[Row]:
+    return [{"text": line} for line in _text(path).split("\n") if line.strip()]
+
+
+def _whole(path: Path) -> list[Row]:
+    try:
+        return [json.loads(_text(path))]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} must hold one JSON object: {error.msg} in line {error.lineno}") from error
+
+
+_READERS: dict[tuple[str, str], Callable[[Path], list[Row]]] = {
+    ("hellaswag", ".txt"): _hellaswag_text,
+    ("lambada_standard", ".txt"): _lines,
+    ("race", ".txt"): _whole,
+}
+
+
+def _taken(row: Row, where: str, *names: str) -> Row:
+    if missing := [name for name in names if row.get(name) is None]:
+        raise ValueError(f"{where} needs the field {missing[0]}, but has {', '.join(row)}; get the file again")
+    return {name: row[name] for name in names}
+
+
+def _labelled(fields: tuple[str, ...], first: int, choices: int) -> Callable[[Row, str], Row]:
+    def form(row: Row, where: str) -> Row:
+        if row.get("label") is None:
+            raise ValueError(
+                f"{where} has no label, and no file NAME-labels.lst stands beside it; put the labels' file there"
+            )
+        label = str(row["label"])
+        if not label.isdigit() or not first <= int(label) < first + choices:
+            raise ValueError(f"{where}: label must be {first} to {first + choices - 1}, but is {label!r}")
+        return {**_taken(row, where, *fields), "label": label if first or "endings" in fields else int(label)}
+
+    return form
+
+
+def _arc(row: Row, where: str) -> Row:
+    if "query" in row:
+        # llm-foundry's form: the prompt's first word stands in the data, answers have no letters
+        given = _taken(row, where, "query", "choices", "gold")
+        letters = list(_LETTERS[: len(given["choices"])])
+        choices = {"text": list(given["choices"]), "label": letters}
+        return {
+            "question": str(given["query"]).removeprefix("Question: "),
+            "choices": choices,
+            "answerKey": letters[int(given["gold"])],
+        }
+    given = _taken(row, where, "question", "answerKey")
+    if isinstance(given["question"], dict):
+        # the authors' form
+        inner = _taken(given["question"], where, "stem", "choices")
+        columns = {name: [choice[name] for choice in inner["choices"]] for name in ("text", "label")}
+        return {"question": inner["stem"], "choices": columns, "answerKey": given["answerKey"]}
+    return {**given, **_taken(row, where, "choices")}
+
+
+def _race(row: Row, where: str) -> Row:
+    given = _taken(row, where, "article", "problems")
+    # the Hub's form is the text of a Python list, which lm-eval parses
+    return {**given, "problems": given["problems"] if isinstance(given["problems"], str) else repr(given["problems"])}
+
+
+def _by_article(rows: list[Row], path: Path) -> list[Row]:
+    """One row per article, from the authors' files (one per article) or from a row for each question."""
+    if "questions" in rows[0]:
+        names = ("article", "questions", "options", "answers")
+        whole = [_taken(row, str(path), *names) for row in rows]
+        lists = [(row["article"], zip(*(row[name] for name in names[1:]), strict=True)) for row in whole]
+        return [{"article": article, "problems": [_problem(*parts) for parts in given]} for article, given in lists]
+    single = [_taken(row, str(path), "article", "question", "options", "answer") for row in rows]
+    return [
+        {"article": article, "problems": [_problem(row["question"], row["options"], row["answer"]) for row in some]}
+        for article, some in groupby(single, lambda row: row["article"])
+    ]
+
+
+def _problem(question: str, options: Sequence[str], answer: str) -> Row:
+    return {"question": question, "answer": answer, "options": list(options)}
+
+
+def _lambada(row: Row, where: str) -> Row:
+    if "continuation" in row:
+        given = _taken(row, where, "context", "continuation")
+        return {"text": f"{given['context'].rstrip()} {given['continuation'].strip()}"}
+    return _taken(row, where, "text")
+
+
+def _only(*names: str) -> Callable[[Row, str], Row]:
+    return lambda row, where: _taken(row, where, *names)
+
+
+_FORMS: dict[str, Callable[[Row, str], Row]] = {
+    "gsm8k": _only("question", "answer"),
+    "humaneval": _only("task_id", "prompt", "canonical_solution", "test", "entry_point"),
+    "humaneval_instruct": _only("task_id", "prompt", "canonical_solution", "test", "entry_point"),
+    "hellaswag": _labelled(("activity_label", "ctx_a", "ctx_b", "endings"), 0, 4),
+    "arc_easy": _arc,
+    "arc_challenge": _arc,
+    "piqa": _labelled(("goal", "sol1", "sol2"), 0, 2),
+    "social_iqa": _labelled(("context", "question", "answerA", "answerB", "answerC"), 1, 3),
+    "race": _race,
+    "lambada_openai": _lambada,
+    "lambada_standard": _lambada,
+}
+
+
+def json_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """One line of JSON per row, each with its line feed."""
+    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+_ENDINGS = ("", ".gz", ".bz2")
+# raised when rows of the same file come out otherwise: what an older version converted is then left alone
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a benchmark's files may lie, and where to get them."""
+
+    task: str
+    hub: str
+    config: str | None
+    folders: tuple[str, ...]
+    files: Mapping[str, tuple[str, ...]]
+    """Split -> patterns, relative to one of the folders; the first one that is there is taken."""
+
+    def find(self, data: Path, split: str) -> list[Path]:
+        """The parts of a split in order; none where no file is there."""
+        # the folder may be that of the benchmark itself
+        own = [data] if data.name in self.folders else []
+        for folder in [*(data / name for name in self.folders), *own]:
+            for pattern in self.files.get(split, ()):
+                for ending in _ENDINGS:
+                    if found := sorted(path for path in folder.glob(pattern + ending) if path.is_file()):
+                        return found
+        return []
+
+    def needed(self, data: Path, split: str, why: str = "") -> list[Path]:
+        """As `find`. Raises ValueError where no file is there: what was looked for, and how to get it."""
+        if found := self.find(data, split):
+            return found
+        patterns = self.files.get(split, ())
+        looked = f"{data}/{self.folders[0]}/{{{', '.join(patterns)}}}" if patterns else "no file of this split"
+        others = f" (or in {', '.join(self.folders[1:])})" if self.folders[1:] else ""
+        raise ValueError(
+            f"{self.task} needs its {split} split{why}, but looked for {looked}{others}, also as .gz and .bz2, and "
+            f"found none; get the Hub data set {self.hub} with {self.command(data, split)}, or leave out the folder "
+            "of data to let lm-eval download it"
+        )
+
+    def command(self, data: Path, split: str) -> str:
+        """What writes the file of a split from the Hub."""
+        named = f", {self.config!r}" if self.config else ""
+        plain = next((name for name in self.files.get(split, ()) if name.endswith(".jsonl")), f"{split}.jsonl")
+        goal = data / self.folders[0] / plain
+        return (
+            f'python -c "from datasets import load_dataset as get; get({self.hub!r}{named}, split={split!r})'
+            f".to_json('{goal}')\""
+        )
+
+
+def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Path:
+    """The split as JSON lines with the Hub's fields, written once into the cache.
+
+    Raises:
+        ValueError: for files that cannot be read, and a cache that cannot be written.
+    """
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    digest = hashlib.sha256(repr((_FORM, source.task, split, stats)).encode()).hexdigest()[:12]
+    target = cache / f"{source.task}-{split}-{digest}.jsonl"
+    if not target.is_file():
+        write_beside(target, "".join(json_lines(rows_of(source.task, paths))))
+    return target
+
+
+def write_beside(target: Path, text: str) -> None:
+    """Write a file under another name, then rename it: nothing half-written is ever read.
+
+    Raises:
+        ValueError: if the folder cannot be written.
+    """
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, "utf-8")
+        part.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        fact = error.strerror or error
+        raise ValueError(f"{target} cannot be written: {fact}; choose another cache folder") from error

@@ -1,0 +1,260 @@
+"""Benchmarks through lm-eval: one run folder with scores, samples and what sinks did in the runs that were scored."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.checkpoints.loading import Loaded, load
+from sinklab.records.writing import RunWriter
+from sinklab.studies.base import Processes, Progress, as_progress, refuse_taken
+from sinklab.studies.benchmarks import offline, tables, two_stage_run
+from sinklab.studies.benchmarks import two_stage_run as two_stage_scores
+from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings
+from sinklab.studies.request_cache import RequestCache, request_key
+from sinklab.studies.trace.run import describe
+
+if TYPE_CHECKING:
+    from sinklab.studies.benchmarks.harness_model import SinklabLM
+
+
+FEWSHOT_SEED = 1234
+"""lm-eval's own, so that the worked examples in a prompt are the ones that others meet."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """lm-eval without bars of its own and without processes for its resamples."""
+    import lm_eval.api.metrics
+    import lm_eval.api.task
+
+    metrics_module: Any = lm_eval.api.metrics
+    task_module: Any = lm_eval.api.task
+    bar, before = task_module.tqdm, os.environ.get("DISABLE_MULTIPROC")
+    # progress is told by our own bar; a pool of processes would copy the model's memory
+    task_module.tqdm = partial(bar, disable=True)
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    # resampling announces itself on standard output, where only results belong
+    metrics_module.print = lambda *words, **options: None
+    try:
+        yield
+    finally:
+        task_module.tqdm = bar
+        del metrics_module.print
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
+
+
+def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
+    """Write results_<date>.json and samples_<task>_<date>.jsonl with lm-eval's own writer.
+
+    They are written elsewhere and moved, so that a reader never meets half a file.
+
+    Raises:
+        OSError: where they cannot be written.
+    """
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.loggers.utils import add_tokenizer_info
+
+    settings = model.settings
+    whole: dict[str, Any] = copy.deepcopy(results)
+    samples = whole.pop("samples", {})
+    whole["config"] = {
+        "model": "sinklab",
+        "model_args": {"pretrained": model.loaded.name},
+        "model_num_parameters": model.loaded.model.num_parameters(),
+        "model_dtype": str(model.loaded.model.dtype),
+        "model_revision": model.loaded.revision,
+        "batch_size": settings.batch,
+        "device": str(model.loaded.model.device),
+        "limit": settings.limit,
+        "fewshot_seed": FEWSHOT_SEED,
+        "sinklab": settings.kept(),
+    }
+    whole |= {"date": time.time(), "lm_eval_version": metadata.version("lm_eval")}
+    whole["transformers_version"] = metadata.version("transformers")
+    add_tokenizer_info(whole, model)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-") as beside:
+        # given the name of a file, it puts everything beside that file
+        tracker = EvaluationTracker(output_path=str(Path(beside) / "results.json"))
+        template = model.tokenizer.chat_template if settings.chat else None
+        tracker.general_config_tracker.log_experiment_args(
+            "sinklab", {"pretrained": model.loaded.name}, None, template, settings.chat
+        )
+        tracker.save_results_aggregated(whole, samples)
+        for task, rows in samples.items():
+            tracker.save_results_samples(task, rows)
+        written = sorted(Path(beside).iterdir())
+        # its writer reports a failure as a warning and goes on
+        if len(written) != 1 + len(samples):
+            raise OSError(f"{folder}: lm-eval's result files could not be written; {len(written)} of them were")
+        moved = [folder / path.name for path in written]
+        for path, target in zip(written, moved, strict=True):
+            shutil.move(path, target)
+    return moved
+
+
+BOOTSTRAP = 1000
+"""Resamples for the standard error of metrics that have no formula; means have one."""
+
+
+def evaluate(
+    settings: EvalSettings | None = None,
+    model: str | Loaded | Callable[[], Loaded] = "tiny",
+    out: str | Path = "runs/eval",
+    *,
+    task_objects: Sequence[Any] | None = None,
+    progress: Progress | Callable[[str], object] | None = None,
+) -> Path:
+    """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
+
+    Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and document: prompt, answer,
+    target, right) and ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`). Beside them lie lm-eval's
+    own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
+    interrupted run goes on. Under ``accelerate launch`` the documents are dealt to the processes; all write into one
+    folder, and the first one scores.
+
+    Args:
+        settings: what to score and how.
+        model: loaded, what :func:`sinklab.models.load` takes, or a function that loads it once the tasks are there.
+        out: folder to write; it must be empty or absent, or hold this very run when ``settings.resume`` is set.
+        task_objects: lm-eval tasks, or dicts of their configuration, to score in place of ``settings.tasks``.
+        progress: told how far it is; a function is called with a short text at each stage.
+
+    Raises:
+        ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to be run, a model
+            that cannot do what is asked, a folder that is taken, and a resumed run with other settings (the first
+            difference is named).
+    """
+    offline.needs_lm_eval()
+    path, processes = Path(out), Processes.here()
+    settings = settings or EvalSettings()
+    teller = as_progress(progress if processes.is_first else None)
+    if not settings.resume and processes.is_first:
+        refuse_taken(path)
+    if task_objects is not None:
+        settings = dataclasses.replace(settings, tasks=tuple(_name(task) for task in task_objects))
+    # tasks first: what is wrong with them shows before a large model is read
+    work = _Work.of(settings, task_objects)
+    loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
+
+    from sinklab.studies.benchmarks.harness_model import SinklabLM
+
+    asked = SinklabLM(loaded, settings=settings, progress=teller)
+    about: dict[str, Any] = {"kind": "benchmark", "model": _described(loaded), "settings": settings.kept()}
+    with ExitStack() as stack:
+        run = None
+        if processes.is_first:
+            writer = RunWriter(path, **about, seed=settings.seed, resume=settings.resume)
+            run = stack.enter_context(writer)
+        # the folder is there, and it is this run's, before anybody writes into it
+        processes.wait()
+        asked.cache = RequestCache(path, processes.rank, request_key(about))
+        work.score(asked, run)
+        processes.wait()
+    return path
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be scored, its data loaded."""
+
+    tasks: dict[str, Any] | None
+    """As lm-eval's `evaluate` takes them; None where it has nothing to do."""
+    documents: list[dict[str, Any]]
+    """Questions of the two-stage protocol, which is no task of lm-eval."""
+
+    @classmethod
+    def of(cls, settings: EvalSettings, objects: Sequence[Any] | None) -> _Work:
+        wanted = list(objects or [name for name in settings.tasks if name != TWO_STAGE])
+        documents: list[dict[str, Any]] = []
+        if objects is None and TWO_STAGE in settings.tasks:
+            documents = two_stage_scores.two_stage_documents(settings.data, settings.limit)
+        return cls(_tasks(settings, wanted) if wanted else None, documents)
+
+    def score(self, model: SinklabLM, run: RunWriter | None) -> None:
+        """Ask for everything; the first process, which has the run, writes the tables."""
+        if self.documents:
+            two_stage_run.answer_all(model, self.documents)
+        results = None if self.tasks is None else _scored(model, self.tasks)
+        told = model.gather_object(model.told)
+        if run is None:
+            return
+        answers = {key: answer for part in told or () for key, answer in part.items()}
+        scores, samples = tables.rows_of(results, answers) if results else ([], [])
+        if self.documents:
+            more = two_stage_run.rows(self.documents, answers, published=model.settings.published)
+            scores, samples = [*scores, *more[0]], [*samples, *more[1]]
+        tables.write(run, scores, samples, answers)
+        if results is not None:
+            write(run.path, results, model)
+
+
+def _name(task: Any) -> str:
+    return str(task["task"] if isinstance(task, dict) else getattr(task, "task_name", task))
+
+
+def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
+    """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
+
+    Args:
+        settings: of the run.
+        wanted: names, or tasks and dicts of their configuration.
+    """
+    if all(isinstance(task, str) for task in wanted):
+        given, manager = offline.tasks(
+            wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
+        )
+    else:
+        from lm_eval.tasks import TaskManager
+
+        given, manager = list(wanted), TaskManager(include_defaults=False)
+    loaded: dict[str, Any] = manager.load(given)
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        if settings.num_fewshot is not None and own != 0:
+            task.set_config(key="num_fewshot", value=settings.num_fewshot)
+        elif own is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    return loaded
+
+
+def _described(loaded: Loaded) -> dict[str, Any]:
+    about = describe(loaded)
+    return {name: value for name, value in about.items() if name not in ("recorded_layers", "recorded_heads")}
+
+
+def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
+    """lm-eval's results; None in a process that is not the first."""
+    from lm_eval.evaluator import evaluate as run_tasks
+
+    settings = model.settings
+    if settings.num_fewshot:
+        for name, task in tasks["tasks"].items():
+            if task.get_config("num_fewshot") == 0:
+                model.teller.stage(f"{name} keeps its 0 worked examples: lm-eval lets nobody change them")
+    with quiet():
+        results: Any = run_tasks(
+            model,
+            tasks,
+            limit=settings.limit,
+            bootstrap_iters=BOOTSTRAP,
+            apply_chat_template=settings.chat,
+            fewshot_as_multiturn=settings.chat,
+            confirm_run_unsafe_code=settings.run_code,
+        )
+    return results

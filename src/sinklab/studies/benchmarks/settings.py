@@ -1,0 +1,190 @@
+"""What a benchmark run does: one frozen dataclass, written into its run folder. Costs neither torch nor lm-eval."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.scoring.settings import ESTIMATORS, NOISES
+
+LENGTH = 256
+"""Tokens of question, steps and answer together."""
+BATCH = 64
+SEED = 1234
+
+
+def two_stage_settings(given: DecodingSettings | None = None, *, published: bool = False) -> DecodingSettings:
+    """How each stage is decoded: what the released code does, but for what was asked for.
+
+    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws at temperature 0.1
+    and ranks the candidates of 64 rows together, so that answers depend on their batch; else nothing is drawn, each row
+    is decoded by itself and ends at its end of text.
+
+    Args:
+        given: settings whose fields, where they are not the defaults of their class, replace the protocol's.
+        published: as released.
+
+    Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
+    """
+    own = DecodingSettings(
+        rule="low_confidence",
+        schedule="timed",
+        eps=1e-5,
+        steps=LENGTH,
+        temperature=0.1 if published else 0.0,
+        pooled=published,
+        stop_at_eos=not published,
+        seed=SEED,
+    )
+    if given is None:
+        return own
+    defaults = {field.name: field.default for field in dataclasses.fields(given)}
+    names = [field.name for field in dataclasses.fields(DecodingSettings)]
+    asked = {name: getattr(given, name) for name in names if getattr(given, name) != defaults[name]}
+    if asked.get("schedule", "timed") != "timed" or "rule" in asked:
+        # numbers of the clock belong to nothing else; other schedules find their own steps
+        own = dataclasses.replace(own, schedule=None, eps=None, pooled=False, steps=None)
+    return dataclasses.replace(own, **asked)
+
+
+CONTROLS = ("sinks", "random", "recent", "lowest")
+TWO_STAGE = "gsm8k_two_stage"
+"""The sink-token paper's own protocol, no task of lm-eval."""
+PACE = ("batch", "likelihood_batch", "resume")
+"""Fields that say how fast, not what: a run may go on with others."""
+
+
+@dataclass(frozen=True)
+class EvalSettings(DecodingSettings):
+    """What is scored, under which interventions, and how texts are written and likelihoods estimated.
+
+    Raises ValueError for numbers and names that make no sense with any model.
+    """
+
+    tasks: tuple[str, ...] = ("gsm8k",)
+    """Benchmarks, separated by commas or spaces: gsm8k, humaneval, hellaswag, arc_easy, arc_challenge, piqa,
+    social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval."""
+    mask_sinks: int | None = None
+    """Hide this many sinks per layer and head while the model writes and scores; none when left out."""
+    control: str = "sinks"
+    """With mask_sinks, what is hidden: sinks, or as many random, recent or lowest columns that are none."""
+    edits: tuple[str, ...] = ()
+    """Further interventions, e.g. window_attention:radius=16, applied after mask_sinks."""
+    limit: int | None = None
+    """Score the first so many documents of each task; all when left out."""
+    num_fewshot: int | None = None
+    """Worked examples in front of each question; what the task says when left out."""
+    data: str | None = None
+    """Folder with the benchmarks' files; the Hub when left out."""
+    new_tokens: int | None = None
+    """Tokens to write per answer; what the task asks for, else 256, when left out."""
+    block_length: int | None = 32
+    """Semi-autoregressive blocks of this many tokens (as in arXiv 2510.15731); None writes everything as one block."""
+    stop_at_eos: bool = True
+    """End a row once end of text stands with nothing open to its left, where the model names an end of text: what is
+    to its right never counts."""
+    seed: int | None = 0
+    """Seed of all noise; each request has its own, which follows from this one and what is asked."""
+    estimator: str = "auto"
+    """Likelihood of a continuation under a diffusion model: monte_carlo, chain_rule, or auto (monte_carlo)."""
+    noise: str = "llada"
+    """Noise of the Monte Carlo estimate: llada (number of masks) or smdm (time)."""
+    mc_samples: int = 128
+    """Noisy copies per continuation (LLaDA 128, SMDM 1024)."""
+    likelihood_cfg_scale: float = 0.0
+    """Classifier-free guidance of likelihoods; 0 is off."""
+    batch: int = 8
+    """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage as published: 64)."""
+    likelihood_batch: int = 32
+    """Rows per forward where likelihoods are estimated."""
+    chat: bool = False
+    """Put each prompt, with its worked examples, into the model's chat format."""
+    run_code: bool = False
+    """Run the programs that the model writes (HumanEval), in a subprocess with limits. Never without this flag."""
+    published: bool = False
+    """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over batches of 64)."""
+    record_sinks: int | None = 16
+    """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
+    resume: bool = False
+    """Go on with an interrupted run; answers that are there are not asked for again."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given: Any = self.tasks
+        tasks = (given,) if isinstance(given, str) else given
+        names = tuple(dict.fromkeys(name for text in tasks for name in text.replace(",", " ").split()))
+        object.__setattr__(self, "tasks", names)
+        object.__setattr__(self, "edits", tuple(self.edits))
+        if not names:
+            raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
+        for name, chosen, known in (
+            ("control", self.control, CONTROLS),
+            ("estimator", self.estimator, ESTIMATORS),
+            ("noise", self.noise, NOISES),
+        ):
+            if chosen not in known:
+                near = difflib.get_close_matches(str(chosen), known, n=1)
+                hint = f"did you mean {near[0]}?" if near else "choose one of them"
+                raise ValueError(f"{name} is one of {', '.join(known)}, got {chosen!r}; {hint}")
+        for name in ("mask_sinks", "limit", "new_tokens", "mc_samples", "batch", "likelihood_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                instead = "; leave it out for none" if name == "mask_sinks" else ""
+                raise ValueError(f"{name} must be at least 1, got {value}{instead}")
+        if self.published and TWO_STAGE not in names:
+            raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
+        for name in ("num_fewshot", "record_sinks"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        if self.control != "sinks" and self.mask_sinks is None:
+            raise ValueError(
+                f"control={self.control} says what is hidden in place of sinks, but mask_sinks is not given; give "
+                "mask_sinks, how many columns"
+            )
+
+    def specs(self, *, by_last_row: bool = False) -> tuple[str, ...]:
+        """The interventions as text, mask_sinks first.
+
+        Args:
+            by_last_row: an autoregressive model writes: sinks are chosen by the last token's row of the step before.
+        """
+        first = () if self.mask_sinks is None else (f"mask_sinks:k={self.mask_sinks},control={self.control}",)
+        specs = (*first, *self.edits)
+        if not by_last_row:
+            return specs
+        return tuple(
+            f"{spec},selector=last_row" if spec.startswith("mask_sinks:") and "selector" not in spec else spec
+            for spec in specs
+        )
+
+    def kept(self) -> dict[str, Any]:
+        """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in PACE}
+
+
+def settings_from(given: Mapping[str, Any], also: tuple[str, ...] = ()) -> EvalSettings:
+    """Settings from names and values, as lm-eval's model arguments give them.
+
+    Args:
+        given: fields; what should be a tuple may be one value.
+        also: other names that the caller knows, for the message.
+
+    Raises:
+        ValueError: for a name that is no field, with the near one.
+    """
+    fields = {field.name: field for field in dataclasses.fields(EvalSettings)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in fields:
+            known = [*also, *fields]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"arguments are {', '.join(known)}"
+            raise ValueError(f"the model sinklab has no argument {name!r}; {hint}")
+        is_tuple = str(fields[name].type).startswith("tuple")
+        values[name] = (value,) if is_tuple and not isinstance(value, tuple | list) else value
+    return EvalSettings(**values)

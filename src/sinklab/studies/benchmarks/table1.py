@@ -1,0 +1,180 @@
+"""The analysis paper's Table 1: benchmarks with 0, 1, 5 and 10 sinks masked; a run folder for each cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.records.reading import open_run
+from sinklab.records.storage import RUN_FILE
+from sinklab.studies.base import Processes, Progress, as_progress
+from sinklab.studies.benchmarks.offline import RUNS_CODE
+from sinklab.studies.benchmarks.settings import CONTROLS, TWO_STAGE, EvalSettings
+
+KS = (0, 1, 5, 10)
+TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
+"""Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which cells the table has.
+
+    Raises ValueError for numbers and controls that make no sense with any model.
+    """
+
+    ks: tuple[int, ...] = KS
+    """Numbers of masked sinks; 0 is the unmasked run that the others are compared with, and always there."""
+    controls: tuple[str, ...] = ("sinks",)
+    """What is masked: sinks, and as many random, recent or lowest columns beside them."""
+    chat: bool | None = None
+    """Put questions into the model's chat format; None: where the model has one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
+        object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
+        if self.ks[0] < 0:
+            raise ValueError(f"ks are numbers of masked sinks, at least 0, got {self.ks[0]}; leave it out")
+        for control in self.controls:
+            if control not in CONTROLS:
+                near = difflib.get_close_matches(control, CONTROLS, n=1)
+                hint = f"did you mean {near[0]}?" if near else "choose among them"
+                raise ValueError(f"controls are {', '.join(CONTROLS)}, got {control!r}; {hint}")
+        if not self.controls:
+            raise ValueError("the table needs at least one of the controls, such as sinks; got none")
+
+    def cells(self, tasks: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+        """(task, k, control), the unmasked ones first."""
+        for task in tasks:
+            yield task, 0, "sinks"
+            yield from ((task, k, control) for control in self.controls for k in self.ks if k)
+
+
+def table1(
+    models: Mapping[str, Callable[[], Loaded]],
+    settings: EvalSettings,
+    out: str | Path,
+    plan: Plan | None = None,
+    *,
+    progress: Progress | Callable[[str], object] | None = None,
+) -> list[Path]:
+    """Score every model on every task, unmasked and with sinks masked: OUT/<model>/<task>-k<K>, one run folder a cell.
+
+    Everything is as in the paper where it says so: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one
+    token a step, temperature 0, the top K per layer and head of step t − 1 of the masked run itself. Cells that are
+    there are left alone, and an unfinished one goes on. A model is loaded when the first of its cells is to be written,
+    and let go before the next.
+
+    Args:
+        models: name of a folder -> what loads the model.
+        settings: of every cell; its tasks are the table's, and mask_sinks and control those of the cell.
+        out: folder for the cells.
+        plan: which cells.
+        progress: told how far it is.
+
+    Returns:
+        the folders, in the order of the table.
+
+    Raises:
+        ValueError: for a folder that holds another run, and what `evaluate` refuses; cells that are finished are kept.
+    """
+    plan = plan or Plan()
+    if settings.mask_sinks is not None or settings.control != "sinks":
+        raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
+    teller = as_progress(progress)
+    cells = {
+        name: {Path(out) / name / cell_name(*cell): _cell(settings, *cell) for cell in plan.cells(settings.tasks)}
+        for name in models
+    }
+    # what is wrong with a folder or a task shows before anything is scored
+    todo = {
+        name: [folder for folder, cell in of_model.items() if not _is_done(folder, cell, plan.chat)]
+        for name, of_model in cells.items()
+    }
+    if any(todo.values()):
+        _check_tasks(settings)
+    for name, load in models.items():
+        asked = _Model(load)
+        for folder in todo[name]:
+            cell = cells[name][folder]
+            what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
+            teller.stage(f"{name}, {cell.tasks[0]}, {what}")
+            _write(asked, folder, cell, plan.chat, teller)
+    return [folder for of_model in cells.values() for folder in of_model]
+
+
+def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettings:
+    tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
+    # a cell does not depend on what is allowed for the sake of another
+    runs_code = settings.run_code and task in RUNS_CODE
+    cell = dataclasses.replace(settings, tasks=(task,), new_tokens=tokens, run_code=runs_code)
+    return dataclasses.replace(cell, mask_sinks=k or None, control=control)
+
+
+def _check_tasks(settings: EvalSettings) -> None:
+    from sinklab.studies.benchmarks import offline
+
+    offline.needs_lm_eval()
+    if names := [name for name in settings.tasks if name != TWO_STAGE]:
+        offline.tasks(names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)
+
+
+class _Model:
+    """A model that is loaded when it is first needed."""
+
+    def __init__(self, load: Callable[[], Loaded]) -> None:
+        self._load = load
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        return self._load()
+
+
+def cell_name(task: str, k: int, control: str = "sinks") -> str:
+    """The folder of a cell."""
+    return f"{task}-k{k}" if control == "sinks" or not k else f"{task}-k{k}-{control}"
+
+
+def _write(asked: _Model, folder: Path, cell: EvalSettings, chat: bool | None, teller: Progress) -> None:
+    from sinklab.studies.benchmarks.run import evaluate
+
+    if chat is None:
+        chat = getattr(asked.loaded.tokenizer, "chat_template", None) is not None
+    there = (folder / RUN_FILE).is_file()
+    cell = dataclasses.replace(cell, chat=chat, resume=there)
+    evaluate(cell, lambda: asked.loaded, folder, progress=teller)
+
+
+def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
+    """Whether the cell is there, finished; agreed between all processes. Raises ValueError for another run."""
+    processes = Processes.here()
+    problem, done = processes.agreed(_looked_at(folder, cell, chat) if processes.is_first else None)
+    if problem:
+        raise ValueError(problem)
+    return bool(done)
+
+
+def _looked_at(folder: Path, cell: EvalSettings, chat: bool | None) -> tuple[str, bool]:
+    """What is wrong with the folder, and whether it holds the finished cell."""
+    if not (folder / RUN_FILE).is_file():
+        return "", False
+    info = open_run(folder).info
+    if info.kind != "benchmark":
+        return f"{folder} holds a run of kind {info.kind!r}; choose another --out", False
+    asked: dict[str, Any] = json.loads(json.dumps(cell.kept()))
+    asked["chat"] = info.settings.get("chat") if chat is None else chat
+    wrong = sorted(name for name in asked if info.settings.get(name) != asked[name])
+    if wrong:
+        name = wrong[0]
+        return (
+            f"{folder} was scored with {name}={info.settings.get(name)!r}, and now it is {asked[name]!r}; give the "
+            "same settings, or write the table into another --out"
+        ), False
+    return "", info.status == "complete"

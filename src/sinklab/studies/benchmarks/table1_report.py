@@ -1,0 +1,276 @@
+"""The analysis paper's Table 1: accuracy over masked sinks, measured beside published, with the > 5 % verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.reports.printed import Printed, save_figure, write_printed
+from sinklab.reports.study import labels
+from sinklab.reports.style import MARKERS, Theme, theme_named, themed
+from sinklab.studies.benchmarks.published import KS, TABLE1_NOTE, published_model, published_table1
+from sinklab.studies.benchmarks.read import Benchmark, Score, Z, found_in, paired_drop
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+TITLES = {"gsm8k": "GSM8K", "humaneval": "HumanEval"}
+MEASURED, PUBLISHED = "measured", "published"
+
+
+def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
+    """Accuracy over the number of masked columns, a panel per task; measured with full lines, published faint.
+
+    Bars are ± one binomial standard error.
+    """
+    from matplotlib.figure import Figure
+
+    look = theme_named(theme)
+    tasks = list(dict.fromkeys(numbers["task"]))
+    names: dict[str, int] = {}
+    entries: dict[str, Any] = {}
+    with themed(look):
+        figure = Figure(figsize=(4.2 * max(len(tasks), 1.3), 3.4), layout="constrained")
+        for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
+            _panel(axes, numbers[numbers["task"] == task], look, names)
+            axes.set_title(TITLES.get(task, task))
+            handles, labels = axes.get_legend_handles_labels()
+            entries |= dict(zip(labels, handles, strict=True))
+        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(tasks) + 1, 3))
+    return figure
+
+
+def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme, names: dict[str, int]) -> None:
+    """`names`: a model and its published twin have one colour, in every panel."""
+    ks = sorted({int(k) for k in numbers["k"]})
+    for (source, model, control), cells in numbers.groupby(["source", "model", "control"], sort=False):
+        stands_for = model if source == PUBLISHED else published_model(model) or model
+        index = names.setdefault(stands_for, len(names))
+        base = numbers[(numbers["source"] == source) & (numbers["model"] == model) & (numbers["k"] == 0)]
+        # every control begins at the unmasked score
+        shown = (cells if control == "sinks" else pd.concat([base, cells])).sort_values("k")
+        places = [ks.index(int(k)) + 0.03 * index for k in shown["k"]]
+        measured = source == MEASURED
+        axes.errorbar(
+            places, 100 * shown["accuracy"], 100 * shown["stderr"], color=look.runs[index % len(look.runs)],
+            marker=MARKERS[index % len(MARKERS)], linestyle=("-" if control == "sinks" else ":") if measured else "--",
+            alpha=1 if measured else 0.45, capsize=2, elinewidth=1, linewidth=1.8 if measured else 1,
+            label=f"{model}{'' if measured else ' (published)'}{'' if control == 'sinks' else f', {control}'}",
+        )  # fmt: skip
+    axes.set_xticks(range(len(ks)), ["none" if k == 0 else str(k) for k in ks])
+    axes.set(xlabel="columns masked per layer and head", ylabel="right, %", ylim=(-2, None))
+    axes.grid(axis="y")
+
+
+POINTS = 0.05
+"""What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
+TITLE = "Accuracy with sinks masked (analysis paper, Table 1)"
+VERDICT = "more than 5 points lost"
+HOW = (
+    "A cell is the share of right answers ± its binomial standard error. «More than 5 points lost» compares each cell "
+    "with the unmasked one of the same model: a drop counts when the 95 % interval of the difference lies beyond 5 "
+    "points, and none when it lies within; else it is undecided. Measured differences are paired by question (Agresti "
+    "and Min 2005), published ones are not and come from rounded numbers. The summary says «performance drop > 5 %» "
+    "without a unit; points of accuracy are meant here, and the notes give the share of the accuracy too."
+)
+
+
+def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
+    """One row per (task, model, control, k) that was scored, and per published cell of these tasks.
+
+    accuracy, stderr (binomial), samples; drop: accuracy without masking less this one, with the ends of its 95 %
+    interval, paired by question; relative: drop over the accuracy without masking; verdict: "drops" (more than 5
+    points), "holds", "undecided", or "floor" where not even 5 points were right; no_answer: share of answers without
+    the expected pattern; removed: mean share of attention that was masked, where it was watched. Runs are compared that
+    differ in masking alone.
+
+    Raises:
+        ValueError: when two folders hold the same cell.
+    """
+    listed = list(benchmarks)
+    names = _names(listed)
+    rows: list[dict[str, object]] = []
+    tasks = dict.fromkeys(task for one in listed for task in one.tasks)
+    for task in sorted(tasks, key=lambda task: [*TITLES, task].index(task)):
+        for alike in dict.fromkeys(one.alike for one in listed):
+            group = [one for one in listed if one.alike == alike and task in one.tasks]
+            rows += _measured(task, names[alike], group)
+        rows += _published(task)
+    return pd.DataFrame(rows)
+
+
+def _names(benchmarks: list[Benchmark]) -> dict[str, str]:
+    """A label for each model under its settings."""
+    firsts = {one.alike: one for one in reversed(benchmarks)}
+    order = [alike for alike in dict.fromkeys(one.alike for one in benchmarks)]
+    return dict(zip(order, labels([firsts[alike].run for alike in order]), strict=True))
+
+
+def _measured(task: str, model: str, group: list[Benchmark]) -> list[dict[str, object]]:
+    cells: dict[tuple[str, int], Benchmark] = {}
+    for one in sorted(group, key=lambda one: (one.control != "sinks", one.control, one.k)):
+        key = (one.control if one.k else "sinks", one.k)
+        if key in cells:
+            raise ValueError(
+                f"{cells[key].run.path} and {one.run.path} both hold {task} of {model} with {one.k} masked {key[0]}; "
+                "read one of them"
+            )
+        cells[key] = one
+    base = cells.get(("sinks", 0))
+    plain = base.score(task) if base is not None else None
+    rows = []
+    for (control, k), one in cells.items():
+        score = one.score(task)
+        if score is None:
+            continue
+        row = _row(task, model, MEASURED, k, control) | {"accuracy": score.value, "stderr": score.stderr}
+        row |= {"samples": score.samples, "no_answer": score.no_answer, "removed": _removed(one, task)}
+        row |= {"metric": score.metric, "filter": score.filter, "run": str(one.run.path)}
+        if k and base is not None and plain is not None:
+            row |= _drop(plain, paired_drop(base.right(task, plain), one.right(task, score)))
+        rows.append(row)
+    return rows
+
+
+def _row(task: str, model: str, source: str, k: int, control: str = "sinks") -> dict[str, object]:
+    numbers = ("accuracy", "stderr", "samples", "drop", "drop_low", "drop_high", "relative")
+    row: dict[str, object] = {"task": task, "model": model, "source": source, "control": control, "k": k}
+    return row | dict.fromkeys(numbers, math.nan) | {"verdict": "–", "no_answer": math.nan, "removed": math.nan}
+
+
+def _drop(plain: Score, drop: tuple[float, float, float]) -> dict[str, object]:
+    return {
+        **dict(zip(("drop", "drop_low", "drop_high"), drop, strict=True)),
+        "relative": drop[0] / plain.value if plain.value else math.nan,
+        "verdict": verdict(plain.value, *drop[1:]),
+    }
+
+
+def verdict(plain: float, low: float, high: float) -> str:
+    """Whether the interval of a drop lies beyond 5 points, within them, or neither; "floor" where less is right."""
+    if plain <= POINTS:
+        return "floor"
+    if math.isnan(low):
+        return "–"
+    return "drops" if low > POINTS else "holds" if high <= POINTS else "undecided"
+
+
+def _removed(one: Benchmark, task: str) -> float:
+    if "sinks" not in one.run.tables:
+        return math.nan
+    frame = one.run.table("sinks")
+    return float(frame.loc[frame["task"] == task, "removed"].mean()) if "removed" in frame else math.nan
+
+
+def _published(task: str) -> list[dict[str, object]]:
+    rows = []
+    for model, cells in published_table1(task).items():
+        plain, error = cells[0]
+        for k, (value, stderr) in zip(KS, cells, strict=True):
+            row = _row(task, model, PUBLISHED, k) | {"accuracy": value, "stderr": stderr}
+            if k:
+                reach = Z * math.hypot(error, stderr)
+                drop = plain - value
+                row |= _drop(Score(plain, error, 0, math.nan, "", ""), (drop, drop - reach, drop + reach))
+            rows.append(row)
+    return rows
+
+
+def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
+    """The table as people read it: a row per model, the paper's below those measured, a column per number of sinks.
+
+    Published rows of models that were measured stand first among the published ones.
+    """
+    if numbers.empty:
+        return pd.DataFrame()
+    ks = sorted({int(k) for k in numbers["k"]})
+    rows = []
+    for task, of_task in numbers.groupby("task", sort=False):
+        met = {published_model(str(name)) for name in of_task.loc[of_task["source"] == MEASURED, "model"]}
+        groups = [
+            (key, cells) for key, cells in of_task.groupby(["source", "model", "control"], sort=False) if len(cells)
+        ]
+        groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
+        for (source, model, control), cells in groups:
+            by_k = {int(cell["k"]): cell for _, cell in cells.iterrows()}
+            name = model if control == "sinks" else f"{model}, {control} columns"
+            shown = {"none" if k == 0 else str(k): _cell(by_k.get(k)) for k in ks}
+            rows.append(
+                {"task": TITLES.get(str(task), task), "model": name, "source": source, **shown, VERDICT: _lost(by_k)}
+            )
+    return pd.DataFrame(rows)
+
+
+def _cell(cell: pd.Series | None) -> str:
+    if cell is None:
+        return "–"
+    digits = 3 if cell["source"] == MEASURED else 2
+    return f"{cell['accuracy']:.{digits}f} ± {cell['stderr']:.{digits}f}"
+
+
+def _lost(by_k: dict[int, pd.Series]) -> str:
+    """In words: at which numbers of masked sinks."""
+    parts = []
+    if any(cell["verdict"] == "floor" for cell in by_k.values()):
+        return "not 5 points right"
+    for word, text in (("drops", "at"), ("undecided", "undecided at")):
+        of_word = [(k, cell) for k, cell in by_k.items() if cell["verdict"] == word]
+        ks = [str(k) if word == "drops" else f"{k} ({_points(-cell['drop'])})" for k, cell in of_word]
+        parts += [f"{text} {', '.join(ks)}"] if ks else []
+    known = any(cell["verdict"] != "–" for cell in by_k.values())
+    return "; ".join(parts) or ("no" if known else "–")
+
+
+def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
+    """What has to be said below the table."""
+    notes = [HOW, TABLE1_NOTE]
+    measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
+    for _, cell in measured.iterrows():
+        if cell["verdict"] not in ("–", "floor"):
+            relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
+            notes.append(
+                f"{TITLES.get(cell['task'], cell['task'])}, {cell['model']}, {cell['k']} {cell['control']}: "
+                f"{_points(-cell['drop'])} points ({_points(-cell['drop_high'])} … {_points(-cell['drop_low'])})"
+                f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
+            )
+    for (task, model), cells in measured.groupby(["task", "model"], sort=False):
+        if (share := cells["no_answer"].max()) > 0:
+            notes.append(f"{TITLES.get(str(task), task)}, {model}: no answer found in up to {share:.0%} of a cell")
+        if (cells["verdict"] == "floor").any():
+            notes.append(f"{TITLES.get(str(task), task)}, {model}: too little is right for 5 points to be lost")
+    return notes + [f"not finished, so left out: {path}" for path in unfinished]
+
+
+def _points(share: float) -> str:
+    # no −0.0
+    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def write_table1(folders: Iterable[str | Path], out: str | Path, formats: Iterable[str] = ("png",)) -> Printed:
+    """Read the run folders at or below `folders` and write table1.md, .tex, .csv and a figure into `out`.
+
+    Raises:
+        ValueError: for folders without a finished benchmark run, an unknown format, two runs of one cell.
+    """
+    found = found_in(folders)
+    if not found.benchmarks:
+        left = [f"{path} is unfinished" for path in found.unfinished[:3]]
+        raise ValueError(
+            "Table 1 is made from benchmark runs that came to their end, and there is none"
+            + ("; " if left else "")
+            + ", ".join(left)
+            + "; run sinklab table1 (it goes on where it stopped) or sinklab eval"
+        )
+    numbers = table1_numbers(found.benchmarks)
+    notes, stem = table1_notes(numbers, found.unfinished), Path(out) / "table1"
+    printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes)
+    drawn = save_figure(lambda: table1_figure(numbers), stem, formats)
+    return replace(printed, paths=(*printed.paths, *drawn))

@@ -1,0 +1,1 @@
+"""How faithful block caches are, with and without protected sinks."""

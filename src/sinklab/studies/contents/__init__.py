@@ -1,0 +1,1 @@
+"""What can be read in the states of sinks."""

@@ -1,0 +1,208 @@
+"""What the sinks of a model carry: states at sinks beside states at positions that are like them, along its writing."""
+
+# N added sinks, D hidden size, L layers
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.data.corpora import read_corpus
+from sinklab.data.rows import pack
+from sinklab.records.reading import Run, open_run
+from sinklab.records.writing import RunWriter
+from sinklab.scoring.decoding import Task
+from sinklab.scoring.prompts import Prompt, encode
+from sinklab.studies.base import Meter, Progress, as_progress, refuse_taken
+from sinklab.studies.contents.lens import LogitLens, residual_states
+from sinklab.studies.contents.samples import checked_choice, content_arrays, sample_text, samples_table
+from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.studies.contents.tables import contents_tables
+from sinklab.studies.trace.run import describe
+from sinklab.studies.trace.writing import sample_seed, text_of
+
+
+def sink_contents(
+    loaded: Loaded,
+    out: str | Path,
+    settings: ContentsSettings | None = None,
+    *,
+    progress: Progress | Callable[[str], object] | None = None,
+    resume: bool = False,
+) -> Path:
+    """Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and beside them.
+
+    Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer), ``texts``, ``lens`` and
+    ``probes`` (means and scores with 95 % intervals over texts; "difference" is sinks less matched positions), and
+    ``added`` for models with added sinks; arrays ``states``, one part a text. A state of layer l is what enters it: the
+    keys and values of its attention are made of it; the last one leaves the last layer.
+
+    Args:
+        loaded: a diffusion model.
+        out: folder to write; it must be empty or absent, or hold this very run to resume.
+        settings: what to write and read.
+        progress: told how far it is; a function is called with a short text at each stage.
+        resume: go on where an interrupted run stopped.
+
+    Raises:
+        ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
+    """
+    path, settings = Path(out), settings or ContentsSettings()
+    teller = as_progress(progress)
+    layers = _layers(loaded, settings)
+    seed = 0 if settings.seed is None else settings.seed
+    settings = dataclasses.replace(settings, seed=seed)
+    tasks = _tasks(loaded, settings)
+    config: Any = loaded.model.config
+    lens = LogitLens.of(
+        loaded.model,
+        hidden_ids=(config.mask_token_id,),
+        vocabulary=config.text_vocab_size if settings.text_only else None,
+    )
+    if not resume:
+        refuse_taken(path)
+    about: dict[str, Any] = {"model": describe(loaded), "settings": dataclasses.asdict(settings)}
+    about |= {"kind": "contents", "seed": seed}
+    with RunWriter(path, **about, resume=resume) as run:
+        steps = settings.steps or settings.new_tokens
+        missing = [text for text in range(len(tasks)) if not run.has("texts", text)]
+        meter = Meter(teller, len(missing), steps)
+        for text in missing:
+            meter.stage(f"writing text {text + 1} of {len(tasks)} and sampling states")
+            _write_text(run, tasks[text], text, settings, layers, lens, meter)
+        done = open_run(path)
+        if "added" in done.tables and not run.has("added_sinks"):
+            run.table("added_sinks", _added_sinks(done, loaded, lens))
+        if run.has("lens") and run.has("probes"):
+            return path
+        teller.stage("reading the states")
+        count = 0
+
+        def after_layer() -> None:
+            nonlocal count
+            count += 1
+            teller.count(count, len(layers))
+
+        for name, columns in contents_tables(done, settings, layers, len(tasks), after_layer).items():
+            run.table(name, columns)
+    return path
+
+
+def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
+    if loaded.family != "diffusion":
+        raise ValueError(
+            f"what a future sink carries is asked of models that denoise, but {loaded.name} is {loaded.family}: it has "
+            "no positions that are still to come"
+        )
+    if settings.cache != "none":
+        raise ValueError(
+            f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
+            "without a cache"
+        )
+    checked_choice(settings.choose, settings.epsilon)
+    with residual_states(loaded.model) as states:
+        last = states.layers
+    if wrong := [layer for layer in settings.layers if not 0 <= layer <= last]:
+        raise ValueError(f"layers are numbers from 0 to {last}, which leaves the last layer, but {wrong[0]} is not")
+    return tuple(sorted(set(settings.layers))) or tuple(range(last + 1))
+
+
+def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
+    writing = settings.writing()
+    if settings.prompts:
+        prompts = [encode(loaded, text, settings.chat) for text in settings.prompts]
+    else:
+        prompts = _beginnings(loaded, settings)
+    if len(prompts) < settings.folds:
+        raise ValueError(
+            f"probes are tested on texts they have not seen, and {settings.folds} folds need as many texts, but there "
+            f"are {len(prompts)}; give more prompts or fewer folds"
+        )
+    tasks = [
+        Task(loaded, prompt, writing, sample_seed(settings.seed or 0, text)) for text, prompt in enumerate(prompts)
+    ]
+    for task in tasks:
+        task.check()
+    return tasks
+
+
+def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
+    """Beginnings from a corpus, spread evenly over it. Raises ValueError for one that is too short."""
+    if settings.chat:
+        raise ValueError("chat puts prompts into a chat format, but the beginnings come from a corpus; give prompts")
+    if settings.prompt_tokens == 0:
+        return [Prompt("", (), ())] * settings.texts
+    source = settings.corpus or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+    rows_RS = pack(read_corpus(source), loaded.needed_tokenizer(), settings.prompt_tokens)
+    if len(rows_RS) < settings.texts:
+        raise ValueError(
+            f"{source} holds {len(rows_RS)} beginnings of {settings.prompt_tokens} tokens, but texts={settings.texts} "
+            "are to be written; give another corpus, fewer texts or shorter beginnings"
+        )
+    chosen = np.linspace(0, len(rows_RS) - 1, settings.texts).round().astype(int)
+    texts = loaded.needed_tokenizer().batch_decode(rows_RS[chosen].tolist())
+    return [
+        Prompt(text, tuple(row), (False,) * len(row)) for text, row in zip(texts, rows_RS[chosen].tolist(), strict=True)
+    ]
+
+
+def _write_text(
+    run: RunWriter,
+    task: Task,
+    text: int,
+    settings: ContentsSettings,
+    layers: tuple[int, ...],
+    lens: LogitLens,
+    meter: Meter,
+) -> None:
+    """Everything about one text as part `text` of the run; the text itself last, so that it marks the end."""
+    kept = sample_text(task, settings, layers, np.random.default_rng([settings.seed or 0, text]), meter.step)
+    meter.end()
+    config: Any = task.loaded.model.config
+    table = samples_table(kept, text, lens, int(bool(config.logit_shift)))
+    if table:
+        arrays = content_arrays(kept, task, settings)
+        dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in arrays}
+        dims |= {"committed": ("step", "hidden"), "next": ("step", "hidden"), "step_number": ("step",)}
+        if kept.added_states:
+            arrays["added"] = kept.added_states[0]
+            dims["added"] = ("depth", "sink", "hidden")
+        run.arrays("states", arrays, dims, dtype="float32", part=text)
+        run.table("samples", table, part=text)
+    run.table("looks", _columns([{"text": text, **look} for look in kept.looks]), part=text)
+    if kept.added:
+        run.table("added", _columns([{"text": text, **row} for row in kept.added]), part=text)
+    written = kept.final_S[kept.open_S]
+    whole = {"text": text, "prompt": task.prompt.text, "completion": text_of(task.loaded, written), "seed": task.seed}
+    run.table("texts", _columns([whole | {"token_ids": written.tolist()}]), part=text)
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:
+    """A row per layer and added sink: the attention it gets, how its state differs between texts, what it reads as."""
+    share = run.table("added").groupby(["layer", "sink"])["share"].mean()
+    parts = run.parts("states") if "states" in run.array_files else ()
+    seen = [run.array("states", "added", part) for part in parts if "added" in run.dims("states", part)]
+    rows = []
+    for (layer, sink), value in share.items():
+        row: dict[str, Any] = {"layer": int(layer), "sink": int(sink), "share": float(value), "texts": len(seen)}
+        row |= dict.fromkeys(("norm", "spread", "entropy", "top_probability"), float("nan")) | {"top_token": ""}
+        if seen:
+            states_TD = torch.from_numpy(np.stack([one[layer, sink] for one in seen]))
+            row["norm"] = float(states_TD[0].norm())
+            row["spread"] = float((states_TD - states_TD[0]).abs().max())
+            log_V = lens.log_probabilities(lens.logits(states_TD[:1]))[0]
+            row["entropy"] = float(torch.special.entr(log_V.exp()).sum())
+            row["top_probability"] = float(log_V.max().exp())
+            row["top_token"] = text_of(loaded, log_V.argmax()[None].cpu().numpy())
+        rows.append(row)
+    return _columns(rows)

@@ -1,0 +1,306 @@
+"""One text of `sinklab probe`: written under observation, states of sinks and of matched positions kept."""
+
+# L layers, H heads, K keys (sink columns first), S text positions, P pairs
+# N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sinklab.probing.recording import Recording
+from sinklab.probing.tracing import trace
+from sinklab.scoring.decoding import MASKED, PROMPT, Moment, Task
+from sinklab.sinks.rules import Excess, find_sinks
+from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
+from sinklab.studies.contents.settings import ContentsSettings
+
+PLACES = ("block", "future", "committed", "prompt")
+"""Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
+CHOICES = ("excess", "strongest")
+
+
+def checked_choice(choose: str, epsilon: float) -> None:
+    """Raises ValueError for an unknown way to choose sinks, and a negative epsilon."""
+    if choose not in CHOICES:
+        near = difflib.get_close_matches(str(choose), CHOICES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "excess is the default."
+        raise ValueError(f"sinks are chosen by {' or '.join(CHOICES)}, got {choose!r}; {hint}")
+    Excess(epsilon)
+
+
+def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.ndarray:
+    """The number in `PLACES` of every position, int8 (S,).
+
+    Args:
+        state_S: 0 masked, 1 committed, 2 prompt.
+        block: that is written now.
+        block_length: open positions of a block; None means that there is one block.
+    """
+    rank_S = np.cumsum(state_S != 2) - 1
+    block_S = np.zeros_like(rank_S) if block_length is None else rank_S // block_length
+    return np.select([state_S == 2, state_S == 1, block_S > block], [3, 2, 1], 0).astype(np.int8)
+
+
+def sink_heads(
+    received_LHK: np.ndarray,
+    place_S: np.ndarray,
+    *,
+    visible_LK: np.ndarray | None = None,
+    choose: str = "excess",
+    epsilon: float = 3.0,
+) -> np.ndarray:
+    """In how many heads of a layer each text position is a sink, int64 (L, S).
+
+    "excess": the key receives more than 1 + epsilon (S − 1) / S times an even share (arXiv 2510.15731, Eq. 3, in sums);
+    added sink columns take part in the count and are no answer. "strongest": in each head the key of each place that
+    receives most, however little that is; a place of fewer than two positions has none.
+
+    Raises:
+        ValueError: for an unknown choice, or fewer keys than positions.
+    """
+    checked_choice(choose, epsilon)
+    added = received_LHK.shape[-1] - len(place_S)
+    if added < 0:
+        raise ValueError(f"there are {len(place_S)} positions and must be as many keys, got {received_LHK.shape[-1]}")
+    if choose == "excess":
+        seen = None if visible_LK is None else visible_LK[:, None]
+        return np.asarray(find_sinks(received_LHK, Excess(epsilon), visible=seen))[..., added:].sum(1)
+    count_LS = np.zeros((received_LHK.shape[0], len(place_S)), np.int64)
+    for place in range(len(PLACES)):
+        there = np.flatnonzero(place_S == place)
+        if len(there) >= 2:
+            best_LH = there[received_LHK[..., added + there].argmax(-1)]
+            for layer, best_H in enumerate(best_LH):
+                np.add.at(count_LS[layer], best_H, 1)
+    return count_LS
+
+
+def matched_pairs(
+    sink_S: np.ndarray, place_S: np.ndarray, token_S: np.ndarray, random: np.random.Generator, most: int
+) -> np.ndarray:
+    """Some sinks of every place, each with a non-sink of the same place: int64 (P, 2), sink and match.
+
+    The match holds the same token where there is one left, and is the nearest of those; of two as near, one is drawn.
+    Nothing is matched twice; a sink without a match left is dropped.
+
+    Args:
+        sink_S: which positions are sinks in this layer and step.
+        place_S: where each position stands.
+        token_S: what stands there now.
+        random: draws which sinks are taken.
+        most: pairs of a place at most.
+    """
+    pairs = []
+    for place in range(len(PLACES)):
+        here_S = place_S == place
+        free = np.flatnonzero(here_S & ~sink_S).tolist()
+        for sink in random.permutation(np.flatnonzero(here_S & sink_S))[:most]:
+            if not free:
+                break
+            others = np.array(free)
+            cost = np.abs(others - sink) + len(sink_S) * (token_S[others] != token_S[sink])
+            match = int(random.choice(others[cost == cost.min()]))
+            free.remove(match)
+            pairs.append((int(sink), match))
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+POPULATIONS = ("sink", "matched")
+
+
+class _Over(Exception):
+    """The text is written: there is no further step."""
+
+
+@dataclass
+class Sampled:
+    """What was kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
+
+    layers: tuple[int, ...]
+    rows: dict[int, list[dict[str, Any]]]
+    states: dict[int, list[Tensor]]
+    last: dict[int, list[Tensor]]
+    looks: list[dict[str, Any]] = field(default_factory=list)
+    added: list[dict[str, Any]] = field(default_factory=list)
+    added_states: list[Tensor] = field(default_factory=list)
+    blocks: dict[int, int] = field(default_factory=dict)
+    """Sampled step -> the block that was written."""
+    committed: dict[int, Tensor] = field(default_factory=dict)
+    """Sampled step -> mean embedding of what was written before it; NaN before anything was."""
+    final_S: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    open_S: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+
+
+def sample_text(
+    task: Task, settings: ContentsSettings, layers: tuple[int, ...], random: np.random.Generator, step: Any
+) -> Sampled:
+    """Write a text and sample its states at every n-th step; `step` is called after each evaluation."""
+    kept = Sampled(layers, {at: [] for at in layers}, {at: [] for at in layers}, {at: [] for at in layers})
+    moment: Moment | None = None
+    for moment, seen in _moments(task, settings.every):
+        if seen is not None:
+            _sample(kept, task, settings, moment, *seen, random)
+        step()
+    if moment is not None:
+        kept.open_S = moment.state_S != PROMPT
+        kept.final_S = moment.ids_S.copy()
+        kept.final_S[kept.open_S] = moment.written
+    return kept
+
+
+def _moments(task: Task, every: int) -> Iterator[tuple[Moment, tuple[Recording, ResidualStates] | None]]:
+    model, steps, index = task.loaded.model, task.moments(), 0
+    try:
+        while True:
+            seen = None
+            with ExitStack() as stack:
+                if index % every == 0:
+                    states = stack.enter_context(residual_states(model))
+                    # a second forward of the step (guidance) is not measured
+                    seen = stack.enter_context(trace(model, ("received",), steps=(0,))), states
+                moment = next(steps, None)
+                if moment is None:
+                    # raised through the trace, which refuses a block in which no model ran
+                    raise _Over
+            yield moment, seen
+            index += 1
+    except _Over:
+        return
+
+
+def _sample(
+    kept: Sampled,
+    task: Task,
+    settings: ContentsSettings,
+    moment: Moment,
+    recording: Recording,
+    states: ResidualStates,
+    random: np.random.Generator,
+) -> None:
+    received_LHK = recording.received[0][0].numpy()
+    visible_LK = recording.visible_by_layer[0][0].numpy()
+    place_S = places_of(moment.state_S, moment.block, settings.block_length)
+    heads_LS = sink_heads(
+        received_LHK, place_S, visible_LK=visible_LK, choose=settings.choose, epsilon=settings.epsilon
+    )
+    open_S, masked_S = moment.state_S != PROMPT, moment.state_S == MASKED
+    about: dict[str, Any] = {
+        "step": moment.index,
+        "block": moment.block,
+        "progress": float(masked_S.sum() / open_S.sum()),
+        "frequent": _most_frequent(moment.ids_S[~masked_S]),
+    }
+    embedding = _embedding(task)
+    ids_W = torch.tensor(moment.ids_S[open_S & ~masked_S], device=embedding.device)
+    kept.blocks[moment.index] = moment.block
+    kept.committed[moment.index] = embedding[ids_W].float().mean(0).cpu()
+    received_LHS = received_LHK[..., -len(place_S) :]
+    for layer in kept.layers:
+        # what leaves the last layer is read at the sinks of the last layer
+        attention = min(layer, len(heads_LS) - 1)
+        sink_S = heads_LS[attention] > 0
+        pairs_P2 = matched_pairs(sink_S, place_S, moment.ids_S, random, settings.pairs)
+        kept.looks += _looks(about["step"], layer, place_S, sink_S, pairs_P2)
+        first = sum(len(part) for part in kept.states[layer]) // 2
+        for number, position in enumerate(pairs_P2.reshape(-1)):
+            kept.rows[layer].append(
+                about
+                | {
+                    "layer": layer,
+                    "pair": first + number // 2,
+                    "population": POPULATIONS[number % 2],
+                    "place": PLACES[place_S[position]],
+                    "position": int(position),
+                    "token_now": int(moment.ids_S[position]),
+                    "heads": int(heads_LS[attention, position]),
+                    "received": float(received_LHS[attention, :, position].max()),
+                }
+            )
+        at_N = torch.as_tensor(pairs_P2.reshape(-1))
+        for part, depth in ((kept.states, layer), (kept.last, states.layers)):
+            depth_SD = states.depths_BSD[depth][0]
+            part[layer].append(depth_SD[at_N.to(depth_SD.device)].float().cpu())
+    _sample_added(kept, received_LHK, recording.prefix, states, moment.index)
+
+
+def _embedding(task: Task) -> Tensor:
+    model: Any = task.loaded.model
+    return model.get_input_embeddings().weight.detach()
+
+
+def _most_frequent(ids: np.ndarray) -> int:
+    return int(np.bincount(ids).argmax()) if len(ids) else -1
+
+
+def _looks(step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray) -> list[dict]:
+    here = [place_S == place for place in range(len(PLACES))]
+    return [
+        {
+            "step": step,
+            "layer": layer,
+            "place": PLACES[place],
+            "positions": int(there_S.sum()),
+            "sinks": int((there_S & sink_S).sum()),
+            "pairs": int((place_S[pairs_P2[:, 0]] == place).sum()),
+        }
+        for place, there_S in enumerate(here)
+        if there_S.any()
+    ]
+
+
+def _sample_added(kept: Sampled, received_LHK: np.ndarray, prefix: int, states: ResidualStates, step: int) -> None:
+    """What the added sinks receive, and their own states whenever the model ran them (not at all for kv sinks)."""
+    share_LN = received_LHK[..., :prefix].mean(1) / received_LHK.sum(-1).mean(1, keepdims=True)
+    kept.added += [
+        {"step": step, "layer": layer, "sink": sink, "share": float(share_LN[layer, sink])}
+        for layer in range(len(share_LN))
+        for sink in range(prefix)
+    ]
+    if states.added_ND:
+        kept.added_states.append(torch.stack(states.added_ND).cpu())
+
+
+def samples_table(kept: Sampled, text: int, lens: LogitLens, shift: int) -> dict[str, list[Any]]:
+    """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that of the logits.
+
+    `token` is what was finally written at the position; the lens is asked for that of position + shift (−1, and NaN in
+    its measures, behind the end).
+    """
+    columns: dict[str, list[Any]] = {}
+    for layer in kept.layers:
+        rows = kept.rows[layer]
+        if not rows:
+            continue
+        states_ND, last_ND = torch.cat(kept.states[layer]), torch.cat(kept.last[layer])
+        read = [row["position"] + shift for row in rows]
+        wanted = [int(kept.final_S[place]) if place < len(kept.final_S) else -1 for place in read]
+        frequent = torch.tensor([row["frequent"] for row in rows])
+        found = lens.measures(states_ND, last_ND, torch.tensor(wanted), frequent)
+        more = {name: values.tolist() for name, values in found.items()} | {"norm": states_ND.norm(dim=1).tolist()}
+        for number, row in enumerate(rows):
+            whole = {"text": text, **row, "token": int(kept.final_S[row["position"]])}
+            for name, value in (whole | {key: values[number] for key, values in more.items()}).items():
+                columns.setdefault(name, []).append(value)
+    return columns
+
+
+def content_arrays(kept: Sampled, task: Task, settings: ContentsSettings) -> dict[str, Tensor]:
+    """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the mean embeddings of what is
+    written and of the next block. NaN where nothing is written, and in the last block.
+    """
+    found = {f"layer{layer}": torch.cat(kept.states[layer]) for layer in kept.layers if kept.rows[layer]}
+    embedding = _embedding(task)
+    written = torch.tensor(kept.final_S[kept.open_S], device=embedding.device)
+    length = settings.block_length or max(len(written), 1)
+    means = [embedding[ids].float().mean(0).cpu() for ids in written.split(length)]
+    means.append(torch.full_like(means[0], torch.nan))
+    found["committed"] = torch.stack([*kept.committed.values()])
+    found["next"] = torch.stack([means[block + 1] for block in kept.blocks.values()])
+    return found | {"step_number": torch.tensor([*kept.blocks], dtype=torch.int32)}

@@ -1,0 +1,1 @@
+"""Held-out loss over the number of masked columns."""

@@ -1,0 +1,182 @@
+"""The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks, for any model."""
+
+# R rows, N bootstrap samples
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.records.writing import RunWriter
+from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
+from sinklab.studies.base import Progress, as_progress
+from sinklab.studies.curve.settings import CurveSettings
+from sinklab.studies.trace.run import describe
+
+LEVEL = 0.95
+
+
+def masking_curve(
+    loaded: Loaded,
+    out: str | Path,
+    settings: CurveSettings | None = None,
+    *,
+    progress: Progress | Callable[[str], object] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Score held-out text with 0, 1, 2, … columns hidden, and write a run folder of kind "curve".
+
+    A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss; what is hidden
+    is chosen by a clean pass over the same row, see `hidden_losses`. Table ``curve``: one row per (k, control), see
+    `curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows.
+
+    Args:
+        loaded: a diffusion model or an autoregressive one, with its tokenizer.
+        out: folder to write; it must be empty or absent.
+        settings: what to hide, from what text.
+        progress: told how far it is.
+        overwrite: replace a run that is there.
+
+    Raises:
+        ValueError: for a model without a mask token, rows that do not fit its context, a k that does not fit a row.
+    """
+    settings, path = settings or CurveSettings(), Path(out)
+    check_curve(loaded, settings)
+    teller = as_progress(progress)
+    source = settings.heldout or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+    text = heldout_rows(loaded, source, rows=settings.rows, length=settings.length)
+    about: dict[str, Any] = {"model": describe(loaded), "settings": dataclasses.asdict(settings)}
+    about |= {"kind": "curve", "seed": settings.seed}
+    with RunWriter(path, **about, overwrite=overwrite) as run:
+        teller.stage(f"scoring {len(text.ids_RS)} rows of {settings.length} tokens with {loaded.name}")
+        losses, masses = _scored(loaded, text, settings, teller)
+        run.table("curve", curve_table(losses, masses, text, settings))
+        rows = len(text.ids_RS)
+        columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
+        columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
+        run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
+    return path
+
+
+def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
+    """Refuse what cannot be scored, before any text is read.
+
+    Raises:
+        ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, and a k that
+            leaves no columns.
+    """
+    config: Any = loaded.model.config
+    loaded.needed_tokenizer()
+    if loaded.family == "diffusion" and config.mask_token_id is None:
+        raise ValueError(
+            f"a masked-token loss needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
+            "its config"
+        )
+    own = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
+    context: int = getattr(config, own, settings.length)
+    if settings.length > context:
+        raise ValueError(
+            f"rows of text must fit the context of {loaded.name}, {context} tokens, but length is {settings.length}; "
+            "choose a smaller length"
+        )
+    keys = settings.length + getattr(config, "sink_count", 0)
+    most = keys - 1 if settings.controls == ("sinks",) else keys // 2
+    if settings.ks[-1] > most:
+        others = "" if settings.controls == ("sinks",) else " and as many others as controls"
+        raise ValueError(
+            f"k columns{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
+            f"at most {most}, or a greater length"
+        )
+
+
+def _scored(
+    loaded: Loaded, text: HeldoutRows, settings: CurveSettings, teller: Progress
+) -> tuple[dict[Choice, np.ndarray], dict[Choice, float]]:
+    """Loss of every row, (R,), and share of attention that the hidden columns held, by choice; means over draws."""
+    choices = [(k, control) for k in settings.ks for control in (settings.controls if k else ("none",))]
+    # without noise nothing but random columns changes from draw to draw
+    redrawn = choices if loaded.family == "diffusion" else [choice for choice in choices if choice[1] == "random"]
+    batches = math.ceil(len(text.ids_RS) / settings.batch)
+    done, total = 0, (len(choices) + len(redrawn) * (settings.draws - 1)) * batches
+    teller.count(0, total)
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        teller.count(done, total)
+
+    drawn: dict[Choice, list[HiddenLosses]] = {choice: [] for choice in choices}
+    for draw, seed in enumerate(_seeds(settings)):
+        asked = redrawn if draw else choices
+        if asked:
+            found = hidden_losses(loaded, text.ids_RS, asked, seed=seed, batch=settings.batch, progress=count)
+            for choice, one in zip(asked, found, strict=True):
+                drawn[choice].append(one)
+    losses = {
+        choice: torch.stack([one.losses_R for one in of_choice]).double().mean(0).numpy()
+        for choice, of_choice in drawn.items()
+    }
+    masses = {choice: float(np.mean([one.mass for one in of_choice])) for choice, of_choice in drawn.items()}
+    if wrong := [choice for choice, loss_R in losses.items() if not np.isfinite(loss_R).all()]:
+        raise ValueError(f"{loaded.name} gave a loss that is no number at (k, control) {wrong[0]}; try another dtype")
+    return losses, masses
+
+
+def _seeds(settings: CurveSettings) -> list[int]:
+    """The first draw has the seed itself, so that it is what `row_losses` gives."""
+    more = np.random.SeedSequence(settings.seed).generate_state(settings.draws, np.uint64) >> 2
+    return [settings.seed, *map(int, more[1:])]
+
+
+def curve_table(
+    losses: Mapping[Choice, np.ndarray], masses: Mapping[Choice, float], text: HeldoutRows, settings: CurveSettings
+) -> dict[str, list[Any]]:
+    """The columns of the table ``curve``.
+
+    loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess: delta less that of as
+    many random columns, NaN without them. low and high: ends of the 95 % percentile interval over bootstrap samples of
+    the rows; the samples are the same for all, so differences are paired. relative: delta over the loss. mass: share of
+    attention that the columns held before they were hidden. bits_per_byte: of the text, comparable across tokenizers.
+
+    Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
+    """
+    rows = len(losses[0, "none"])
+    counts_NR = np.random.default_rng(settings.seed).multinomial(rows, np.full(rows, 1 / rows), settings.resamples)
+    weights_NR = counts_NR / rows
+    clean_R = losses[0, "none"]
+    table: dict[str, list[Any]] = {}
+
+    def measured(name: str, values_R: np.ndarray | None) -> None:
+        ends = (math.nan, math.nan)
+        if values_R is not None and rows > 1:
+            ends = tuple(np.quantile(weights_NR @ values_R, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)))
+        mean = math.nan if values_R is None else float(values_R.mean())
+        for key, value in zip((name, f"{name}_low", f"{name}_high"), (mean, *ends), strict=True):
+            table.setdefault(key, []).append(float(value))
+
+    tokens = text.ids_RS.numel()
+    for (k, control), loss_R in losses.items():
+        random_R = losses.get((k, "random")) if control != "random" else None
+        measured("loss", loss_R)
+        measured("delta", loss_R - clean_R)
+        measured("excess", None if random_R is None else loss_R - random_R)
+        others = {
+            "k": k,
+            "control": control,
+            "relative": float((loss_R - clean_R).mean() / clean_R.mean()),
+            "mass": masses[k, control],
+            "rows": rows,
+            "tokens": tokens,
+            "bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size,
+        }
+        for key, value in others.items():
+            table.setdefault(key, []).append(value)
+    first = ("k", "control")
+    return {key: table[key] for key in (*first, *(name for name in table if name not in first))}

@@ -1,0 +1,1 @@
+"""A model watched while it writes, with and without interventions."""

@@ -1,0 +1,198 @@
+"""What a study keeps of each step: received attention, norms, main sinks and row statistics by state of the query."""
+
+# T recorded steps, L layers, H heads, K keys, S positions, Q queries, G states of queries
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinklab.probing.recording import Recording
+from sinklab.probing.statistics import STATES
+from sinklab.probing.tracing import trace
+from sinklab.records.info import STUDY_DIMS
+from sinklab.scoring.decoding import Moment, Task
+from sinklab.studies.trace.settings import ROW_STATISTICS, StudySettings
+
+DTYPES = {"visible": "float32", "positions": "float32"}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which layers and heads of a model are recorded, as numbers from 0 in rising order."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    of_layers: int
+    of_heads: int
+
+    @classmethod
+    def of(cls, config: Any, settings: StudySettings) -> Selection:
+        """Read off the settings. Raises ValueError for a layer or head that the model does not have."""
+        backbone = getattr(config, "backbone", config)
+        layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
+        chosen = cls(
+            _numbers("layers", settings.layers, layers), _numbers("heads", settings.heads, heads), layers, heads
+        )
+        for _, layer, head in settings.map_places():
+            _numbers("the layer of maps", (layer,), layers)
+            _numbers("the head of maps", (head,), heads)
+        return chosen
+
+    def for_trace(self) -> dict[str, Any]:
+        """Arguments of `trace` that select; none where everything is recorded."""
+        some: dict[str, Any] = {}
+        if len(self.layers) < self.of_layers:
+            some["layers"] = self.layers
+        if len(self.heads) < self.of_heads:
+            some["heads"] = self.heads
+        return some
+
+
+def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if wrong := [number for number in given if not -count <= number < count]:
+        raise ValueError(f"{what} must be numbers from 0 to {count - 1}, -1 for the last, but {wrong[0]} is not")
+    return tuple(sorted({number % count for number in given})) if given else tuple(range(count))
+
+
+class Recorder:
+    """Collects the recorded steps of one text. Numbers are narrowed at once: what is held is what will be stored."""
+
+    def __init__(self, task: Task, selection: Selection) -> None:
+        self._task, self._selection = task, selection
+        self._wanted = task.settings.statistics
+        self._by_last_row = not task.is_diffusion and not task.settings.full_forward
+        self._steps: list[dict[str, np.ndarray]] = []
+        self.maps: dict[str, np.ndarray] = {}
+        self.queries: dict[int, int] = {}
+        """Step -> queries that ran."""
+
+    @contextmanager
+    def watching(self, step: int) -> Iterator[Recording]:
+        """The trace under which the model runs at this step."""
+        places = [place for place in self._task.settings.map_places() if place[0] == step]
+        # the trace lasts one step, its number 0; a second forward (guidance) is not measured
+        chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
+        if places:
+            chosen["maps"] = [(0, layer % self._selection.of_layers, head) for _, layer, head in places]
+        names = self._traced()
+        # the last row of a text that grows is one query, whose state is known
+        if not self._by_last_row and {"received_by_state", *ROW_STATISTICS} & set(names):
+            chosen |= {"canvas": self._canvas(step), "state_of": "predicted" if self._task.is_diffusion else "own"}
+        with trace(self._task.loaded.model, names, **chosen) as recording:
+            yield recording
+
+    def _traced(self) -> tuple[str, ...]:
+        names = [name for name in self._wanted if name != "main_by_state"]
+        if self._by_last_row:
+            names = ["last_row" if name == "received" else name for name in names if name != "received_by_state"]
+        elif "main_by_state" in self._wanted and "received_by_state" not in names:
+            names.append("received_by_state")
+        return tuple(names)
+
+    def _canvas(self, step: int) -> Any:
+        task = self._task
+        if task.is_diffusion:
+            return task.canvas()
+        # an autoregressive model has no mask: the open positions are those that it wrote
+        begun = len(task.started())
+        open_1S = torch.arange(begun + step)[None] >= begun
+        return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
+
+    def add(self, recording: Recording, moment: Moment) -> None:
+        """Keep what one step showed."""
+        step: dict[str, Any] = {"positions": np.float32(len(moment.ids_S)), "step_number": np.int32(moment.index)}
+        # one row, one forward; under guidance the first of two, which saw the real prompt
+        received_LHK = _first(recording, "last_row" if self._by_last_row else "received")
+        visible_K = recording.visible[0][0].float().numpy()
+        step["visible"] = (visible_K > 0).astype(np.float32) if self._by_last_row else visible_K
+        step["received"] = received_LHK
+        for name in ("value_norm", "key_norm"):
+            if name in self._wanted:
+                step[name] = _first(recording, name)
+        if {"main_by_state", "received_by_state"} & set(self._wanted):
+            step |= self._by_state(recording, received_LHK, int(moment.state_S[-1]))
+        rows = [name for name in ROW_STATISTICS if name in self._wanted]
+        for name in rows:
+            state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][0].numpy()
+            # of a first forward over the whole prompt, a last row is the last query
+            step[name] = _means(_first(recording, name)[..., -len(state_Q) :], state_Q)
+        self.queries[moment.index] = int(step["visible"].max())
+        self._steps.append({name: _narrowed(name, np.asarray(value)) for name, value in step.items()})
+        for place in self._task.settings.map_places():
+            if place[0] == moment.index:
+                layer = place[1] % self._selection.of_layers
+                map_QK = recording.map(0, layer, place[2])[0].float().numpy()
+                self.maps[f"step{place[0]}-layer{layer}-head{place[2]}"] = map_QK
+
+    def _by_state(self, recording: Recording, received_LHK: np.ndarray, last: int) -> dict[str, np.ndarray]:
+        if self._by_last_row:
+            by_state_GLHK = np.zeros((len(STATES), *received_LHK.shape), np.float32)
+            by_state_GLHK[last] = received_LHK
+        else:
+            by_state_GLHK = _first(recording, "received_by_state")
+        found: dict[str, np.ndarray] = {}
+        if "main_by_state" in self._wanted:
+            main_GLH = by_state_GLHK.argmax(-1)
+            # rows sum to 1, so the sum over keys is the number of queries of that state that ran
+            queries_GLH = by_state_GLHK.sum(-1)
+            asked_GLH = queries_GLH > 0.5
+            found["main_by_state"] = np.where(asked_GLH, main_GLH, -1).astype(np.int32)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                found["share_by_state"] = np.where(asked_GLH, by_state_GLHK.max(-1) / queries_GLH, np.nan)
+        if "received_by_state" in self._wanted:
+            found["received_by_state"] = by_state_GLHK
+        return found
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything kept, steps first; NaN where a step has no such key. Empty when no step was recorded."""
+        if not self._steps:
+            return {}
+        return {name: _stacked([step[name] for step in self._steps]) for name in self._steps[0]}
+
+
+def dims_of(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of the arrays of a sample."""
+    return {name: STUDY_DIMS[name] for name in arrays}
+
+
+def dims_of_maps(maps: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
+    """Names of the axes of kept attention maps; each has its own, their sizes differ."""
+    return {name: (f"query_{name}", f"key_{name}") for name in maps}
+
+
+def _first(recording: Recording, name: str) -> np.ndarray:
+    return recording.values(name)[0][0].float().numpy()
+
+
+def _means(rows_LHQ: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
+    """Means over the queries of each state, (G, L, H); NaN for a state that has none."""
+    means = [
+        rows_LHQ[..., state_Q == state].mean(-1) if (state_Q == state).any() else np.full(rows_LHQ.shape[:2], np.nan)
+        for state in range(len(STATES))
+    ]
+    return np.stack(means)
+
+
+def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind != "f" or name in DTYPES:
+        return array
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float16)
+    # the writer widens, with a warning, what half precision cannot hold
+    return array if np.any(np.isinf(narrow) & np.isfinite(array)) else narrow
+
+
+def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+    shape = tuple(np.max([part.shape for part in parts], axis=0)) if parts[0].ndim else ()
+    if all(part.shape == shape for part in parts):
+        return np.stack(parts)
+    full = np.full((len(parts), *shape), np.nan, dtype=np.result_type(*parts))
+    for place, part in zip(full, parts, strict=True):
+        place[tuple(slice(size) for size in part.shape)] = part
+    return full

@@ -1,0 +1,370 @@
+"""`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by one."""
+
+# B batch, S text positions, D hidden size, L layers
+# R rows, T levels, L layers, H heads, K keys = N added sinks + S text positions
+# R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks + S, D width
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinklab.analysis.movement import motion
+from sinklab.attention.context import is_observed, running
+from sinklab.probing.tracing import trace
+from sinklab.sinks.normalize import main_sink
+from sinklab.sinks.rules import Excess, find_sinks
+
+SAMPLE = 1 << 14
+"""numbers of a row, about, that its median is taken of"""
+
+
+class Activations:
+    """Greatest |x| of every forward since the start, and the mean of the rows' medians."""
+
+    def __init__(self, layers: int) -> None:
+        self._seen: list[dict[str, list[Tensor]]] = [{} for _ in range(layers)]
+
+    def see(self, layer: int, states_BSD: Tensor) -> None:
+        """The states after a layer: of the text, or of the added sinks, which models run unobserved and apart."""
+        size_BSD = states_BSD.detach().abs()
+        if not is_observed():
+            self._keep(layer, "added", size_BSD.amax((1, 2)))
+            return
+        self._keep(layer, "first", size_BSD[:, 0].amax(1))
+        if size_BSD.shape[1] > 1:
+            self._keep(layer, "other", size_BSD[:, 1:].amax((1, 2)))
+        self._keep(layer, "median", _spread(size_BSD).median(1).values)
+
+    def _keep(self, layer: int, name: str, value_B: Tensor) -> None:
+        self._seen[layer].setdefault(name, []).append(value_B.float())
+
+    def measured(self) -> dict[str, np.ndarray]:
+        """The measures of a snapshot (L,), NaN where nothing was seen."""
+        found = {
+            f"activation_{name}": np.full(len(self._seen), np.nan) for name in ("added", "first", "other", "median")
+        }
+        for layer, seen in enumerate(self._seen):
+            for name, values in seen.items():
+                many = torch.cat(values)
+                found[f"activation_{name}"][layer] = (many.mean() if name == "median" else many.amax()).item()
+        greatest = np.fmax(found["activation_first"], found["activation_other"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found["activation_ratio"] = greatest / found["activation_median"]
+        return found
+
+
+def _spread(size_BSD: Tensor) -> Tensor:
+    """Some of the numbers of every row, from all its positions and channels."""
+    width, flat = size_BSD.shape[2], size_BSD.flatten(1)
+    stride = max(1, flat.shape[1] // SAMPLE)
+    # a stride that shares a factor with the width would read few of the channels
+    while math.gcd(stride, width) > 1:
+        stride += 1
+    return flat[:, ::stride]
+
+
+@contextmanager
+def watched_activations(model: Any) -> Iterator[Activations]:
+    """Watch the states after every decoder layer of a transformers model.
+
+    Raises:
+        ValueError: if the model has no decoder with a list of layers.
+    """
+    decoder = getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(
+            f"massive activations are read after each decoder layer, but {type(model).__name__} keeps no list `layers` "
+            "in its backbone; pass a DiffusionLM or a Llama-like transformers model"
+        )
+    seen = Activations(len(layers))
+
+    def hook(layer: int) -> Any:
+        def after(module: nn.Module, args: tuple, output: Any) -> None:
+            seen.see(layer, output if isinstance(output, Tensor) else output[0])
+
+        return after
+
+    hooks = [module.register_forward_hook(hook(index)) for index, module in enumerate(layers)]
+    try:
+        yield seen
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+HOLDERS: dict[str, str] = {
+    "added": "share of (row, level, head) whose main sink is an added one",
+    "first": "whose main sink is the first token",
+    "early": "whose main sink is one of the second to fourth tokens",
+    "other": "whose main sink is a later token",
+    "none": "where no key is a sink",
+}
+"""Places of a main sink; the five add up to 1."""
+
+
+def measured_heads(
+    received_RTLHK: np.ndarray, value_RTLK: np.ndarray, visible_RTK: np.ndarray, added: int
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The measures of every layer (L,), and the mobility of all layers together.
+
+    Args:
+        received_RTLHK: column sums; keys begin with the added sinks.
+        value_RTLK: norms of the values.
+        visible_RTK: number of queries that see each key.
+        added: N.
+    """
+    seen = visible_RTK[:, :, None, None]
+    queries = visible_RTK.max()
+    sinks_RTLHK = find_sinks(received_RTLHK, Excess(), seen)
+    text_RTLHS = received_RTLHK[..., added:]
+    over = (0, 1, 3)
+    layers = {
+        "sink_share": received_RTLHK[..., :added].sum(-1).mean(over) / queries,
+        "top_text_share": text_RTLHS.max(-1).mean(over) / queries,
+        "first_share": text_RTLHS[..., 0].mean(over) / queries,
+        "sinks": sinks_RTLHK.sum(-1).mean(over),
+        "text_sinks": sinks_RTLHK[..., added:].sum(-1).mean(over),
+    }
+    layers |= _holders(received_RTLHK, sinks_RTLHK, added)
+    layers |= _values(value_RTLK, sinks_RTLHK.sum(3), received_RTLHK.shape[3], added)
+    overall = {}
+    for name, start in (("mobility", 0), ("text_mobility", added)):
+        moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=Excess())
+        weight = np.where(np.isnan(moved.mobility), 0, moved.strength * moved.steps)
+        with np.errstate(invalid="ignore"):
+            layers[name] = (weight * np.nan_to_num(moved.mobility)).sum((0, 2)) / weight.sum((0, 2))
+        overall[name] = moved.overall.mobility
+    return layers, overall
+
+
+def _holders(received: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
+    main_RTLH = main_sink(received)
+    counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (main_RTLH >= 0)
+    place = main_RTLH - added
+    here = {
+        "added": place < 0,
+        "first": place == 0,
+        "early": (place > 0) & (place < 4),
+        "other": place >= 4,
+    }
+    shares = {f"main_{name}": (counts & where).mean((0, 1, 3)) for name, where in here.items()}
+    return shares | {"main_none": (~counts).mean((0, 1, 3))}
+
+
+def _values(value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, heads: int, added: int) -> dict[str, np.ndarray]:
+    """Norms by kind of key; a token that is a sink of some heads counts to both sides by their number."""
+
+    def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        total = weight.sum((0, 1, 3), dtype=float)
+        return np.divide((norm * weight).sum((0, 1, 3)), total, out=np.full(len(total), np.nan), where=total > 0)
+
+    added_norm, norm, count = value_RTLK[..., :added], value_RTLK[..., added:], sinks_RTLK[..., added:]
+    return {
+        "value_added": mean(added_norm, np.ones_like(added_norm)),
+        "value_sink": mean(norm, count),
+        "value_other": mean(norm, heads - count),
+    }
+
+
+LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
+
+MEASURES: dict[str, str] = {
+    "sink_share": "share of all attention that the added sinks receive, all of them together",
+    "top_text_share": "share that the greatest key of the text receives in a head",
+    "first_share": "share that the first token receives",
+    "sinks": "sinks in a head (column sum above 1 + 3 (S-1)/S), added ones among them",
+    "text_sinks": "sinks in a head that are tokens of the text",
+    **{f"main_{name}": text for name, text in HOLDERS.items()},
+    "mobility": "chance that two levels have their main sinks at different places, 0 static; NaN without sinks",
+    "text_mobility": "the same among the tokens of the text alone",
+    "value_added": "norm of the added sinks' values",
+    "value_sink": "norm of the values of text sinks",
+    "value_other": "norm of the values of the other text",
+    "activation_added": "greatest |x| of the residual stream after the layer, at the added sinks",
+    "activation_first": "the same at the first token",
+    "activation_other": "the same at the other tokens",
+    "activation_median": "median |x| over the text",
+    "activation_ratio": "greatest |x| in the text over the median",
+}
+"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at a model. Shares are of 1 and means over rows, levels, queries and heads; see ``MEASURES``."""
+
+    layers: Mapping[str, np.ndarray]
+    """(L,) by measure"""
+    overall: Mapping[str, float]
+    """over all layers: the mean, but the greatest of what is a maximum, and mobility weighted by strength of sinks"""
+    added: int
+    """added sinks N"""
+    length: int
+    """tokens S in a row"""
+    even_share: float
+    """what all added sinks together would receive if every key drew alike: N over the keys that a query sees, mean"""
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """One row for the whole model (``layer`` -1) and one a layer, with the measures as columns."""
+        count = len(next(iter(self.layers.values())))
+        beside = {"added": self.added, "even_share": self.even_share}
+        whole = {"layer": -1, **beside, **self.overall}
+        return [whole] + [
+            {"layer": layer, **beside, **{name: float(values[layer]) for name, values in self.layers.items()}}
+            for layer in range(count)
+        ]
+
+
+def snapshot(
+    model: nn.Module,
+    ids_RS: Tensor,
+    *,
+    levels: Sequence[float] = LEVELS,
+    seed: int = 0,
+    batch: int = 8,
+    causal: bool = False,
+) -> Snapshot:
+    """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
+
+    The text is read under nested masks, the most hidden first: a token once open stays open, as in a denoising run
+    whose guesses are all right, so that the levels play the part of steps and sinks can move. Which tokens open when
+    depends on the seed alone. Costs rows x levels forward passes without gradients.
+
+    The model is left as it was: training mode, random generators, compiled forwards (it runs uncompiled meanwhile, in
+    its own precision, without autocast). Massive activations follow Sun et al. 2024 (arXiv 2402.17762).
+
+    Args:
+        model: a DiffusionLM, or a causal transformers model: that one reads the clean text, as with ``causal``.
+        ids_RS: int64 rows of text without padding.
+        levels: shares of each row that are hidden, in (0, 1].
+        seed: of the order in which tokens open.
+        batch: rows in one forward.
+        causal: read the clean text from left to right: how a model looks during a causal warm start.
+
+    Raises:
+        ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or attention calls.
+    """
+    if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
+        raise ValueError(
+            f"snapshot reads rows of token ids (R, S), batch of them at a time, but got shape {tuple(ids_RS.shape)} "
+            f"and batch {batch}"
+        )
+    if not levels or not all(0 < level <= 1 for level in levels):
+        raise ValueError(f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out")
+    model = _unwrapped(model)
+    config: Any = model.config
+    mask_id = getattr(config, "mask_token_id", None) if hasattr(config, "sink_count") else None
+    arguments = {"causal": True} if causal and mask_id is not None else {}
+    clean = causal or mask_id is None
+    device = next(model.parameters()).device
+    received, values, visible = [], [], []
+    with _as_it_is(model, device), watched_activations(model) as activations:
+        for rows_BS, hidden_TBS in _parts(ids_RS, levels, seed, batch):
+            with trace(model) as recording:
+                for hidden_BS in [torch.zeros_like(rows_BS, dtype=torch.bool)] if clean else hidden_TBS:
+                    shown_BS = rows_BS if mask_id is None else rows_BS.masked_fill(hidden_BS, mask_id)
+                    _run(model, shown_BS.to(device), mask_id is not None, arguments)
+                    recording.mark()
+            received.append(recording.array("received").swapaxes(0, 1))
+            values.append(recording.array("value_norm").swapaxes(0, 1))
+            visible.append(recording.array("visible").swapaxes(0, 1))
+            added = recording.prefix
+    layers, mobility = measured_heads(np.concatenate(received), np.concatenate(values), np.concatenate(visible), added)
+    layers |= activations.measured()
+    overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
+    length = ids_RS.shape[1]
+    seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
+    return Snapshot(
+        layers={name: layers[name] for name in MEASURES},
+        overall={name: overall[name] for name in MEASURES},
+        added=added,
+        length=length,
+        even_share=float((added / seen_S).mean()),
+    )
+
+
+def nested_masks(shape: tuple[int, int], levels: Sequence[float], seed: int) -> Tensor:
+    """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S) tokens, at least
+    one, in an order drawn from the seed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rank_RS = torch.rand(shape, generator=generator).argsort(1).argsort(1)
+    counts = [max(1, round(level * shape[1])) for level in sorted(levels, reverse=True)]
+    return torch.stack([rank_RS < count for count in counts])
+
+
+def _parts(ids_RS: Tensor, levels: Sequence[float], seed: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    ids_RS = ids_RS.long().cpu()
+    hidden_TRS = nested_masks((ids_RS.shape[0], ids_RS.shape[1]), levels, seed)
+    for start in range(0, ids_RS.shape[0], batch):
+        yield ids_RS[start : start + batch], hidden_TRS[:, start : start + batch]
+
+
+def _run(model: nn.Module, shown_BS: Tensor, ours: bool, arguments: dict[str, Any]) -> None:
+    """One forward that makes next to no logits."""
+    if not ours:
+        model(shown_BS, logits_to_keep=1, use_cache=False)
+        return
+    keep_BS = torch.zeros_like(shown_BS, dtype=torch.bool)
+    keep_BS[:, -1] = True
+    with running(shown_BS):
+        model(shown_BS, logits_to_keep=keep_BS, **arguments)
+
+
+def _overall(name: str, values_L: np.ndarray) -> float:
+    known = values_L[~np.isnan(values_L)]
+    if not len(known):
+        return float("nan")
+    greatest = name.startswith("activation") and name != "activation_median"
+    return float(known.max() if greatest else known.mean())
+
+
+def _unwrapped(model: nn.Module) -> Any:
+    """The model inside torch.compile's and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+@contextmanager
+def _as_it_is(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Look without a trace: evaluation mode, no gradients, no autocast, uncompiled; everything is put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    # Module.compile() keeps the compiled call here and nothing else
+    compiled = [(module, call) for module in model.modules() if (call := getattr(module, "_compiled_call_impl", None))]
+    # accelerate puts a forward that turns autocast on in the model's place, and keeps its own one under this name
+    forwards: dict[str, Any] = {
+        name: model.__dict__[name] for name in ("forward", "_original_forward") if name in model.__dict__
+    }
+    devices = [device] if device.type == "cuda" else []
+    with ExitStack() as stack:
+        stack.callback(model.__dict__.update, forwards)
+        stack.callback(_put_back, modes, compiled)
+        if len(forwards) == 2:
+            model.__dict__["forward"] = forwards["_original_forward"]
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        model.eval()
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
+
+
+def _put_back(modes: list[tuple[nn.Module, bool]], compiled: list[tuple[nn.Module, Callable[..., Any]]]) -> None:
+    for module, mode in modes:
+        module.training = mode
+    for module, call in compiled:
+        module._compiled_call_impl = call

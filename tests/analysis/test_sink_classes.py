@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+
+from sinklab.analysis import AGES, CLASSES, STATES, token_ages, token_class, token_classes
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("\n", "newline"),
+        (" \n\n", "newline"),
+        ("Ċ", "newline"),
+        (" ", "whitespace"),
+        ("\t", "whitespace"),
+        ("Ġ", "whitespace"),
+        ("▁▁", "whitespace"),
+        (",", "punctuation"),
+        (".\n", "punctuation"),
+        ("Ġ(", "punctuation"),
+        ("—", "punctuation"),
+        ("$", "punctuation"),
+        ("7", "digits"),
+        (" 3.14", "digits"),
+        ("½", "digits"),
+        ("the", "words"),
+        ("Ġthe", "words"),
+        ("x1", "words"),
+        ("don't", "words"),
+        ("हिंदी", "words"),
+        ("语", "words"),
+        ("\ufffd", "words"),
+        ("", "special"),
+    ],
+)
+def test_classes_of_text(text, name):
+    assert token_class(text) == name in CLASSES
+    # Inside the chat format the same text belongs to the format.
+    assert token_class(text, template=True) == "template"
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "name", "in_template"),
+    [
+        ("<|mdm_mask|>", "mask", "mask", "mask"),
+        ("<|startoftext|>", "bos", "bos", "bos"),
+        ("<|endoftext|>", "eos", "eos", "eos"),
+        ("<|eot_id|>", "eot", "eos", "eos"),
+        ("<pad>", "pad", "special", "template"),
+        ("<|start_header_id|>", "template", "template", "template"),
+        ("[gMASK]", "other", "special", "template"),
+        ("", "image", "image", "image"),
+        ("<sink>", "sink", "sink", "sink"),
+    ],
+)
+def test_classes_of_special_tokens(text, role, name, in_template):
+    assert token_class(text, role) == name and token_class(text, role, True) == in_template
+
+
+def test_every_class_can_be_reached_and_roles_are_checked():
+    found = {token_class(text) for text in ("\n", " ", ",", "7", "the", "")}
+    found |= {token_class("x", role) for role in ("mask", "bos", "eos", "template", "other", "image", "sink")}
+    assert found == set(CLASSES)
+    with pytest.raises(ValueError, match=r"got 'masked' for '\[MASK\]'. Did you mean 'mask'\?"):
+        token_class("[MASK]", "masked")
+
+
+def test_classes_of_arrays():
+    texts = np.array([["the", None, ",", "assistant"], ["<s>", "the", "[MASK]", "\n"]], dtype=object)
+    roles = np.array([["", "", "", ""], ["bos", "", "mask", ""]], dtype=object)
+    flags = np.array([False, False, False, True])
+    assert token_classes(texts, roles, flags).tolist() == [
+        ["words", None, "punctuation", "template"],
+        ["bos", "words", "mask", "template"],
+    ]
+    assert token_classes(["a", " "]).tolist() == ["words", "whitespace"]
+
+
+def test_ages_follow_the_states():
+    assert STATES == ("masked", "committed", "prompt")
+    # Prompt, a position committed before step 1, one committed before step 2, one that is masked to the end.
+    states = np.array([[2, 0, 0, 0], [2, 1, 0, 0], [2, 1, 1, 0]])
+    ages = token_ages(states)
+    assert ages.tolist() == [
+        ["prompt", "masked", "masked", "masked"],
+        ["prompt", "just committed", "masked", "masked"],
+        ["prompt", "committed", "just committed", "masked"],
+    ]
+    assert {age for row in ages for age in row} == set(AGES)
+    assert token_ages(np.stack([states, states]))[1].tolist() == ages.tolist()
+
+
+def test_ages_of_a_growing_sequence():
+    # The decoder appends: a new token was not there before. The first step knows of nothing before it.
+    ages = token_ages([[2, 1, -1, -1], [2, 1, 1, -1], [2, 1, 1, 1]])
+    assert ages[0].tolist() == ["prompt", "committed", None, None]
+    assert ages[1].tolist() == ["prompt", "committed", "just committed", None]
+    assert ages[2].tolist() == ["prompt", "committed", "committed", "just committed"]
+    with pytest.raises(ValueError, match=r"codes \[0, 3\]"):
+        token_ages([[0, 3]])
+    with pytest.raises(ValueError, match=r"got shape \(2,\)"):
+        token_ages([0, 1])

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from sinklab.analysis import enrichment
+
+
+def test_enrichment_by_hand():
+    # 8 places: mask at 4 (half), comma at 1, "a" at 2, "b" at 1; 6 events: 3 on masks, 3 on the comma.
+    labels = np.array([["mask", "mask", ",", "a"], ["mask", "mask", "a", "b"]], dtype=object)
+    events = np.array([[2, 1, 3, 0], [0, 0, 0, 0]])
+    found = enrichment(labels, events)
+    assert found.label == [",", "mask", "a", "b"]
+    assert found.events.tolist() == [3, 3, 0, 0] and found.occurrences.tolist() == [1, 4, 2, 1]
+    np.testing.assert_allclose(found.frequency, [0.5, 0.5, 0, 0])
+    np.testing.assert_allclose(found.occupancy, [1 / 8, 4 / 8, 2 / 8, 1 / 8])
+    # Equal raw frequency, yet the mask is there by chance and the comma is not.
+    np.testing.assert_allclose(found.enrichment, [4, 1, 0, 0])
+
+
+def test_places_that_do_not_exist_do_not_count():
+    found = enrichment(["a", None, "b"], [1, 9, 1])
+    assert found.label == ["a", "b"] and found.occupancy.tolist() == [0.5, 0.5] and found.events.tolist() == [1, 1]
+
+
+def test_labels_that_read_alike_are_one():
+    found = enrichment(np.array([1, "1", "b", 2], dtype=object), [1, 2, 0, 5])
+    assert found.label == ["2", "1", "b"] and found.events.tolist() == [5, 3, 0]
+    assert found.occurrences.tolist() == [1, 2, 1]
+
+
+def test_no_event_is_not_a_division_by_zero():
+    found = enrichment(["a", "b"], [0, 0])
+    assert found.frequency.tolist() == [0, 0] and np.isnan(found.enrichment).all()
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"labels have shape \(2,\), events \(3,\)"):
+        enrichment(["a", "b"], [1, 2, 3])
+    with pytest.raises(ValueError, match="every label is None"):
+        enrichment([None], [1])

@@ -1,0 +1,283 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from sinklab.analysis import MotionSummary, motion, motion_word
+from sinklab.sinks import Top
+
+ROUND = 128
+
+
+def path(positions: list[int | None], keys: int = 64, strength: float = 10.0) -> np.ndarray:
+    """Received attention (step, 1 layer, 1 head, key) whose main sink visits ``positions``; None: no such step."""
+    received = np.full((len(positions), 1, 1, keys), (keys - strength) / (keys - 1))
+    for step, position in enumerate(positions):
+        if position is None:
+            received[step] = np.nan
+        else:
+            received[step, 0, 0, position] = strength
+    return received
+
+
+def heads(*paths: np.ndarray) -> np.ndarray:
+    """Paths as the heads of one layer."""
+    return np.concatenate(paths, axis=2)
+
+
+@pytest.mark.parametrize(
+    ("positions", "mobility", "word"),
+    [
+        ([9] * ROUND, 0.0, "static"),
+        # Two places in turn: n (n - 1) pairs of steps agree at each, so 1 - 2 * 64 * 63 / (128 * 127) = 64/127.
+        ([3, 40] * (ROUND // 2), 64 / 127, "mixed"),
+        (list(range(60)), 1.0, "moving"),
+        # Four blocks of 32 steps, one place each: 1 - 4 * 32 * 31 / (128 * 127) = 96/127.
+        ([5] * 32 + [20] * 32 + [35] * 32 + [50] * 32, 96 / 127, "moving"),
+        # Away for 6 of 128 steps: 1 - (122 * 121 + 6 * 5) / (128 * 127).
+        ([9] * 122 + [30] * 6, 1 - (122 * 121 + 30) / (128 * 127), "static"),
+        ([9] * 96 + [30] * 32, 1 - (96 * 95 + 32 * 31) / (128 * 127), "mixed"),
+        ([7], np.nan, "no sink"),
+    ],
+)
+def test_mobility_of_known_paths(positions, mobility, word):
+    found = motion(path(positions))
+    np.testing.assert_allclose(found.mobility.item(), mobility, atol=1e-12)
+    assert motion_word(found.mobility.item()) == word == found.overall.word
+    np.testing.assert_allclose(found.overall.mobility, mobility, atol=1e-12)
+    # Leaving and coming back in another order makes no difference to where the sink is.
+    shuffled = list(np.random.default_rng(0).permutation(positions))
+    np.testing.assert_allclose(motion(path(shuffled)).mobility.item(), mobility, atol=1e-12)
+
+
+def test_mobility_is_unbiased_for_random_places():
+    # A sink at one of 16 places at random is elsewhere with chance 15/16, however few the steps.
+    rng = np.random.default_rng(1)
+    for steps in (4, 32):
+        walks = [path(list(rng.integers(0, 16, steps))) for _ in range(600)]
+        assert abs(motion(heads(*walks)).mobility.mean() - 15 / 16) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("positions", "moves", "stay", "drift"),
+    [
+        ([3, 3, 3, 3], 0, 4, 0.0),
+        ([0, 1, 2, 3], 3, 1, 1.0),
+        ([6, 4, 2], 2, 1, -2.0),
+        ([3, 3, 7, 7, 7, 3], 2, 3, 12 / 35),
+        ([5], 0, 1, np.nan),
+        ([2, 2, 8, None, None], 1, 2, 3.0),
+        ([2, 2, None, 2, 8], 1, 2, np.polyfit([0, 1, 3, 4], [2, 2, 2, 8], 1)[0]),
+        ([None, None], 0, 0, np.nan),
+    ],
+)
+def test_moves_stays_and_drift(positions, moves, stay, drift):
+    found = motion(path(positions))
+    assert found.main[:, 0, 0].tolist() == [-1 if place is None else place for place in positions]
+    exists = [place is not None for place in positions]
+    assert found.counted[:, 0, 0].tolist() == exists and found.steps.item() == sum(exists)
+    assert found.moves.item() == moves and found.longest_stay.item() == stay
+    assert found.transitions.item() == sum(a and b for a, b in pairwise(exists))
+    np.testing.assert_allclose(found.drift.item(), drift, atol=1e-12)
+
+
+def test_jumps_are_far_moves():
+    found = motion(path([10, 11, 15, 20, 20, 3]))
+    # Distances 1, 4, 5, 0, 17: two of them are over 4.
+    assert found.moves.item() == 4 and found.jumps.item() == 2 and found.mean_jump.item() == 11
+    near = motion(path([10, 11, 15, 20, 20, 3]), jump=3)
+    assert near.jumps.item() == 3 and near.mean_jump.item() == 26 / 3
+    assert np.isnan(motion(path([10, 11, 12])).mean_jump.item())
+
+
+def test_steps_without_a_sink_do_not_count():
+    # The greatest key wanders at steps 2 and 3, where it gets no more than twice an even share.
+    received = path([9, 9, 30, 41, 9, 9])
+    received[2:4] = path([0, 0, 30, 41, 0, 0], strength=2.0)[2:4]
+    found = motion(received)
+    assert found.counted[:, 0, 0].tolist() == [True, True, False, False, True, True]
+    assert found.mobility.item() == 0 and found.moves.item() == 0 and found.transitions.item() == 2
+    np.testing.assert_allclose(found.strength.item(), 10 / 64)
+    every = motion(received, rule=Top(1))
+    assert every.counted.all() and every.moves.item() == 3
+    np.testing.assert_allclose(every.mobility.item(), 1 - 4 * 3 / 30)
+    weak = motion(path([1, 2, 3], strength=2.0))
+    assert weak.overall.word == "no sink" and weak.overall.heads_with_sink == 0 and np.isnan(weak.mobility.item())
+    assert np.isnan(weak.overall.drift) and np.isnan(weak.overall.moves_per_step) and weak.strength.item() == 0
+
+
+def test_lives_of_sinks_by_hand():
+    # Key 5 at steps 0-2, key 8 at steps 1-1 and 3-5 (to the end), key 2 at steps 2-3: S = 64, ten times an even share.
+    sinks = {5: [0, 1, 2], 8: [1, 3, 4, 5], 2: [2, 3]}
+    received = np.full((6, 1, 1, 64), 0.5)
+    for key, steps in sinks.items():
+        received[steps, 0, 0, key] = 10
+    found = motion(received)
+    # Born later than the first step: 8 at 1, 2 at 2, 8 at 3. Ended: 5 after 3 steps, 8 after 1, 2 after 2.
+    assert (found.births.item(), found.deaths.item(), found.lasting.item()) == (3, 3, 1)
+    assert found.mean_lifetime.item() == (3 + 1 + 2) / 3
+    # Sinks that had a next step: steps 0 to 4 hold 1, 2, 2, 2, 1 of them; three ended.
+    assert found.expected_lifetime.item() == 8 / 3 == found.overall.expected_lifetime
+
+
+def test_a_lasting_sink_has_no_known_lifetime():
+    found = motion(heads(path([9] * 10), path([None] * 10)))
+    assert found.lasting.tolist() == [[1, 0]] and found.deaths.tolist() == [[0, 0]]
+    assert np.isnan(found.mean_lifetime).all()
+    assert found.expected_lifetime[0, 0] == np.inf and np.isnan(found.expected_lifetime[0, 1])
+    assert found.overall.expected_lifetime == np.inf
+    # A gap in the record ends the watch, it does not end the sink.
+    gap = motion(path([9, 9, None, 9, 9, 9]))
+    assert gap.deaths.item() == 0 and gap.births.item() == 0 and gap.lasting.item() == 1
+
+
+def test_the_step_before_a_gap_is_no_chance_to_end():
+    # Sinks with a next step: at steps 0, 3 and 4; one of them ended.
+    found = motion(path([9, 9, None, 9, 8, 8]))
+    assert found.expected_lifetime.item() == 3 and found.mean_lifetime.item() == 1
+
+
+def test_expected_lifetime_recovers_the_chance_to_end():
+    # Every sink ends with chance 1/5 at each step and another takes its place: the mean life is 5 steps.
+    rng = np.random.default_rng(3)
+    walks = [path(list(np.cumsum(rng.random(15) < 0.2))) for _ in range(1000)]
+    found = motion(heads(*walks))
+    assert abs(found.overall.expected_lifetime - 5) < 0.3
+    # Finished lives alone are short ones: the long ones were cut off by the end of the record.
+    assert np.nanmean(found.mean_lifetime) < 4.5
+
+
+def test_added_sinks_take_part_but_have_no_place():
+    # Key 0 is an added sink column: the main sink is there, at position 9 (key 10), there again, at 20 (key 21).
+    received = path([0, 10, 0, 21, 21])
+    found = motion(received, added=1)
+    assert found.moves.item() == 3 and found.jumps.item() == 0
+    # Only steps 1, 3, 4 lie on the canvas: positions 9, 20, 20.
+    np.testing.assert_allclose(found.drift.item(), np.polyfit([1, 3, 4], [9, 20, 20], 1)[0])
+    assert motion(received).jumps.item() == 3
+    static = motion(path([0] * 12), added=1)
+    assert static.mobility.item() == 0 and static.overall.word == "static" and np.isnan(static.drift.item())
+
+
+def test_drift_is_relative_to_the_length_of_the_sequence():
+    # One position a step over 33 steps: 32 of 64 positions.
+    found = motion(path(list(range(33))))
+    np.testing.assert_allclose(found.drift.item(), 1)
+    np.testing.assert_allclose(found.drift_relative.item(), 0.5)
+    np.testing.assert_allclose([found.drift_low.item(), found.drift_high.item()], 1, atol=1e-9)
+    assert found.overall.drift_word == "right" and motion(path(list(range(33, 0, -1)))).overall.drift_word == "left"
+    assert motion(path([9] * 33)).overall.drift_word == "neither"
+
+
+def test_steps_of_a_cached_decoder_are_on_one_footing():
+    received = path([5, 5, 5, 30, 30, 30])
+    visible, positions = np.full((6, 1, 1, 64), 64.0), np.full((6, 1, 1), 64)
+    whole = motion(received, visible, positions)
+    partial, seen = received.copy(), visible.copy()
+    partial[2:] /= 16
+    seen[2:] /= 16
+    found = motion(partial, seen, positions)
+    for name in ("main", "counted", "mobility", "moves", "births", "mean_lifetime", "strength", "drift_relative"):
+        np.testing.assert_allclose(getattr(found, name), getattr(whole, name), rtol=1e-6, err_msg=name)
+    assert not motion(partial, seen).counted[2:].any()
+
+
+def test_tokens_of_a_growing_sequence():
+    # Token by token: one query, one key more at each step, the first key gets 0.6.
+    steps = 20
+    received = np.full((steps, 1, 1, steps + 3), np.nan)
+    visible = np.zeros((steps, 1, 1, steps + 3))
+    for step in range(steps):
+        received[step, ..., : step + 4] = 0.4 / (step + 3)
+        received[step, ..., 0] = 0.6
+        visible[step, ..., : step + 4] = 1
+    found = motion(received, visible, np.arange(4, steps + 4)[:, None, None])
+    # 0.6 n > 1 + 3 (n - 1) / n from n = 6 on.
+    assert found.counted[:, 0, 0].tolist() == [False] * 2 + [True] * 18
+    assert found.mobility.item() == 0 and found.births.item() == 1 and found.overall.word == "static"
+    np.testing.assert_allclose(found.strength.item(), 0.6, rtol=1e-6)
+
+
+def test_samples_layers_and_heads_keep_their_places():
+    one, two = path([1, 2, 3]), path([4, 4, None])
+    received = np.stack([heads(one, two), heads(two, one)])
+    found = motion(received)
+    assert received.shape == (2, 3, 1, 2, 64) and found.main.shape == (2, 3, 1, 2)
+    assert found.moves[:, 0].tolist() == [[2, 0], [0, 2]]
+    assert found.transitions[:, 0].tolist() == [[2, 1], [1, 2]]
+    assert found.births[:, 0].tolist() == [[2, 0], [0, 2]] and found.lasting[:, 0].tolist() == [[1, 0], [0, 1]]
+    np.testing.assert_array_equal(motion(torch.from_numpy(received)).mobility, found.mobility)
+    halved = motion(received.astype(np.float16))
+    np.testing.assert_array_equal(halved.moves, found.moves)
+    np.testing.assert_allclose(halved.strength, found.strength, rtol=1e-3)
+
+
+def test_overall_weighs_heads_by_what_their_sinks_draw():
+    # 32 of 64 against 8 of 64: the strong static head counts four times as much as the weak moving one.
+    strong, weak = path([9] * 20, strength=32.0), path(list(range(20)), strength=8.0)
+    overall = motion(heads(strong, weak)).overall
+    np.testing.assert_allclose(overall.mobility, 0.2)
+    np.testing.assert_allclose(overall.moves_per_step, 0.2)
+    np.testing.assert_allclose(overall.drift, 0.2)
+    assert (overall.heads, overall.heads_with_sink) == (2, 2)
+
+
+def test_overall_weighs_heads_by_how_long_they_have_a_sink():
+    # As strong, but only for four steps: a fifth of what the other draws.
+    short = path(list(range(20)), strength=2.0)
+    short[:4] = path([0, 1, 2, 3])
+    overall = motion(heads(path([9] * 20), short)).overall
+    np.testing.assert_allclose([overall.mobility, overall.moves_per_step], 1 / 6)
+
+
+def test_the_interval_of_samples_is_that_of_independent_ones():
+    rng = np.random.default_rng(6)
+    walks = [list(rng.integers(0, 60, 40)) for _ in range(2)]
+    parts = [motion(path(places)).overall for places in walks]
+    reaches = [part.drift_high - part.drift for part in parts]
+    pooled = MotionSummary.pooled(parts)
+    np.testing.assert_allclose(pooled.drift, np.mean([part.drift for part in parts]))
+    np.testing.assert_allclose(pooled.drift_high - pooled.drift, np.hypot(*reaches) / 2)
+    together = motion(np.stack([path(places) for places in walks])).overall
+    np.testing.assert_allclose([together.drift_low, together.drift_high], [pooled.drift_low, pooled.drift_high])
+
+
+def test_keys_that_nobody_sees_and_steps_without_queries():
+    received, visible = path([9, 9, 9]), np.full((3, 1, 1, 64), 64.0)
+    received[1, 0, 0, 4], visible[1, ..., 4] = 50, 0
+    received[2], visible[2] = 0, 0
+    found = motion(received, visible, rule=Top(1))
+    assert found.main[:, 0, 0].tolist() == [9, 9, -1] and found.transitions.item() == 1 and found.moves.item() == 0
+
+
+def test_samples_pool_into_one_summary():
+    one, two = path([9] * 20, strength=32.0), path([0, 40] * 10, strength=8.0)
+    parts = [motion(one).overall, motion(two).overall]
+    pooled, together = MotionSummary.pooled(parts), motion(np.stack([one, two])).overall
+    for name in ("mobility", "moves_per_step", "expected_lifetime", "drift", "drift_low", "drift_high", "heads"):
+        np.testing.assert_allclose(getattr(pooled, name), getattr(together, name), err_msg=name)
+    assert pooled.drift_low < pooled.drift < pooled.drift_high
+    with pytest.raises(ValueError, match="at least one summary"):
+        MotionSummary.pooled([])
+
+
+def test_heads_that_wander_together_do_not_narrow_the_interval():
+    rng = np.random.default_rng(5)
+    walk = list(32 + np.cumsum(rng.integers(-1, 2, 60)) % 20)
+    one = motion(path(walk)).overall
+    copies = motion(heads(*[path(walk)] * 8)).overall
+    np.testing.assert_allclose([copies.drift_low, copies.drift_high], [one.drift_low, one.drift_high])
+    others = [path(list(32 + np.cumsum(rng.integers(-1, 2, 60)) % 20)) for _ in range(8)]
+    apart = motion(heads(*others)).overall
+    assert apart.drift_high - apart.drift_low < one.drift_high - one.drift_low
+
+
+def test_motion_words_and_errors():
+    assert [motion_word(m) for m in (0, 0.199, 0.2, 0.6, 0.601, 1)] == ["static"] * 2 + ["mixed"] * 2 + ["moving"] * 2
+    with pytest.raises(ValueError, match=r"between 0 and 1: got 1\.2"):
+        motion_word(1.2)
+    with pytest.raises(ValueError, match=r"step, layer, head, key\): got shape \(3, 4, 5\)"):
+        motion(np.ones((3, 4, 5)))
+    with pytest.raises(ValueError, match="fewer than the 5 keys: got 5"):
+        motion(np.ones((3, 1, 1, 5)), added=5)

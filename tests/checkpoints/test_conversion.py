@@ -1,0 +1,240 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from sinklab.checkpoints import from_causal, load
+from sinklab.models import DiffusionLM
+from tiny_diffusion import save_tiny, tiny_tokenizer
+
+CAUSAL = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+WORDS = 40
+IDS = torch.randint(0, WORDS, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def words(entries: int = WORDS, **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words w0, w1, … without a mask token."""
+    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(entries)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1", **special)
+
+
+def save_causal(folder, family="llama", *, rows=WORDS + 3, tokenizer=None, dtype=torch.float32, **fields):
+    """A causal model whose biases and weights are not zero, with grouped keys; its embedding has spare rows."""
+    config, model = CAUSAL[family]
+    sizes = {
+        "vocab_size": rows,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        **({"head_dim": 8} if family == "qwen3" else {}),
+    }
+    torch.manual_seed(0)
+    causal = model(config(**{**sizes, **fields})).eval()
+    for name, tensor in causal.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(tensor)
+    causal.to(dtype).save_pretrained(folder)
+    (tokenizer or words()).save_pretrained(folder)
+    return causal
+
+
+@pytest.mark.parametrize("mask_token", ["unused", "add", 5])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_the_causal_model_is_reproduced_exactly(tmp_path, family, tied, mask_token):
+    causal = save_causal(tmp_path, family, tie_word_embeddings=tied)
+    loaded = from_causal(tmp_path, mask_token=mask_token)
+    assert (loaded.family, loaded.published_family) == ("diffusion", family)
+    with torch.inference_mode():
+        theirs = causal(IDS).logits
+        ours = loaded.model(IDS, causal=True).logits
+        assert not torch.equal(loaded.model(IDS).logits[..., : WORDS + 3], theirs)
+    assert theirs.std() > 0.1
+    assert torch.equal(ours[..., : WORDS + 3], theirs)
+    assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_the_shift_puts_the_causal_prediction_at_the_token_it_predicts(tmp_path, family):
+    causal = save_causal(tmp_path, family)
+    model = from_causal(tmp_path, logit_shift=True).model
+    with torch.inference_mode():
+        assert torch.equal(model(IDS, causal=True).logits[:, 1:], causal(IDS).logits[:, :-1])
+
+
+def test_an_open_gate_nearly_keeps_the_model_and_a_plain_one_does_not(tmp_path):
+    causal = save_causal(tmp_path, "qwen2", initializer_range=0.05)
+    far = {}
+    with torch.inference_mode():
+        theirs = causal(IDS).logits
+        for bias in (4, None):
+            loaded = from_causal(tmp_path, gate="elementwise", gate_bias=bias)
+            far[bias] = float((loaded.model(IDS, causal=True).logits - theirs).norm() / theirs.norm())
+            assert any("gate_bias=4 opens it" in note for note in loaded.notes) == (bias is None)
+    assert 0 < far[4] < 0.02 < 0.1 < far[None]
+
+
+@pytest.mark.parametrize("mask_token", ["unused", "add"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_a_converted_model_is_saved_and_loaded(tmp_path, family, tied, mask_token):
+    save_causal(tmp_path / "causal", family, tie_word_embeddings=tied, rows=WORDS + (mask_token == "unused"))
+    settings = {"sink_kind": "token", "sink_count": 2, "gate": "elementwise", "gate_bias": 4, "logit_shift": True}
+    first = from_causal(tmp_path / "causal", mask_token=mask_token, **settings)
+    first.model.save_pretrained(tmp_path / "dlm")
+    first.tokenizer.save_pretrained(tmp_path / "dlm")
+    second = load(tmp_path / "dlm")
+    for loaded in (first, second):
+        config = loaded.model.config
+        assert {name: getattr(config, name) for name in settings} == settings
+        assert config.vocab_size == config.backbone.vocab_size == WORDS + 1
+        assert loaded.special.mask == config.mask_token_id == loaded.tokenizer.mask_token_id == WORDS
+        assert loaded.tokenizer("w3 <|mask|> w4").input_ids == [3, WORDS, 4]
+    assert isinstance(second.model, DiffusionLM)
+    with torch.inference_mode():
+        assert torch.equal(first.model(IDS).logits, second.model(IDS).logits)
+    written = second.model.generate(IDS[:, :3], max_new_tokens=4)
+    assert not bool((written == WORDS).any())
+
+
+def test_where_mask_comes_from(tmp_path):
+    save_causal(tmp_path / "spare")
+    save_causal(tmp_path / "full", rows=WORDS)
+    save_causal(tmp_path / "own", rows=WORDS, tokenizer=words(mask_token="w7"))
+    save_causal(tmp_path / "named", tokenizer=words())
+    named = words()
+    named.add_tokens(["<|mask|>"], special_tokens=True)
+    named.add_tokens(["w99"])
+    named.save_pretrained(tmp_path / "named")
+    for folder, mask_token, expected, rows, note in [
+        ("spare", "auto", (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, a row that the tokenizer did not use"),
+        ("full", "auto", (WORDS, "<|mask|>"), WORDS + 1, "<|mask|>, a new row, the mean of the others"),
+        ("spare", "add", (WORDS + 3, "<|mask|>"), WORDS + 4, "<|mask|>, a new row, the mean of the others"),
+        ("own", "auto", (7, "w7"), WORDS, "w7, the tokenizer's own"),
+        ("named", "auto", (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, the tokenizer's own"),
+        ("full", 9, (9, "w9"), WORDS, "w9, as asked"),
+        ("full", "9", (9, "w9"), WORDS, "w9, as asked"),
+        ("spare", WORDS + 2, (WORDS + 2, "<|mask|>"), WORDS + 3, "<|mask|>, as asked"),
+    ]:
+        loaded = from_causal(tmp_path / folder, mask_token=mask_token)
+        assert (loaded.tokenizer.mask_token_id, loaded.tokenizer.mask_token) == expected
+        assert loaded.model.config.mask_token_id == loaded.special.mask == expected[0]
+        assert loaded.model.config.vocab_size == rows
+        assert loaded.notes[-1] == f"[MASK] is id {expected[0]}: {note}"
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_new_row_is_the_mean_of_the_others(tmp_path, tied):
+    causal = save_causal(tmp_path, rows=WORDS, tie_word_embeddings=tied)
+    model = from_causal(tmp_path, mask_token="add").model
+    for old, new in [
+        (causal.model.embed_tokens.weight, model.model.embed_tokens.weight),
+        (causal.lm_head.weight, model.lm_head.weight),
+    ]:
+        assert torch.equal(new[:WORDS], old)
+        assert torch.allclose(new[WORDS], old.mean(dim=0), atol=1e-6)
+
+
+def test_the_dtype_is_the_callers(tmp_path):
+    save_causal(tmp_path, dtype=torch.bfloat16)
+    for dtype, expected in [("auto", torch.bfloat16), (torch.float32, torch.float32)]:
+        assert {p.dtype for p in from_causal(tmp_path, mask_token="add", dtype=dtype).model.parameters()} == {expected}
+
+
+def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
+    save_causal(tmp_path)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
+    loaded = from_causal(tmp_path, mask_token=4)
+    assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (None, 4, "[MASK] is id 4: as asked")
+    with pytest.raises(ValueError, match=r"has no tokenizer, so nobody knows which rows .* give the id of one, or 'a"):
+        from_causal(tmp_path, mask_token="unused")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"mask_token": "unsued"},
+            "mask_token must be one of auto, unused, add or an id, but is 'unsued'; did you mea",
+        ),
+        (
+            {"mask_token": WORDS},
+            rf"mask_token must be a row of the embedding \(0…{WORDS - 1}\), but is {WORDS}; use 'a",
+        ),
+        (
+            {"mask_token": "unused"},
+            rf"has no unused row: .* up to {WORDS - 1} and its embedding {WORDS} rows; use mask",
+        ),
+        ({"mask_token_id": 3}, "from_causal takes mask_token="),
+        ({"mask_token": 2}, "must be an id that text does not use, but 2 is where it ends; use 'add'"),
+        ({"sink_knid": "token"}, "'sink_knid' is no setting of .* did you mean 'sink_kind'"),
+        ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path, settings, message):
+    save_causal(tmp_path, rows=WORDS)
+    with pytest.raises(ValueError, match=message):
+        from_causal(tmp_path, **settings)
+
+
+def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
+    save_causal(tmp_path, rows=WORDS - 2)
+    message = f"tokenizer of {re.escape(str(tmp_path))} has ids up to {WORDS - 1} ('w{WORDS - 1}') and its embedding"
+    with pytest.raises(ValueError, match=re.escape(f"has ids up to {WORDS - 1} ('w{WORDS - 1}')")) as caught:
+        from_causal(tmp_path)
+    assert re.search(message.replace("(", r"\(").replace(")", r"\)"), str(caught.value))
+    assert "38 rows; take the tokenizer that belongs to the model" in str(caught.value)
+
+
+def test_a_tokenizer_with_holes_is_refused_rather_than_confused(tmp_path):
+    save_causal(tmp_path)
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 3}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot give <\|mask\|> the id 4: its ids have holes .*give mask_token= the"):
+        from_causal(tmp_path)
+    assert from_causal(tmp_path, mask_token=3).tokenizer.mask_token == "c"
+
+
+def test_a_diffusion_model_is_no_start(tmp_path):
+    save_tiny(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"starts from a causal model \(llama, qwen2, qwen3\), but .* is a diffusion"):
+        from_causal(tmp_path)
+
+
+def test_tiny_tokenizers_own_mask_is_kept(tmp_path):
+    save_causal(tmp_path, rows=len(tiny_tokenizer()), tokenizer=tiny_tokenizer())
+    loaded = from_causal(tmp_path)
+    assert loaded.special.mask == tiny_tokenizer().mask_token_id
+
+
+def test_a_tokenizer_of_its_own_stays_so_beside_a_qwen_model(tmp_path):
+    """transformers goes by the model beside it, and would split words as Qwen does."""
+    tokenizer = words(WORDS - 1)
+    save_causal(tmp_path, "qwen2", tokenizer=tokenizer)
+    for loaded in (load(tmp_path), from_causal(tmp_path)):
+        assert loaded.tokenizer("w22 w3").input_ids == [22, 3]

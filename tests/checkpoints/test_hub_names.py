@@ -1,0 +1,89 @@
+"""Names on the Hub: found in the cache without a network, and refused in silence when there is none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+import published_toys as toys
+from sinklab.checkpoints import loading
+
+# port 9 discards: nothing listens
+NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SCRIPT = """
+import os, sys
+from sinklab.models import describe, load
+
+if sys.argv[1] == "cached":
+    info, loaded = describe("someone/toy"), load("someone/toy", revision="main")
+    print(info.parameters == sum(p.numel() for p in loaded.model.parameters()), loaded.name, loaded.revision)
+    name = "someone/absent"
+else:
+    name = "GSAI-ML/LLaDA-8B-Instrukt"
+for call in (load, describe):
+    try:
+        call(name)
+    except ValueError as error:
+        print(str(error).split(" (")[0])
+"""
+
+
+def run(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, which],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_HOME": str(tmp_path),
+            **environment,
+        },
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"])
+def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment: dict[str, str]) -> None:
+    repository = tmp_path / "hub" / "models--someone--toy"
+    toys.llada(repository / "snapshots" / COMMIT, shards=2)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    done = run(tmp_path, "cached", **environment)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        f"True someone/toy {COMMIT}",
+        *["no model can be loaded from 'someone/absent': use 'tiny' or 'tiny-sink', a folder, or a Hub name"] * 2,
+    ]
+
+
+def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
+    done = run(tmp_path, "absent", **NOBODY)
+    assert done.stderr == ""
+    assert (
+        done.stdout.splitlines()
+        == ["no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt': did you mean 'GSAI-ML/LLaDA-8B-Instruct'?"] * 2
+    )
+
+
+def test_only_the_files_of_the_repository_itself_are_fetched(tmp_path, monkeypatch):
+    asked = {}
+
+    def fetch(name, **patterns):
+        asked.update(patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path / "config.json"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(tmp_path / "config.json"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert loading.find("someone/toy", "main", ("*.safetensors",)) == tmp_path
+    ours = ["config.json", "model.safetensors", "model.safetensors.index.json", "merges.txt", "chat_template.jinja"]
+    # what other programs read: a second copy of the weights
+    others = ["original/model.safetensors", "onnx/config.json", "original/tokenizer.model", "pytorch_model.bin", "x.py"]
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(huggingface_hub.utils.filter_repo_objects(ours + others, **patterns)) == ours

@@ -1,0 +1,173 @@
+"""What a model is and needs, from its config alone; real configs give the real sizes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import published_toys as toys
+from sinklab.checkpoints import ModelInfo, describe, load
+from tiny_diffusion import save_tiny, tiny_model
+
+
+def real(name):
+    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
+    path = Path(shared) / "data" / "configs" / name
+    if not path.is_file():
+        pytest.skip(f"no real config at {path}; set SINKLAB_SHARED")
+    return path
+
+
+def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, biased=False):
+    """Parameters of a Llama-like decoder, by hand."""
+    keys = width // heads * kv_heads
+    layer = 2 * width * width + 2 * keys * width + 3 * inner * width + 2 * width
+    layer += (width + 2 * keys) if biased else 0
+    return (1 if tied else 2) * vocabulary * width + layers * layer + width
+
+
+@pytest.mark.parametrize(
+    ("file", "family", "sizes", "settings", "expected"),
+    [
+        ("LLaDA-8B-Instruct/config.json", "llada", (126464, 4096, 12288, 32, 32, 32), {}, 8_015_581_184),
+        ("Open-dLLM/Llama3-8B.json", "llama", (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248),
+        (
+            "hf_transcribed/Llama_3_1_8B_nbailab_copy.json",
+            "llama",
+            (128256, 4096, 14336, 32, 32, 8),
+            {},
+            8_030_261_248,
+        ),
+        (
+            "hf_transcribed/DiffuCoder_7B_Instruct.json",
+            "dream",
+            (152064, 3584, 18944, 28, 28, 4),
+            {"biased": True},
+            7_615_616_512,
+        ),
+        (
+            "hf_transcribed/Dream_Coder_derivative.json",
+            "dream",
+            (152064, 3584, 18944, 28, 28, 4),
+            {"biased": True},
+            7_615_616_512,
+        ),
+        ("Open-dLLM/Qwen2-7B.json", "qwen2", (152064, 3584, 18944, 28, 28, 4), {"biased": True}, 7_615_616_512),
+        (
+            "Qwen2.5-0.5B-Instruct/config.json",
+            "qwen2",
+            (151936, 896, 4864, 24, 14, 2),
+            {"biased": True, "tied": True},
+            494_032_768,
+        ),
+        (
+            "hf_transcribed/Qwen2_5_1_5B_Instruct_onnx_copy.json",
+            "qwen2",
+            (151936, 1536, 8960, 28, 12, 2),
+            {"biased": True, "tied": True},
+            1_543_714_304,
+        ),
+    ],
+)
+def test_real_configs_have_the_real_sizes(file, family, sizes, settings, expected):
+    info = describe(real(file))
+    assert info.published_family == family
+    found = (info.vocabulary, info.hidden, info.intermediate, info.layers, info.heads, info.kv_heads)
+    assert found == sizes
+    assert info.parameters == counted(*sizes, **settings) == expected
+    assert info.weight_bytes("bfloat16") == 2 * expected
+    assert info.logit_shift == (family == "dream")
+
+
+def test_mmada_has_the_rows_of_its_images(tmp_path):
+    partial = real("hf_transcribed/MMaDA_Parallel_M_partial.json")
+    with pytest.raises(ValueError, match="a mmada checkpoint needs 'rms_norm_eps'"):
+        describe(partial)
+    whole = json.loads(real("LLaDA-8B-Instruct/config.json").read_text()) | json.loads(partial.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    info = describe(tmp_path)
+    assert (info.published_family, info.vocabulary, info.text_vocabulary) == ("mmada", 134656, 126464)
+    assert info.parameters == counted(134656, 4096, 12288, 32, 32, 32) == 8_082_690_048
+    assert info.special.mask == 126336
+
+
+def test_llada_in_words():
+    lines = describe(real("LLaDA-8B-Instruct/config.json")).lines()
+    text = "\n".join(lines)
+    for part in (
+        "diffusion, llada (LLaDAModelLM) on llama",
+        "8,015,581,184",
+        "mask 126336, eos 126081, eot 126348, pad 126081, bos 126080, stop 126081 126348",
+        "4,096 tokens",
+        "weights 14.93 GiB",
+        "weights 29.86 GiB",
+        "chat template    llada",
+    ):
+        assert part in text
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("sink", [0, 2])
+def test_our_own_model(tmp_path, sink):
+    folder = save_tiny(tmp_path, sink, gate="elementwise")
+    # no weights are read
+    (folder / "model.safetensors").unlink()
+    model, info = tiny_model(sink, gate="elementwise"), describe(folder)
+    assert isinstance(info, ModelInfo)
+    assert info.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (info.family, info.published_family, info.gate) == ("diffusion", "sinklab", "elementwise")
+    assert info.sink == ("2 (token, front)" if sink else "none")
+    assert info.context == 64 - sink
+    assert info.special.mask == model.config.mask_token_id
+    # per token: states of a layer, keys and values of two, logits
+    layer = 3 * 32 + max(2 * 32 + 2 * 16, 3 * 48)
+    assert info.canvas_bytes("float32", 10) == 10 * 4 * (layer + 2 * 2 * 16 + 280)
+    assert info.canvas_bytes("bfloat16") == (64 - sink) * 2 * (layer + 2 * 2 * 16 + 280)
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16"):
+        info.weight_bytes("int8")
+    plain = json.loads(json.dumps(info.as_dict()))
+    assert plain["memory_bytes"]["float32"]["weights"] == 4 * info.parameters
+
+
+def test_a_long_context_is_not_taken_for_a_canvas(tmp_path):
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=131072,
+        )
+    ).save_pretrained(tmp_path)  # fmt: skip
+    info = describe(tmp_path)
+    assert (info.family, info.context) == ("autoregressive", 131072)
+    assert info.canvas_bytes("float32") == info.canvas_bytes("float32", 4096)
+    assert any("a canvas of 4,096 tokens" in line for line in info.lines())
+
+
+def test_what_only_the_weights_say_is_noted(tmp_path):
+    folder, _ = toys.smdm(tmp_path, sink=1)
+    info = describe(folder)
+    assert info.sink == "none"
+    assert "seen in the weights" in info.notes[0]
+    assert info.lines()[-1].startswith("note")
+    assert load(folder).model.config.sink_count == 1
+
+
+def test_code_beside_a_config_is_left_alone(tmp_path):
+    folder, _ = toys.llada(tmp_path)
+    ran = toys.poison(folder)
+    before = torch.random.get_rng_state()
+    assert describe(folder).published_family == "llada"
+    assert not ran.exists()
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    for name, message in [
+        ("tny", "did you mean 'tiny'"),
+        (tmp_path, "it has no readable config.json"),
+        ("Dream-org/Dream-v0-Instruct-7", "did you mean 'Dream-org/Dream-v0-Instruct-7B'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            describe(name)

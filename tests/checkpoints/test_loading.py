@@ -1,0 +1,379 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import published_toys as toys
+import sinklab
+from sinklab.checkpoints import Loaded, describe, materialize
+from sinklab.checkpoints.loading import PACKAGED, load
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
+
+
+def save_llama(folder: Path, **fields: object) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=280,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        **fields,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return model
+
+
+def edit(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("sink", [0, 2])
+def test_a_folder_comes_back_bit_for_bit(tmp_path: Path, sink: int) -> None:
+    model = tiny_model(sink, gate="elementwise")
+    save_tiny(tmp_path / "m", sink, gate="elementwise")
+    loaded = sinklab.load(tmp_path / "m")
+    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded.model, DiffusionLM)
+    assert (loaded.family, loaded.name, loaded.revision) == ("diffusion", str(tmp_path / "m"), None)
+    assert not loaded.model.training
+    assert loaded.tokenizer.mask_token_id == loaded.model.config.mask_token_id
+    ours, theirs = loaded.model.state_dict(), model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    ids = torch.arange(3, 12)[None]
+    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
+
+
+def test_a_gate_that_gets_a_bias_keeps_its_weight(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "m", gate="elementwise")
+    before, after = load(tmp_path / "m").model, load(tmp_path / "m", gate_bias=4.0).model
+    for old, new in zip(before.gates, after.gates, strict=True):
+        assert torch.equal(new.weight, old.weight)
+        assert (new.bias == 4.0).all()
+
+
+def test_the_dtype_is_the_callers(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "m", 1)
+    model = load(tmp_path / "m", dtype=torch.bfloat16, device="cpu").model
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in load(tmp_path / "m").model.parameters()} == {torch.float32}
+
+
+def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "llama")
+    loaded = load(tmp_path / "llama")
+    assert loaded.family == "autoregressive"
+    assert type(loaded.model) is LlamaForCausalLM
+    ids = torch.arange(3, 12)[None]
+    assert torch.equal(loaded.model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'\?"),
+        ("tny", r"no model can be loaded from 'tny'.*did you mean 'tiny'\?"),
+        ("./no/such/folder", r"from './no/such/folder'.*'tiny' or 'tiny-sink', a folder"),
+        ("gpt2", r"from 'gpt2': it is no folder and no name on the Hub"),
+        ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct'\?"),
+        ("someone/something-else", r"'tiny' or 'tiny-sink', a folder, or a Hub name"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_near_ones(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load(name)
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"(?s)no model can be loaded from .*config.json"):
+        load(tmp_path)
+
+
+def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads LLaDAModelLM, .*llama, qwen2"
+    ):
+        load(tmp_path)
+
+
+def test_missing_surplus_and_misshapen_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    weights = save_tiny(tmp_path, 1) / "model.safetensors"
+    tensors = load_file(weights)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for change, message in [
+        ({key: value for key, value in tensors.items() if key != name}, f"missing: {name}"),
+        ({key: value for key, value in tensors.items() if key != "sink_embeddings"}, "missing: sink_embeddings"),
+        ({**tensors, "model.layers.2.extra": torch.zeros(2)}, "unexpected: model.layers.2.extra"),
+        ({**tensors, name: torch.zeros(2, 3)}, rf"mismatched: .*{name}"),
+    ]:
+        save_file(change, weights, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=rf"do not fit its config \(.*{message}.*belong together"):
+            load(tmp_path)
+
+
+def test_surplus_tensors_of_a_baseline_are_refused_too(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "sink_embeddings": torch.zeros(1, 32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="unexpected: sink_embeddings"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: float) -> None:
+    weights = save_tiny(tmp_path) / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(ValueError, match="cannot be read, the file may be cut short or damaged"):
+        load(tmp_path)
+
+
+def test_absent_weights_are_refused(tmp_path: Path) -> None:
+    (save_tiny(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"weights of .* cannot be read"):
+        load(tmp_path)
+
+
+def test_pickled_weights_are_never_opened(tmp_path: Path) -> None:
+    model = tiny_model()
+    (save_tiny(tmp_path) / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickled \(pytorch_model.bin\), and unpickling can run code"):
+        load(tmp_path)
+
+
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    for text, message in [("{", "config.json is damaged"), ("[]", "holds no object"), ("{}", "is a None model")]:
+        (save_tiny(tmp_path) / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+
+
+def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.tokenizer is None
+    assert loaded.special.mask == model.config.mask_token_id
+    with pytest.raises(ValueError, match=r"has no tokenizer files, so it takes token ids .* put its tokenizer\.json"):
+        loaded.needed_tokenizer()
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert load(tmp_path).needed_tokenizer().mask_token_id == model.config.mask_token_id
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="a model but no tokenizer that can be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_the_code_of_a_checkpoint_is_never_run(tmp_path: Path, ours: bool) -> None:
+    """It is imported by nobody, whatever its config asks for."""
+    save_tiny(tmp_path) if ours else save_llama(tmp_path)
+    ran = tmp_path / "ran"
+    for module in ("modeling_x", "configuration_x", "tokenization_x"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')")
+    edit(
+        tmp_path / "config.json",
+        auto_map={
+            "AutoConfig": "configuration_x.Config",
+            "AutoModel": "modeling_x.Model",
+            "AutoModelForCausalLM": "modeling_x.Model",
+        },
+    )
+    edit(tmp_path / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_x.Tokenizer", None]})
+    loaded = load(tmp_path)
+    assert loaded.family == ("diffusion" if ours else "autoregressive")
+    assert not ran.exists()
+
+
+def test_an_architecture_that_comes_as_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    ran = tmp_path / "ran"
+    (tmp_path / "configuration_x.py").write_text(f"open({str(ran)!r}, 'w')\nraise RuntimeError('code was run')")
+    edit(
+        tmp_path / "config.json",
+        model_type="newcomer",
+        architectures=["X"],
+        auto_map={"AutoConfig": "configuration_x.Config"},
+    )
+    with pytest.raises(ValueError, match=r"'newcomer' model \(X\), but sinklab loads"):
+        load(tmp_path)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_packaged_pair_loads_and_writes(name: str) -> None:
+    try:
+        loaded = load(name)
+    except ValueError as error:
+        if (Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name / "config.json").exists():
+            raise
+        pytest.skip(f"the packaged models are not there yet: {error}")
+    assert loaded.family == "diffusion"
+    assert loaded.model.config.sink_count == (1 if name == "tiny-sink" else 0)
+    ids = loaded.tokenizer("It was a dark and", return_tensors="pt")["input_ids"]
+    written = loaded.model.generate(ids, max_new_tokens=6)
+    assert loaded.tokenizer.mask_token_id not in written
+    assert torch.equal(written[:, : ids.shape[1]], ids)
+
+
+ASKED = [
+    {"attn_implementation": "evil/kernel"},
+    {"_attn_implementation": "evil/kernel"},
+    {"_attn_implementation_internal": "evil/kernel"},
+    {"_attn_implementation_autoset": True, "attn_implementation": {"": "evil/kernel", "backbone": "evil/kernel"}},
+    {"experts_implementation": "evil/kernel", "_experts_implementation_internal": "evil/kernel"},
+    {"attn_implementation": "eager"},
+    {"output_attentions": True},
+    {"attn_implementation": "flash_attention_2"},
+]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list:
+    """Every model that load or describe builds; an attention that would be fetched is an error."""
+
+    def refuse(implementation: object, *args: object, **settings: object) -> None:
+        raise AssertionError(f"{implementation} would be imported")
+
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", refuse)
+    models, hollow = [], materialize.hollow
+
+    def watched(*args: object) -> object:
+        models.append(hollow(*args))
+        return models[-1]
+
+    monkeypatch.setattr(materialize, "hollow", watched)
+    return models
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "-".join(asked))
+@pytest.mark.parametrize("where", ["causal", "start", "own", "nested", "llada"])
+def test_the_attention_is_not_the_checkpoints_to_choose(
+    tmp_path: Path, built: list, asked: dict[str, object], where: str
+) -> None:
+    if where == "llada":
+        toys.llada(tmp_path)
+    else:
+        save_llama(tmp_path) if where in ("causal", "start") else save_tiny(tmp_path, 1)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    edit(path, **({"backbone": config["backbone"] | asked} if where == "nested" else asked))
+    start = {"as_diffusion": True, "mask_token_id": 279} if where == "start" else {}
+    model = load(tmp_path, **start).model
+    describe(tmp_path)
+    assert len(built) == 2
+    for one in (model, *built):
+        assert one.config._attn_implementation == one.model.config._attn_implementation == "sdpa"
+        assert not one.config.output_attentions
+        assert one.config._experts_implementation != "evil/kernel"
+    ids = torch.arange(3, 12)[None]
+    assert model(ids).attentions is None
+    model.save_pretrained(tmp_path / "again")
+    assert "kernel" not in (tmp_path / "again" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("implementation", ["evil/kernel", "eager", "flash_attention_2"])
+def test_what_is_built_has_sdpa_whatever_its_config(built: list, implementation: str) -> None:
+    backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "attn_implementation": implementation})
+    for config in (backbone, DiffusionLMConfig(backbone, attn_implementation=implementation)):
+        model = materialize.hollow(config, "x")
+        assert model.config._attn_implementation == model.model.config._attn_implementation == "sdpa"
+    assert len(built) == 2
+
+
+def of_kind(folder: Path, kind: str) -> Path:
+    if kind in ("llama", "own"):
+        save_llama(folder) if kind == "llama" else save_tiny(folder)
+        return folder
+    return {"llada": toys.llada, "dream": toys.dream, "smdm": toys.smdm}[kind](folder)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"rms_norm_eps": "x"}),
+        ("llama", {"eos_token_id": "a"}),
+        ("llama", {"num_attention_heads": 0}),
+        ("llama", {"hidden_size": 33}),
+        ("llama", {"hidden_act": "nothing"}),
+        ("llama", {"architectures": 3, "model_type": "llama", "vocab_size": None}),
+        ("llada", {"rms_norm_eps": "x"}),
+        ("llada", {"eos_token_id": "a"}),
+        ("llada", {"pad_token_id": "a"}),
+        ("llada", {"mask_token_id": "3"}),
+        ("llada", {"d_model": 33}),
+        ("llada", {"n_heads": 0}),
+        ("dream", {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}),
+        ("dream", {"rope_scaling": 3}),
+        ("smdm", {"n_head": 0}),
+        ("smdm", {"n_embd": "x"}),
+        ("own", {"mask_token_id": "3"}),
+        ("own", {"eos_token_id": "a"}),
+        ("own", {"gate_bias": "a"}),
+        ("own", {"context": "a"}),
+        ("own", {"backbone": {"model_type": "llama", "hidden_size": 33}}),
+    ],
+    ids=str,
+)
+def test_a_field_that_cannot_be_is_a_value_error_that_names_the_folder(
+    tmp_path: Path, kind: str, fields: dict[str, object]
+) -> None:
+    folder = of_kind(tmp_path, kind)
+    edit(folder / "config.json", **fields)
+    for call in (load, describe):
+        with pytest.raises(ValueError, match=re.escape(str(folder))):
+            call(folder)
+
+
+def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    for text in ("{", "[]", '{"max_new_tokens": "many", "eos_token_id": {}}'):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(
+            ValueError, match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; mend"
+        ):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mask_token_id": "3"}, "mask_token_id must be a whole number or None, but is '3'"),
+        ({"mask_token_id": 3, "eot_token_id": 2.5}, "eot_token_id must be a whole number or None, but is 2.5"),
+        ({"mask_token_id": 3, "text_vocab_size": True}, "text_vocab_size must be a whole number or None, but is True"),
+        ({"mask_token_id": 3, "gate_bias": "4"}, "gate_bias must be a number or None, but is '4'"),
+        ({"mask_token_id": 3, "context": 0}, "context must be at least 1 token, but is 0"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, as_diffusion=True, **settings)
+
+
+def test_a_folder_of_smdms_training_says_which_config_it_needs(tmp_path: Path) -> None:
+    folder, tensors = toys.smdm(tmp_path)
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").unlink()
+    torch.save({"model": tensors}, folder / "iter-000100-ckpt.pth")
+    message = (
+        r"no readable config\.json.*for SMDM's iter-000100-ckpt\.pth write one beside it.* padded_vocab_size, n_embd"
+    )
+    for call in (load, describe):
+        with pytest.raises(ValueError, match=message) as caught:
+            call(folder)
+    # the fields it names are enough
+    names = re.search("trained with: (.*), n_query_groups where", str(caught.value)).group(1).split(", ")
+    config = {name: toys.SMDM[name] for name in [*names, "n_query_groups"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load(folder, allow_pickle=True).published_family == "smdm"

@@ -1,0 +1,450 @@
+"""Published models: tokenizers and chat formats without foreign code, special ids, settings, the table itself."""
+
+import copy
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import published_toys as toys
+from sinklab.checkpoints import PUBLISHED, SpecialIds, describe, load, published
+from sinklab.models import DiffusionLM
+from tiny_diffusion import save_tiny, tiny_tokenizer
+
+IDS = torch.arange(3, 15)[None]
+CAUSAL = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def save_causal(folder, family="llama", **fields):
+    config, model = CAUSAL[family]
+    sizes = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+    causal = model(config(**sizes, **heads, initializer_range=0.3, **fields)).eval()
+    causal.save_pretrained(folder)
+    return causal
+
+
+def test_dream_reads_its_tokenizer_without_its_class(tmp_path):
+    folder, _ = toys.dream(tmp_path)
+    ran, ids = toys.poison(folder), toys.save_dream_tokenizer(folder)
+    loaded = load(folder)
+    assert not ran.exists()
+    assert loaded.published_family == "dream"
+    tokenizer = loaded.tokenizer
+    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("<|mask|>", ids["<|mask|>"])
+    assert tokenizer("<|beginoftext|>hello<|mask|>")["input_ids"] == [
+        ids["<|beginoftext|>"],
+        *tokenizer.convert_tokens_to_ids(["hel", "l", "o"]),
+        ids["<|mask|>"],
+    ]
+    assert tokenizer.decode(tokenizer("hé\n lo")["input_ids"]) == "hé\n lo"
+    # the config has the last word, the tokenizer knows the end of a turn
+    assert (loaded.special.mask, loaded.special.eot) == (301, ids["<|im_end|>"])
+    assert loaded.special.stop == (1, ids["<|im_end|>"])
+    assert loaded.model.config.eot_token_id == ids["<|im_end|>"]
+
+
+def test_dreams_vocabulary_is_the_published_one(tmp_path):
+    shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
+    qwen = Path(shared) / "data" / "tok_qwen"
+    if not (qwen / "vocab.json").is_file():
+        pytest.skip(f"no Qwen vocabulary at {qwen}; set SINKLAB_SHARED")
+    folder, _ = toys.dream(tmp_path)
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).write_bytes((qwen / name).read_bytes())
+    settings = json.loads((qwen / "tokenizer_config.json").read_text())
+    added = {key: value for key, value in settings["added_tokens_decoder"].items() if int(key) <= 151664}
+    for token_id, text in ((151665, "<|beginoftext|>"), (151666, "<|mask|>")):
+        added[str(token_id)] = {**added["151643"], "content": text}
+    auto_map = {"AutoTokenizer": ["tokenization_x.DreamTokenizer", None]}
+    tokens = {"bos_token": "<|beginoftext|>", "eos_token": "<|endoftext|>", "mask_token": "<|mask|>"}
+    settings = {"added_tokens_decoder": added, "tokenizer_class": "DreamTokenizer", "auto_map": auto_map, **tokens}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    ran = toys.poison(folder)
+    tokenizer = load(folder).tokenizer
+    assert not ran.exists()
+    assert tokenizer("Hello world<|mask|><|mask|>")["input_ids"] == [9707, 1879, 151666, 151666]
+    row = PUBLISHED["Dream-org/Dream-v0-Instruct-7B"].special
+    found = (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert found == (row.mask, row.eos, row.eot)
+    assert tokenizer.bos_token_id == 151665
+
+
+def test_llada_reads_its_tokenizer_without_its_code(tmp_path):
+    folder, _ = toys.llada(tmp_path)
+    ran, ids = toys.poison(folder), toys.save_llada_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"mask_token_id": ids["<|mdm_mask|>"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load(folder)
+    assert not ran.exists()
+    tokenizer = loaded.tokenizer
+    # the checkpoint does not say which token is the mask
+    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("<|mdm_mask|>", ids["<|mdm_mask|>"])
+    assert loaded.special.eot == ids["<|eot_id|>"]
+    chat = [{"role": "user", "content": "Why?"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+@pytest.fixture
+def logged():
+    """What transformers logs meanwhile."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_published_folder_loads_without_a_word(tmp_path, logged, make, alone):
+    folder, _ = make(tmp_path)
+    toys.poison(folder)
+    ids = toys.save_dream_tokenizer(folder) if make is toys.dream else toys.save_llada_tokenizer(folder)
+    if alone and make is not toys.dream:  # Dream's special tokens are in its tokenizer_config.json
+        (folder / "tokenizer_config.json").unlink()
+    token = "<|im_end|>" if make is toys.dream else "<|eot_id|>"
+    assert load(folder).tokenizer.convert_tokens_to_ids(token) == ids[token]
+    assert [record.getMessage() for record in logged] == []
+
+
+@pytest.mark.parametrize(("family", "expected"), [("LLaDAModelLM", "theirs"), ("MMadaModelLM", "one newline")])
+def test_whose_chat_template(tmp_path, family, expected):
+    folder, _ = toys.llada(tmp_path, architectures=[family])
+    toys.save_llada_tokenizer(folder, template="theirs")
+    written = load(folder).tokenizer.apply_chat_template(
+        [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}], tokenize=False
+    )
+    one_newline = (
+        "<|startoftext|><|start_header_id|>user<|end_header_id|>\nA<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\nB<|eot_id|>"
+    )
+    assert written == {"theirs": "theirs", "one newline": one_newline}[expected]
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_causal_model_becomes_the_start_of_a_diffusion_model(tmp_path, family, tied):
+    causal = save_causal(tmp_path, family, tie_word_embeddings=tied)
+    loaded = load(tmp_path, as_diffusion=True, mask_token_id=279)
+    assert (loaded.family, loaded.published_family) == ("diffusion", family)
+    assert isinstance(loaded.model, DiffusionLM)
+    with torch.inference_mode():
+        twin = DiffusionLM.from_backbone(causal, mask_token_id=279).eval()
+        assert torch.equal(loaded.model(IDS).logits, twin(IDS).logits)
+        assert torch.allclose(loaded.model(IDS, causal=True).logits, causal(IDS).logits, atol=1e-5)
+    assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
+    assert loaded.special.mask == 279
+    baseline = load(tmp_path)
+    assert (baseline.family, baseline.published_family) == ("autoregressive", family)
+    with torch.inference_mode():
+        assert torch.equal(baseline.model(IDS).logits, causal(IDS).logits)
+
+
+@pytest.mark.parametrize("as_diffusion", [{}, {"as_diffusion": True, "mask_token_id": 279}])
+def test_a_head_that_should_be_tied_and_is_not(tmp_path, as_diffusion):
+    causal = save_causal(tmp_path, "qwen2", tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors")
+    model = load(tmp_path, **as_diffusion).model
+    assert torch.equal(model.lm_head.weight, causal.lm_head.weight)
+    for other in (embedding + 1, embedding[:5].clone()):
+        save_file({**tensors, "lm_head.weight": other}, tmp_path / "model.safetensors")
+        with pytest.raises(
+            ValueError, match=r"ties the head to the embedding .* but lm_head\.weight of the checkpoint"
+        ):
+            load(tmp_path, **as_diffusion)
+
+
+def test_a_baseline_writes_as_its_authors_say(tmp_path):
+    causal = save_causal(tmp_path, eos_token_id=7)
+    causal.generation_config.eos_token_id = [7, 9]
+    causal.generation_config.pad_token_id = 7
+    causal.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.model.generation_config.eos_token_id == [7, 9]
+    written = loaded.model.generate(IDS, max_new_tokens=4, do_sample=False)
+    assert torch.equal(written, causal.generate(IDS, max_new_tokens=4, do_sample=False))
+
+
+def test_llama_3_frequencies_survive(tmp_path):
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
+    rope = {**scaling, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
+    causal = save_causal(tmp_path, rope_parameters=rope)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    published_form = {k: v for k, v in rope.items() if k != "rope_theta"}
+    config |= {"rope_theta": 500000.0, "rope_scaling": published_form, "eos_token_id": [7, 8, 9]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load(tmp_path)
+    assert torch.equal(loaded.model.model.rotary_emb.inv_freq, causal.model.rotary_emb.inv_freq)
+    assert (loaded.special.eos, loaded.special.stop) == (7, (7, 8, 9))
+    with torch.inference_mode():
+        assert torch.equal(loaded.model(IDS).logits, causal(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"as_diffusion": True}, r"needs a \[MASK\], which .* does not have; pass mask_token_id="),
+        (
+            {"sink_count": 1, "sink_kind": "token"},
+            "sink_count, sink_kind can be set for diffusion models only; pass as",
+        ),
+        ({"as_diffusion": True, "mask_token_id": 280}, "mask_token_id must be an id of the backbone's vocabulary"),
+        ({"sink_knid": "token"}, "'sink_knid' is no setting of .* did you mean 'sink_kind'"),
+        ({"trust_remote_code": True}, "'trust_remote_code' is no setting of a diffusion language model"),
+        ({"attn_implementation": "eager"}, "'attn_implementation' is no setting of .* known are backbone, sink_kind"),
+        ({"backbone": {}, "as_diffusion": True, "mask_token_id": 1}, "backbone comes from the checkpoint"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, settings, message):
+    save_causal(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, **settings)
+
+
+def test_a_published_model_gets_a_sink_and_a_gate(tmp_path):
+    folder, _ = toys.llada(tmp_path / "m", init_std=0.3)
+    plain = load(folder).model
+    asked = {"sink_kind": "token", "sink_count": 2, "gate": "elementwise", "gate_bias": 4.0}
+    model = load(folder, dtype="bfloat16", **asked).model
+    assert model.sink_embeddings.dtype == torch.bfloat16
+    assert model.sink_embeddings.shape == (2, 32)
+    assert 0.1 < model.sink_embeddings.float().std() < 0.6
+    assert all(torch.equal(gate.bias, torch.full_like(gate.bias, 4.0)) for gate in model.gates)
+    assert all(0.1 < gate.weight.float().std() < 0.6 for gate in model.gates)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor.bfloat16())
+    model.save_pretrained(tmp_path / "again")
+    again = load(tmp_path / "again", dtype="bfloat16").model
+    assert torch.equal(again.sink_embeddings, model.sink_embeddings)
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+WITHOUT_SINK, WITHOUT_GATE = {"sink_kind": "none", "sink_count": 0}, {"gate": "none"}
+
+
+@pytest.mark.parametrize("removed", [WITHOUT_SINK, WITHOUT_GATE, WITHOUT_SINK | WITHOUT_GATE], ids="-".join)
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sink_or_gate_is_taken_away_on_request(tmp_path, own, removed):
+    folder = save_tiny(tmp_path, 1, gate="elementwise") if own else toys.smdm(tmp_path, sink=1, gate=True)[0]
+    whole, model = load(folder).model, load(folder, **removed).model
+    assert hasattr(model, "sink_embeddings") == ("sink_kind" not in removed)
+    assert hasattr(model, "gates") == ("gate" not in removed)
+    kept = whole.state_dict()
+    assert model.state_dict().keys() < kept.keys()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+    assert not torch.equal(model(IDS).logits, whole(IDS).logits)
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(load(tmp_path / "again").model(IDS).logits, model(IDS).logits)
+
+
+def test_a_setting_does_not_hide_a_tensor(tmp_path):
+    folder = save_tiny(tmp_path, 1, gate="elementwise")
+    assert load(folder, sink_side="end").model.config.sink_side == "end"
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    # the file says there is none, and nobody asked for that
+    (folder / "config.json").write_text(json.dumps(config | WITHOUT_SINK))
+    for settings in ({}, WITHOUT_GATE):
+        with pytest.raises(ValueError, match="unexpected: sink_embeddings"):
+            load(folder, **settings)
+    (folder / "config.json").write_text(json.dumps(config | WITHOUT_GATE))
+    for settings in ({}, WITHOUT_SINK):
+        with pytest.raises(ValueError, match=r"unexpected: gates\.0"):
+            load(folder, **settings)
+    (folder / "config.json").write_text(json.dumps(config))
+    strangers = {name: torch.ones(1) for name in ("gates.2.weight", "sink_embeddings_2", "stranger")}
+    save_file({**tensors, **strangers}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"unexpected: gates\.2\.weight, sink_embeddings_2, stranger"):
+        load(folder, **WITHOUT_SINK, **WITHOUT_GATE)
+    with pytest.raises(ValueError, match="mismatched: sink_embeddings"):
+        load(folder, sink_count=2)
+
+
+def test_the_table_fills_in_what_the_config_leaves_out(tmp_path, monkeypatch):
+    row = published.Published("llada", 300, SpecialIds(mask=298, eot=297, bos=296), 48, "llada")
+    monkeypatch.setitem(PUBLISHED, "someone/toy", row)
+    folder, _ = toys.llada(tmp_path, _name_or_path="someone/toy", mask_token_id=None)
+    loaded = load(folder)
+    assert loaded.special == SpecialIds(mask=298, eos=1, eot=297, pad=1, bos=296, stop=(1, 297))
+    assert (loaded.context, loaded.chat_template) == (48, "llada")
+    assert (loaded.model.config.mask_token_id, loaded.model.config.eot_token_id) == (298, 297)
+    folder, _ = toys.llada(tmp_path, _name_or_path="someone/toy", embedding_size=299, mask_token_id=290)
+    assert load(folder).special == SpecialIds(mask=290, eos=1, pad=1, stop=(1,))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_row_of_the_table_is_consistent(name):
+    row = PUBLISHED[name]
+    ids = [row.special.mask, row.special.eos, row.special.eot, row.special.pad, row.special.bos, *row.special.stop]
+    assert all(one is None or 0 <= one < row.vocabulary for one in ids)
+    diffusion = row.family in ("llada", "mmada", "dream")
+    assert (row.special.mask is not None) == diffusion
+    assert row.logit_shift == (row.family == "dream")
+    assert row.special.eos in row.special.stop
+    assert row.special.eot is None or row.special.eot in row.special.stop
+    assert row.chat_template in (None, "llada", "mmada", "chatml", "llama3")
+    assert published.find(name) is row
+    assert published.find("x", name, vocabulary=row.vocabulary) is row
+    assert published.find(name, vocabulary=7) is None
+    assert published.nearest(name[:-1]) in PUBLISHED
+
+
+def test_what_the_tokenizer_knows_of_the_end_is_kept(tmp_path):
+    folder, _ = toys.smdm(tmp_path / "m", padded_vocab_size=300)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"pad_token": "<pad>", "bos_token": "<bos>"})
+    tokenizer.save_pretrained(folder)
+    loaded = load(folder)
+    config, special = loaded.model.config, loaded.special
+    ids = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id)
+    assert None not in ids
+    assert (special.eos, special.pad, special.bos) == ids
+    assert (config.eos_token_id, config.pad_token_id, config.bos_token_id) == ids
+    # the backbone would freeze the row of its padding
+    assert config.backbone.pad_token_id is None
+    assert loaded.model.model.embed_tokens.padding_idx is None
+    loaded.model.generate(IDS, max_new_tokens=2, stop_at_eos=True)
+    loaded.model.save_pretrained(tmp_path / "again")
+    again = load(tmp_path / "again")
+    assert again.tokenizer is None
+    assert (again.special.eos, again.special.pad, again.special.bos) == ids
+    assert again.model.model.embed_tokens.padding_idx is None
+
+
+def test_an_id_that_the_model_has_no_row_for_is_not_adopted(tmp_path):
+    folder, _ = toys.smdm(tmp_path)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.save_pretrained(folder)
+    loaded = load(folder)
+    assert loaded.special.bos == tokenizer.bos_token_id >= loaded.model.config.vocab_size
+    assert loaded.model.config.bos_token_id is None
+
+
+def called(tmp_path, where):
+    folder, _ = toys.llada(tmp_path / where, mask_token_id=None)
+    return folder
+
+
+@pytest.mark.parametrize("where", ["x/a-toy-1B", "models--someone--a-toy-1B/snapshots/0123abc", "a-toy-1B/./"])
+def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch, where):
+    row = published.Published("llada", 300, SpecialIds(mask=298, bos=296), 48, "llada")
+    monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
+    folder = called(tmp_path, where)
+    note = ("taken for someone/a-toy-1B: matched by folder name, family and vocabulary",)
+    loaded = load(folder)
+    assert (loaded.special.mask, loaded.special.bos, loaded.context, loaded.notes) == (298, 296, 48, note)
+    for name in (folder, folder / "config.json"):
+        info = describe(name)
+        assert (info.special.mask, info.context, info.chat_template, info.notes) == (298, 48, "llada", note)
+    monkeypatch.chdir(folder)
+    assert load(".").notes == note
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("another", {}),
+        ("models--else--a-toy-1B/snapshots/0123abc", {}),
+        ("snapshots/a-toy-1B/x", {}),
+        ("a-toy-1B", {"vocabulary": 301}),
+        ("a-toy-1B", {"vocabulary": None}),
+        ("a-toy-1B", {"family": "mmada"}),
+        ("a-toy-1B", {"second": True}),
+    ],
+)
+def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, where, change):
+    row = published.Published(change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298))
+    monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
+    if "second" in change:
+        monkeypatch.setitem(PUBLISHED, "other/a-toy-1B", row)
+    folder = called(tmp_path, where)
+    assert (load(folder).special.mask, load(folder).notes) == (None, ())
+    assert (describe(folder).special.mask, describe(folder).notes) == (None, ())
+
+
+def test_the_stated_context_is_saved(tmp_path, monkeypatch):
+    row = published.Published("llada", 300, SpecialIds(mask=298), 48)
+    monkeypatch.setitem(PUBLISHED, "someone/toy", row)
+    folder, _ = toys.llada(tmp_path / "m", _name_or_path="someone/toy")
+    loaded = load(folder)
+    # advice: its positions reach further
+    assert loaded.context == 48
+    assert loaded.model(torch.arange(3, 59)[None]).logits.shape[1] == 56
+    loaded.model.save_pretrained(tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    (tmp_path / "again" / "config.json").write_text(json.dumps(config | {"_name_or_path": ""}))
+    assert load(tmp_path / "again").context == describe(tmp_path / "again").context == 48
+    assert load(tmp_path / "again", context=1000).context == 64
+
+
+@pytest.mark.parametrize("kind", ["own", "qwen2", "qwen3"])
+@pytest.mark.parametrize("change", [{}, {"auto_map": None}, {"tokenizer_class": "Qwen2Tokenizer"}])
+def test_dreams_tokenizer_beside_another_model(tmp_path, kind, change):
+    folder = tmp_path / "m"
+    if kind == "own":
+        load(toys.dream(tmp_path / "dream")[0]).model.save_pretrained(folder)
+    else:
+        save_causal(folder, kind)
+    ids = toys.save_dream_tokenizer(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | change
+    settings = {name: value for name, value in settings.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    ran = toys.poison(folder)
+    tokenizer = load(folder).tokenizer
+    assert not ran.exists()
+    assert isinstance(tokenizer, Qwen2Tokenizer)
+    expected = [*tokenizer.convert_tokens_to_ids(["hel", "l", "o"]), ids["<|mask|>"]]
+    assert tokenizer("hello<|mask|>")["input_ids"] == expected
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("change", [{}, {"auto_map": None, "tokenizer_class": "LLaDATokenizer"}])
+def test_lladas_tokenizer_beside_another_model(tmp_path, own, change):
+    save_tiny(tmp_path) if own else save_causal(tmp_path)
+    ids = toys.save_llada_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | change
+    settings = {name: value for name, value in settings.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ran = toys.poison(tmp_path)
+    assert load(tmp_path).tokenizer("<|mdm_mask|>")["input_ids"] == [ids["<|mdm_mask|>"]]
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("make", [toys.llada, toys.smdm, toys.dream, save_causal])
+def test_sentencepiece_alone_is_refused_with_a_remedy(tmp_path, make):
+    make(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.model only: install sentencepiece, or put a tokenizer\.json beside"
+    ):
+        load(tmp_path)

@@ -1,0 +1,190 @@
+"""Published formats: every name and shape is checked in the names of the checkpoint, and what cannot be is refused."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import published_toys as toys
+from sinklab.checkpoints import load
+
+IDS = torch.arange(3, 15)[None]
+
+
+def test_tensors_arrive_where_they_belong(tmp_path):
+    folder, tensors = toys.llada(tmp_path, n_kv_heads=2, include_qkv_bias=True)
+    model = load(folder).model
+    assert model.config.backbone.model_type == "qwen2"
+    attention = model.model.layers[1].self_attn
+    here = "model.transformer.blocks.1."
+    for kind in "qkv":
+        for what in ("weight", "bias"):
+            ours = getattr(getattr(attention, f"{kind}_proj"), what)
+            assert torch.equal(ours, tensors[f"{here}{kind}_proj.{what}"])
+    assert torch.equal(attention.o_proj.weight, tensors[here + "attn_out.weight"])
+    assert torch.equal(model.model.layers[1].mlp.gate_proj.weight, tensors[here + "ff_proj.weight"])
+    assert torch.equal(model.lm_head.weight, tensors["model.transformer.ff_out.weight"])
+    assert not model.training
+    assert model.model.rotary_emb.inv_freq[1].item() == pytest.approx(500000.0 ** (-2 / 8))
+
+
+def test_padding_that_is_also_the_end_can_be_learned(tmp_path):
+    loaded = load(toys.llada(tmp_path)[0])
+    assert loaded.special.pad == loaded.special.eos == 1
+    loaded.model(torch.tensor([[3, 1, 4]])).logits.square().mean().backward()
+    assert loaded.model.get_input_embeddings().weight.grad[1].abs().max() > 0
+
+
+@pytest.mark.parametrize("fields", [{"n_kv_heads": None, "multi_query_attention": True}, {"n_kv_heads": 2}])
+def test_fewer_key_value_heads(tmp_path, fields):
+    model = load(toys.llada(tmp_path, **fields)[0]).model
+    assert model.config.backbone.num_key_value_heads == (fields["n_kv_heads"] or 1)
+    assert model(IDS).logits.isfinite().all()
+
+
+def test_a_tied_head_is_the_embedding(tmp_path):
+    folder, tensors = toys.llada(tmp_path, weight_tying=True)
+    model = load(folder, dtype=torch.bfloat16).model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, tensors["model.transformer.wte.weight"].bfloat16())
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("sink", "gate"), [(0, False), (1, False), (0, True), (1, True)])
+def test_fused_and_interleaved_projections(tmp_path, sink, gate):
+    folder, tensors = toys.smdm(tmp_path, sink, gate)
+    model = load(folder).model
+    # two groups of: two query heads, a key head, a value head, each of 8 rows
+    fused = tensors["transformer.h.1.attn.attn.weight"].view(2, 4, 8, 32)
+    attention = model.model.layers[1].self_attn
+    assert torch.equal(attention.q_proj.weight, torch.cat([fused[0, 0], fused[0, 1], fused[1, 0], fused[1, 1]]))
+    assert torch.equal(attention.k_proj.weight, torch.cat([fused[0, 2], fused[1, 2]]))
+    assert torch.equal(attention.v_proj.weight, torch.cat([fused[0, 3], fused[1, 3]]))
+    assert torch.equal(model.model.embed_tokens.weight, tensors["transformer.wte.weight"][:61])
+    if sink:
+        assert torch.equal(model.sink_embeddings, tensors["transformer.wte.weight"][61:])
+    if gate:
+        assert torch.equal(model.gates[1].weight, tensors["transformer.h.1.attn.gate.weight"])
+    assert (model.config.sink_count, model.config.gate != "none") == (sink, gate)
+    assert model.config.backbone.max_position_embeddings == 40 + sink
+    assert model(torch.arange(40)[None]).logits.shape == (1, 40, 61)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alibi", True),
+        ("layer_norm_type", "default"),
+        ("block_type", "sequential"),
+        ("scale_logits", True),
+        ("attention_layer_norm", True),
+        ("input_emb_norm", True),
+        ("rope", False),
+        ("include_bias", True),
+        ("activation_type", "swiglu"),
+        ("residual_dropout", 0.1),
+    ],
+)
+def test_what_llada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
+    folder, _ = toys.llada(tmp_path, **{field: value})
+    with pytest.raises(
+        ValueError, match=rf"llada checkpoint has {field} = {value!r}, which sinklab has no counterpart"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "message"),
+    [
+        (toys.dream, {"use_sliding_window": True}, "dream checkpoint has use_sliding_window = True"),
+        (toys.dream, {"use_mrope": True}, "dream checkpoint has use_mrope = True"),
+        (toys.dream, {"rope_theta": None}, "a dream checkpoint needs 'rope_theta'"),
+        (toys.smdm, {"_norm_class": "LayerNorm"}, "smdm checkpoint has _norm_class = 'LayerNorm'"),
+        (toys.smdm, {"rotary_percentage": 0.25}, "smdm checkpoint has rotary_percentage = 0.25"),
+        (toys.llada, {"mask_token_id": 300}, "mask_token_id must be an id of the backbone's vocabulary"),
+    ],
+)
+def test_other_families_refuse_by_name_too(tmp_path, make, fields, message):
+    folder, _ = make(tmp_path, **fields)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_a_field_that_is_missing_is_named_with_the_near_ones(tmp_path):
+    folder, _ = toys.llada(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["rms_norm_epsilon"] = config.pop("rms_norm_eps")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"llada checkpoint needs 'rms_norm_eps', which is not there.*'rms_norm_eps"):
+        load(folder)
+
+
+def test_wrong_tensors_are_named_as_the_checkpoint_names_them(tmp_path):
+    folder, tensors = toys.llada(tmp_path)
+    name = "model.transformer.blocks.1.up_proj.weight"
+    for change, message in [
+        ({key: value for key, value in tensors.items() if key != name}, f"missing: {name}"),
+        ({**tensors, "model.transformer.blocks.2.q_norm.weight": torch.ones(2)}, "unexpected: .*blocks.2.q_norm"),
+        (
+            {**tensors, name: torch.ones(3, 32)},
+            f"mismatched: {name} has shape (3, 32), which does not give model.layers.1.mlp.up_proj.weight (48, 32)",
+        ),
+    ]:
+        save_file(change, folder / "model.safetensors")
+        with pytest.raises(ValueError, match=message if ".*" in message else re.escape(message)):
+            load(folder)
+
+
+def test_a_fused_tensor_of_the_wrong_size_is_named(tmp_path):
+    folder, tensors = toys.smdm(tmp_path)
+    name = "transformer.h.0.attn.attn.weight"
+    for rows in (66, 48):
+        save_file({**tensors, name: torch.ones(rows, 32)}, folder / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"mismatched: {name} has shape \({rows}, 32\)"):
+            load(folder)
+    save_file({**tensors, "transformer.wte.weight": torch.ones(64, 32)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"mismatched: transformer.wte.weight has shape \(64, 32\)"):
+        load(folder)
+
+
+def test_many_missing_tensors_are_counted(tmp_path):
+    folder, tensors = toys.llada(tmp_path)
+    save_file({"model.transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"missing: model\.transformer\.wte\.weight, .* and 15 more\)"):
+        load(folder)
+
+
+def test_dream_shifts_and_keeps_its_biases(tmp_path):
+    folder, tensors = toys.dream(tmp_path)
+    model = load(folder).model
+    assert model.config.logit_shift
+    assert torch.equal(model.model.layers[0].self_attn.q_proj.bias, tensors["model.layers.0.self_attn.q_proj.bias"])
+    assert model.model.layers[0].self_attn.o_proj.bias is None
+    assert model.config.backbone.rope_parameters["rope_theta"] == 1000000.0
+
+
+def test_images_are_no_text(tmp_path):
+    for extra, expected in (({"llm_vocab_size": 250}, 250), ({"codebook_size": 40}, 260), ({}, None)):
+        folder, _ = toys.llada(tmp_path, architectures=["MMadaModelLM"], mask_token_id=240, **extra)
+        loaded = load(folder)
+        assert (loaded.published_family, loaded.model.config.text_vocab_size) == ("mmada", expected)
+
+
+def test_quantised_tensors_are_refused(tmp_path):
+    folder, tensors = toys.llada(tmp_path)
+    name = "model.transformer.blocks.0.q_proj.weight"
+    save_file({**tensors, name: torch.ones(32, 32, dtype=torch.int8)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{name} holds I8, but sinklab reads F64, F32, F16, BF16"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_quantised_pickles_are_refused_too(tmp_path, dtype):
+    folder, tensors = toys.llada(tmp_path)
+    (folder / "model.safetensors").unlink()
+    name = "model.transformer.blocks.0.q_proj.weight"
+    torch.save({**tensors, name: torch.ones(32, 32, dtype=dtype)}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=f"{name} holds {dtype}, but sinklab reads F64, F32, F16, BF16"):
+        load(folder, allow_pickle=True)

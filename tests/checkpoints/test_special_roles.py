@@ -1,0 +1,83 @@
+import copy
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from sinklab.checkpoints import SpecialIds, load
+from sinklab.checkpoints.published import CHAT_TEMPLATES
+from sinklab.checkpoints.special_tokens import ROLES, special_roles
+from tiny_diffusion import tiny_loaded, tiny_tokenizer
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>"
+
+
+def with_specials(*texts: str, template: str | None = None) -> PreTrainedTokenizerFast:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(text, special=True) for text in texts]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_the_tiny_tokenizer_has_a_mask_an_end_and_padding() -> None:
+    loaded = tiny_loaded()
+    tokenizer = loaded.tokenizer
+    named = {tokenizer.decode([token_id]): role for token_id, role in special_roles(loaded).items()}
+    assert named.pop("<|mask|>") == "mask"
+    assert set(named.values()) <= {"eos", "pad", "bos"}
+    assert named["<|endoftext|>"] == "eos"
+    assert tokenizer("The sea")["input_ids"][0] not in special_roles(loaded)
+
+
+def test_the_chat_format_decides_what_belongs_to_it() -> None:
+    tokenizer = with_specials("<|im_start|>", "<|im_end|>", "<|tool|>", "<|note|>", template=CHATML + "<|note|>")
+    loaded = replace(tiny_loaded(), tokenizer=tokenizer)
+    roles = special_roles(loaded)
+    assert [roles[tokenizer.convert_tokens_to_ids(text)] for text in ("<|im_start|>", "<|im_end|>")] == [
+        "template",
+        "eot",
+    ]
+    assert roles[tokenizer.convert_tokens_to_ids("<|note|>")] == "template", "the chat format writes it"
+    assert roles[tokenizer.convert_tokens_to_ids("<|tool|>")] == "other"
+    tokenizer.chat_template = "{{ raise_exception('broken') }}"
+    assert special_roles(loaded)[tokenizer.convert_tokens_to_ids("<|note|>")] == "other"
+
+
+def test_ids_alone_will_do_and_the_mask_goes_first() -> None:
+    ids = SpecialIds(mask=9, eos=5, eot=7, pad=5, bos=6, stop=(5, 7, 8))
+    loaded = replace(tiny_loaded(mask_token_id=6), tokenizer=None, special=ids)
+    assert special_roles(loaded) == {6: "mask", 7: "eot", 5: "eos", 8: "eos"}
+    assert set(special_roles(loaded).values()) <= set(ROLES)
+
+
+def test_image_codes_are_named() -> None:
+    loaded = replace(tiny_loaded(text_vocab_size=270), tokenizer=None)
+    roles = special_roles(loaded)
+    assert [token_id for token_id, role in roles.items() if role == "image"] == list(range(270, 280))
+
+
+def test_lladas_chat_format() -> None:
+    texts = ("<|startoftext|>", "<|endoftext|>", "[CLS]", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    tokenizer = with_specials(*texts, template=CHAT_TEMPLATES["llada"])
+    roles = special_roles(replace(tiny_loaded(), tokenizer=tokenizer))
+    named = [roles[tokenizer.convert_tokens_to_ids(text)] for text in texts]
+    assert named == ["bos", "eos", "other", "template", "template", "eot"]
+
+
+def test_qwen_as_published() -> None:
+    shared = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared")
+    folder = shared / "data" / "tok_qwen"
+    if not (folder / "vocab.json").is_file():
+        pytest.skip(f"no published tokenizer at {folder}; set SINKLAB_SHARED")
+    tokenizer = Qwen2Tokenizer.from_pretrained(str(folder))
+    # Qwen names <|endoftext|> as beginning, end and padding
+    ids = SpecialIds(bos=151643, pad=151643, stop=(151645,))
+    roles = special_roles(replace(tiny_loaded(mask_token_id=4), tokenizer=tokenizer, special=ids))
+    assert [roles[number] for number in (151643, 151644, 151645)] == ["eos", "template", "eot"]
+
+
+def test_the_packaged_models_have_roles() -> None:
+    loaded = load("tiny-sink")
+    assert special_roles(loaded)[loaded.model.config.mask_token_id] == "mask"

@@ -1,0 +1,321 @@
+"""Weight files: shards, pickles, damage, memory, dtype and placement."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import published_toys as toys
+from sinklab.checkpoints import load, materialize, weights
+from tiny_diffusion import save_tiny
+
+IDS = torch.arange(3, 15)[None]
+
+
+def logits(folder, **settings):
+    with torch.inference_mode():
+        return load(folder, **settings).model(IDS).logits
+
+
+def test_shards_are_one_model(tmp_path):
+    whole, _ = toys.llada(tmp_path / "whole")
+    shards, _ = toys.llada(tmp_path / "shards", shards=3)
+    assert not (shards / "model.safetensors").exists()
+    assert torch.equal(logits(shards), logits(whole))
+
+
+def test_an_index_that_lies_is_refused(tmp_path):
+    folder, _ = toys.llada(tmp_path / "m", shards=3)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    name = next(iter(content["weight_map"]))
+    for text, message in [
+        ("{", "the index model.safetensors.index.json of .* is damaged"),
+        ('{"weight_map": []}', "is damaged"),
+        (
+            json.dumps({"weight_map": {**content["weight_map"], name: "../else.safetensors"}}),
+            "points out of its folder",
+        ),
+        (json.dumps({"weight_map": {**content["weight_map"], name: "lost.safetensors"}}), r"1 of 4 shards .*\(lost"),
+    ]:
+        index.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load(folder)
+    index.unlink()
+    with pytest.raises(ValueError, match=r"several weight files and no index .*model-00001-of-00003"):
+        load(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    folder, tensors = toys.llada(tmp_path, shards=2)
+    first, second = (folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    name = next(iter(load_file(first)))
+    save_file({**load_file(second), name: tensors[name]}, second)
+    with pytest.raises(ValueError, match=rf"{name} is in model-00001-of-00002.* and in model-00002"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 0.5, -1])
+def test_a_truncated_shard_is_refused(tmp_path, keep):
+    folder, _ = toys.llada(tmp_path, shards=2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(ValueError, match=r"weights of .* cannot be read, the file may be cut short or damaged"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "mdm-472M.safetensors"])
+def test_a_single_file_may_have_any_name(tmp_path, name):
+    folder, _ = toys.smdm(tmp_path)
+    before = logits(folder)
+    (folder / "model.safetensors").rename(folder / name)
+    assert torch.equal(logits(folder), before)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(("file", "wrap"), [("pytorch_model.bin", None), ("iter-000100-ckpt.pth", "model")])
+def test_pickles_are_read_when_asked_for(tmp_path, legacy, file, wrap):
+    folder, tensors = toys.smdm(tmp_path, sink=1)
+    expected = logits(folder)
+    (folder / "model.safetensors").unlink()
+    content = {wrap: tensors, "optimizer": {"step": 3}} if wrap else tensors
+    torch.save(content, folder / file, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(ValueError, match=rf"are pickled \({file}\), and .* pass allow_pickle=True"):
+        load(folder)
+    assert torch.equal(logits(folder, allow_pickle=True), expected)
+
+
+class Malice:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_pickle_with_code_in_it_is_never_run(tmp_path, legacy):
+    folder, tensors = toys.smdm(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    ran = tmp_path / "ran"
+    content = {**tensors, "lm_head.weight": Malice(ran)}
+    torch.save(content, folder / "model.pth", _use_new_zipfile_serialization=not legacy)
+    for settings in ({}, {"allow_pickle": True}):
+        with pytest.raises(ValueError, match=r"pickled|holds more than tensors and was not unpickled"):
+            load(folder, **settings)
+        assert not ran.exists()
+    # the same bytes would have run
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Malice(ran)))
+    pickle.loads((tmp_path / "plain.pkl").read_bytes())
+    assert ran.exists()
+
+
+def test_a_pickle_beside_safetensors_is_not_opened(tmp_path):
+    folder, _ = toys.llada(tmp_path)
+    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
+    assert logits(folder, allow_pickle=True).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds no state dict.*list"),
+        ({"a": 1}, "holds no state dict"),
+        (None, "cut short or damaged|unpickled"),
+    ],
+)
+def test_a_pickle_without_weights_is_refused(tmp_path, content, message):
+    folder, _ = toys.llada(tmp_path)
+    (folder / "model.safetensors").unlink()
+    if content is None:
+        (folder / "pytorch_model.bin").write_bytes(b"")
+    else:
+        torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=message):
+        load(folder, allow_pickle=True)
+
+
+def test_sharded_pickles(tmp_path):
+    folder, tensors = toys.llada(tmp_path)
+    expected = logits(folder)
+    (folder / "model.safetensors").unlink()
+    names = list(tensors)
+    for number, part in enumerate((names[::2], names[1::2])):
+        torch.save({name: tensors[name] for name in part}, folder / f"pytorch_model-{number}.bin")
+    places = {name: f"pytorch_model-{number % 2}.bin" for number, name in enumerate(names)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    assert torch.equal(logits(folder, allow_pickle=True), expected)
+
+
+def test_tensors_are_read_in_pieces(tmp_path, monkeypatch):
+    folder, tensors = toys.llada(tmp_path)
+    expected = logits(folder)
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
+    largest, original = [], weights.Safetensors.pieces
+
+    def watched(self, name):
+        for rows, piece in original(self, name):
+            largest.append(piece.numel() * piece.element_size())
+            yield rows, piece
+
+    monkeypatch.setattr(weights.Safetensors, "pieces", watched)
+    assert torch.equal(logits(folder), expected)
+    assert max(largest) <= 1000
+    assert sum(largest) == 4 * sum(tensor.numel() for tensor in tensors.values())
+
+
+MEASURE = """
+import sys, threading, time
+import torch
+torch.set_num_threads(1)
+from sinklab.models import load
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) * 1024
+
+load(sys.argv[2])  # everything is imported
+start, peak, done = anonymous(), 0, threading.Event()
+
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, anonymous())
+        time.sleep(0.001)
+
+thread = threading.Thread(target=watch)
+thread.start()
+model = load(sys.argv[1], dtype=sys.argv[3]).model
+done.set()
+thread.join()
+size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+print((max(peak, anonymous()) - start) / size, size)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_host_holds_the_model_once(tmp_path, dtype):
+    big, _ = toys.llada(tmp_path / "big", shards=3, d_model=512, mlp_hidden_size=1536, n_layers=8, embedding_size=20000)
+    small, _ = toys.llada(tmp_path / "small")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(big), str(small), dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    ratio, size = map(float, done.stdout.split())
+    assert size > 80e6
+    # 1.00–1.02 here; a second copy of the largest tensor alone would make it 1.2
+    assert 0.9 < ratio < 1.1
+
+
+def test_dtypes(tmp_path):
+    folder, tensors = toys.llada(tmp_path)
+    for dtype, expected in [
+        ("auto", torch.bfloat16),
+        ("float16", torch.float16),
+        (torch.float64, torch.float64),
+        ("torch.bfloat16", torch.bfloat16),
+    ]:
+        model = load(folder, dtype=dtype).model
+        assert {parameter.dtype for parameter in model.parameters()} == {expected}
+        assert (model.dtype, model.config.dtype, model.config.backbone.dtype) == (expected,) * 3
+        name = "model.transformer.blocks.0.q_proj.weight"
+        assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, tensors[name].to(expected))
+    for wrong in ("bf16", torch.int8, "int8"):
+        with pytest.raises(ValueError, match=r"dtype must be a floating point type such as torch\.bfloat16 or 'auto'"):
+            load(folder, dtype=wrong)
+
+
+SPLIT = {
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "cpu",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
+
+
+@pytest.mark.parametrize("device_map", ["auto", "sequential", {"": "cpu"}, SPLIT])
+def test_device_maps(tmp_path, device_map):
+    folder = save_tiny(tmp_path, 1, gate="elementwise")
+    assert torch.equal(logits(folder, device_map=device_map), logits(folder))
+
+
+@pytest.mark.parametrize(
+    ("device_map", "message"),
+    [
+        ({}, "device_map does not cover the model: it has no device for"),
+        ("autp", "device_map must be one of auto, balanced, balanced_low_0, sequential or a dict"),
+        ({"model.embed_tokens": "cpu"}, "device_map does not cover the model: it has no device for model.layers.0"),
+        ({**SPLIT, "lm_haed": "cpu"}, "names 'lm_haed', which the model does not have; did you mean 'lm_head'"),
+        ({**SPLIT, "lm_head": "disk"}, "weights would go to disk"),
+    ],
+)
+def test_device_maps_that_cannot_be_are_refused(tmp_path, device_map, message):
+    with pytest.raises(ValueError, match=message):
+        load(save_tiny(tmp_path, 1), device_map=device_map)
+
+
+def test_the_hooks_of_accelerate_let_sink_and_gate_through(tmp_path):
+    folder = save_tiny(tmp_path, 2, gate="elementwise")
+    model = load(folder).model
+    places = materialize.plan_devices(model, SPLIT, torch.float32)
+    assert places["gates.1"] == places["sink_embeddings"] == "cpu"
+    with pytest.warns(UserWarning, match="sink_embeddings"):
+        hooked = accelerate.dispatch_model(load(folder).model, places, force_hooks=True)
+    assert hasattr(hooked.gates[1], "_hf_hook")
+    with torch.inference_mode():
+        assert torch.equal(hooked(IDS).logits, model(IDS).logits)
+
+
+def test_a_device_by_number_is_not_the_cpu(tmp_path):
+    folder = save_tiny(tmp_path)
+    assert load(folder, device="meta").model.device.type == "meta"
+    if torch.cuda.is_available():
+        assert load(folder, device=0).model.device.index == 0
+    else:
+        with pytest.raises(ValueError, match=r"device must be one that torch can use here \(cpu\), but is 0 "):
+            load(folder, device=0)
+
+
+@pytest.mark.parametrize("device", ["cudaa", "cuda:99", 3.5, "disk"])
+def test_a_device_that_is_not_there_is_refused_with_the_remedy(tmp_path, device):
+    folder = save_tiny(tmp_path)
+    maps = [{"device": device}] + ([{"device_map": {"": device}}] if device != "disk" else [])
+    for settings in maps:
+        with pytest.raises(ValueError, match=rf"can use here .*but is {device!r} .*; pass device='cpu'"):
+            load(folder, **settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_cuda_is_refused_with_the_remedy(tmp_path):
+    for settings in ({"device": "cuda"}, {"device_map": {"": "cuda"}}):
+        with pytest.raises(ValueError, match=r"can use here \(cpu\), but is 'cuda' .*; pass device='cpu'"):
+            load(save_tiny(tmp_path), **settings)
+
+
+def test_device_and_device_map_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="device or device_map, not both"):
+        load(save_tiny(tmp_path), device="cpu", device_map="auto")
+
+
+def test_saving_over_the_files_it_came_from(tmp_path):
+    """A model that lived in a mapping of its file would die with it."""
+    folder = save_tiny(tmp_path)
+    model = load(folder).model
+    before = model(IDS).logits
+    model.save_pretrained(folder)
+    assert torch.equal(model(IDS).logits, before)
+    assert torch.equal(logits(folder), before)

@@ -1,0 +1,58 @@
+"""Scores the slow way: one row at a time, in float64, logits everywhere, no padding."""
+
+import math
+
+import torch
+
+from sinklab.scoring.requests import Plan
+
+
+def log_probabilities(loaded, context, continuation, masked, cfg_scale=0.0):
+    """log p (L,) of every token of the continuation where those of `masked` (L,) are hidden."""
+    mask_id = loaded.model.config.mask_token_id
+    noisy = [mask_id if hide else token for token, hide in zip(continuation, masked, strict=True)]
+    with torch.no_grad():
+        logits_LV = loaded.model(torch.tensor([[*context, *noisy]])).logits[0, len(context) :].double()
+        if cfg_scale:
+            bare_LV = loaded.model(torch.tensor([[mask_id] * len(context) + noisy])).logits[0, len(context) :].double()
+            logits_LV = bare_LV + (1 + cfg_scale) * (logits_LV - bare_LV)
+    return logits_LV.log_softmax(-1)[torch.arange(len(continuation)), torch.tensor(continuation)]
+
+
+def plain_score(loaded, context, continuation, plan: Plan, cfg_scale=0.0):
+    """A plan carried out sample by sample."""
+    values = []
+    for row, weight in zip(plan.rows_n.tolist(), plan.weights_n.tolist(), strict=True):
+        if row < 0:
+            values.append(0.0)
+            continue
+        logp_L = log_probabilities(loaded, context, continuation, plan.masked_NL[row].tolist(), cfg_scale)
+        values.append(weight * logp_L[plan.wanted_NL[row]].sum().item())
+    return math.fsum(values) / (len(values) if plan.is_mean else 1)
+
+
+def plain_chain(loaded, context, continuation):
+    """Left to right, by a loop."""
+    total = 0.0
+    for place in range(len(continuation)):
+        masked = [other >= place for other in range(len(continuation))]
+        total += log_probabilities(loaded, context, continuation, masked)[place].item()
+    return total
+
+
+def plain_causal(loaded, context, continuation):
+    """Token after token, each in a forward of its own."""
+    total, greedy, ids = 0.0, True, list(context)
+    for token in continuation:
+        with torch.no_grad():
+            logits_V = loaded.model(torch.tensor([ids])).logits[0, -1].double()
+        total += logits_V.log_softmax(-1)[token].item()
+        greedy &= int(logits_V.argmax()) == token
+        ids.append(token)
+    return total, greedy
+
+
+def ids(count, seed=0):
+    """Random ids of the tiny vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 270, (count,), generator=generator).tolist()

@@ -1,0 +1,126 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sinklab.scoring.requests import chain_rule, every_mask, monte_carlo
+from sinklab.scoring.settings import LikelihoodSettings
+
+
+def shown(plan):
+    """The mask of each sample, (n, L); all False for one that masks nothing."""
+    masked_NL = plan.masked_NL.numpy()
+    return np.array([masked_NL[row] if row >= 0 else np.zeros(masked_NL.shape[1], bool) for row in plan.rows_n])
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 20])
+def test_llada_counts_are_spread_evenly_and_weighted_by_their_share(tokens: int) -> None:
+    plan = monte_carlo(tokens, 5, LikelihoodSettings(samples=120))
+    counts = shown(plan).sum(1)
+    assert np.allclose(plan.weights_n, tokens / counts)
+    found = Counter(counts.tolist())
+    assert set(found) == set(range(1, tokens + 1))
+    assert max(found.values()) - min(found.values()) <= 2, "each count as often as any other, up to the ends"
+
+
+def test_smdm_masks_each_token_with_the_probability_it_is_weighted_by() -> None:
+    plan = monte_carlo(400, 5, LikelihoodSettings(samples=50, noise="smdm"))
+    t = 1 / plan.weights_n
+    steps = np.diff(np.sort(t))
+    assert np.allclose(steps, 1 / 50), "times lie on a grid with a random offset"
+    shares = shown(plan).mean(1)
+    assert np.abs(shares - t).max() < 5 * 0.5 / math.sqrt(400)
+
+
+@pytest.mark.parametrize("noise", ["llada", "smdm"])
+def test_the_expectation_is_the_weight_of_every_mask(noise: str) -> None:
+    tokens, samples = 3, 20_000
+    plan = monte_carlo(tokens, 0, LikelihoodSettings(samples=samples, noise=noise))
+    weights: dict[tuple, float] = {}
+    for mask, weight in zip(map(tuple, shown(plan).tolist()), plan.weights_n, strict=True):
+        weights[mask] = weights.get(mask, 0.0) + weight / samples
+    weights.pop((False,) * tokens, None)
+    full = every_mask(tokens)
+    assert len(full.masked_NL) == 7
+    for mask, weight in zip(map(tuple, full.masked_NL.tolist()), full.weights_n, strict=True):
+        assert weights[mask] == pytest.approx(weight, abs=0.03), mask
+
+
+def test_the_weights_of_all_masks_give_every_token_one_share() -> None:
+    # of a model that gives each token log p = -1 whatever is hidden, the score is -L
+    for tokens in (1, 2, 6):
+        plan = every_mask(tokens)
+        sums = -plan.masked_NL.sum(1).numpy().astype(float)
+        assert plan.result(sums)[0] == pytest.approx(-tokens)
+
+
+@pytest.mark.parametrize("noise", ["llada", "smdm"])
+def test_a_longer_continuation_of_the_group_shares_what_it_can(noise: str) -> None:
+    settings = LikelihoodSettings(samples=64, noise=noise)
+    short, long, other = (monte_carlo(tokens, group, settings) for tokens, group in ((6, 1), (9, 1), (6, 2)))
+    if noise == "smdm":
+        assert np.array_equal(shown(short), shown(long)[:, :6])
+        assert np.array_equal(short.weights_n, long.weights_n)
+    else:
+        agreement = (shown(short) == shown(long)[:, :6]).mean()
+        apart = (shown(short) == shown(other)).mean()
+        assert agreement > 0.85 > apart + 0.2
+    assert not np.array_equal(shown(short), shown(other))
+    again = monte_carlo(6, 1, LikelihoodSettings(samples=64, noise=noise, seed=1))
+    assert not np.array_equal(shown(short), shown(again))
+
+
+@pytest.mark.parametrize("noise", ["llada", "smdm"])
+def test_equal_masks_run_once_and_mean_the_same(noise: str) -> None:
+    settings = LikelihoodSettings(samples=100, noise=noise)
+    merged, plain = monte_carlo(3, 4, settings), monte_carlo(3, 4, settings, merge=False)
+    assert len(merged.masked_NL) == 7
+    assert len(plain.masked_NL) == (shown(plain).any(1)).sum() > 60
+    assert np.array_equal(shown(merged), shown(plain))
+    of_mask = {mask: -float(1 + place) for place, mask in enumerate(map(tuple, merged.masked_NL.tolist()))}
+    results = [
+        plan.result(np.array([of_mask[tuple(mask)] for mask in plan.masked_NL.tolist()])) for plan in (merged, plain)
+    ]
+    assert results[0] == pytest.approx(results[1])
+    assert len(monte_carlo(1, 0, settings).masked_NL) == 1, "of one token there is one mask"
+
+
+def test_the_chain_rule_hides_a_token_and_all_after_it() -> None:
+    plan = chain_rule(3)
+    assert plan.masked_NL.int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
+    assert plan.wanted_NL.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert plan.result(np.array([-1.0, -2.0, -4.0])) == (-7.0, 0.0)
+
+
+def test_the_error_of_one_sample_is_unknown() -> None:
+    score, stderr = monte_carlo(4, 0, LikelihoodSettings(samples=1)).result(np.array([-3.0]))
+    assert score < 0
+    assert math.isnan(stderr)
+
+
+def test_a_sample_that_masks_nothing_counts_as_nothing() -> None:
+    plan = monte_carlo(1, 3, LikelihoodSettings(samples=8, noise="smdm"))
+    empty = int((plan.rows_n < 0).sum())
+    assert 0 < empty < 8
+    values = np.where(plan.rows_n < 0, 0, -2 * plan.weights_n)
+    assert plan.result(np.array([-2.0]))[0] == pytest.approx(values.mean())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"estimator": "montecarlo"}, r"estimator is one of .*, got 'montecarlo': did you mean 'monte_carlo'\?"),
+        ({"noise": "lada"}, r"noise is one of \('llada', 'smdm'\), got 'lada': did you mean 'llada'\?"),
+        ({"noise": "x"}, "choose one of them"),
+        ({"samples": 0}, "samples is a whole number, at least 1, got 0"),
+        ({"batch": -1}, "batch is a whole number, at least 1, got -1"),
+        ({"batch": 2.0}, "batch is a whole number, at least 1, got 2.0"),
+        ({"seed": -1}, "seed is a whole number, 0 or more, got -1"),
+        ({"cfg_scale": -0.5}, "cfg_scale is 0 .* or a positive finite number, got -0.5"),
+        ({"cfg_scale": math.nan}, "cfg_scale is 0 .* got nan"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LikelihoodSettings(**fields)

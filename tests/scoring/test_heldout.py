@@ -1,0 +1,117 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sinklab.diffusion import corrupt, sample_times
+from sinklab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_losses
+from tiny_diffusion import TEXT, tiny_loaded
+
+
+def rows(count: int = 6, length: int = 24) -> HeldoutRows:
+    return HeldoutRows(torch.randint(3, 280, (count, length)), size=count * length * 2)
+
+
+def direct_losses(loaded, ids_RS, seed):
+    """Eq. 3-4 row by row, from logits everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    t_R = sample_times(len(ids_RS), sampler="low_discrepancy", generator=generator)
+    noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=loaded.model.config.mask_token_id, generator=generator)
+    losses = []
+    with torch.no_grad():
+        for ids, noisy, masked, t in zip(ids_RS, noisy_RS, masked_RS, t_R, strict=True):
+            log_p = loaded.model(noisy[None]).logits[0].double().log_softmax(-1)
+            losses.append(-sum(log_p[i, ids[i]] for i in masked.nonzero()[:, 0]) / t / len(ids))
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("sink", [0, 2])
+def test_without_an_intervention_it_is_the_loss_itself(sink: int) -> None:
+    loaded, text = tiny_loaded(sink), rows()
+    losses = row_losses(loaded, text.ids_RS, seed=4, batch=4)
+    assert torch.allclose(losses.double(), direct_losses(loaded, text.ids_RS, 4), rtol=1e-4)
+    assert not torch.allclose(losses, row_losses(loaded, text.ids_RS, seed=5))
+
+
+def test_batches_do_not_matter_and_the_model_is_left_alone() -> None:
+    loaded, text = tiny_loaded(1), rows()
+    before = row_losses(loaded, text.ids_RS)
+    edited = [row_losses(loaded, text.ids_RS, k=2, batch=batch) for batch in (2, 6)]
+    assert torch.allclose(*edited, rtol=1e-4)
+    assert torch.equal(row_losses(loaded, text.ids_RS), before)
+
+
+def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise() -> None:
+    loaded, text = tiny_loaded(), rows()
+    clean = row_losses(loaded, text.ids_RS)
+    sinks = row_losses(loaded, text.ids_RS, k=3)
+    random = row_losses(loaded, text.ids_RS, k=3, control="random")
+    other = row_losses(loaded, text.ids_RS, k=3, control="random", seed=0, batch=2)
+    # in a row that is all masks every value is the same, so one of the six may not move
+    for one, two in ((sinks, clean), (random, clean), (sinks, random)):
+        assert ((one - two).abs() > 1e-4).sum() >= 5
+    assert torch.equal(random, row_losses(loaded, text.ids_RS, k=3, control="random"))
+    # each batch draws its own columns
+    assert torch.equal(other[:2], row_losses(loaded, text.ids_RS, k=3, control="random", batch=2)[:2])
+    assert not torch.equal(other[2:], random[2:])
+
+
+def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, text = tiny_loaded(), rows()
+    seen: list[torch.Tensor] = []
+    loaded.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    for options in ({}, {"k": 2}, {"k": 2, "control": "random"}):
+        row_losses(loaded, text.ids_RS, **options)
+    assert len(seen) == 5, "one pass without sinks hidden, two with"
+    assert all(torch.equal(ids, seen[0]) for ids in seen)
+
+
+def test_the_curve_is_a_table_of_paired_differences() -> None:
+    loaded, text = tiny_loaded(), rows()
+    calls: list[None] = []
+    table = heldout_curve(loaded, text, ks=(4, 1), seed=3, progress=lambda: calls.append(None))
+    assert table["k"] == [0, 1, 1, 4, 4]
+    assert table["control"] == ["none", "sinks", "random", "sinks", "random"]
+    assert {len(column) for column in table.values()} == {5}
+    assert len(calls) == 5
+    clean = row_losses(loaded, text.ids_RS, seed=3)
+    hidden = row_losses(loaded, text.ids_RS, k=4, seed=3)
+    assert table["loss"][0] == pytest.approx(clean.mean().item())
+    assert table["stderr"][0] == pytest.approx(clean.std().item() / 6**0.5)
+    assert (table["delta"][0], table["delta_stderr"][0]) == (0, 0)
+    assert table["loss"][3] == pytest.approx(hidden.mean().item())
+    assert table["delta"][3] == pytest.approx((hidden - clean).mean().item(), rel=1e-4)
+    assert table["delta_stderr"][3] == pytest.approx((hidden - clean).std().item() / 6**0.5, rel=1e-4)
+    assert table["tokens"] == [144] * 5
+    assert table["bits_per_byte"][0] == pytest.approx(table["loss"][0] * 144 / math.log(2) / text.size)
+    assert all(map(math.isnan, table["bits_per_byte"][1:]))
+
+
+def test_one_row_has_no_standard_error() -> None:
+    table = heldout_curve(tiny_loaded(), rows(1), ks=())
+    assert table["k"] == [0]
+    assert math.isnan(table["stderr"][0])
+
+
+def test_rows_come_from_a_corpus(tmp_path) -> None:
+    (tmp_path / "held.txt").write_text(TEXT * 10)
+    loaded = tiny_loaded()
+    text = heldout_rows(loaded, tmp_path, rows=3, length=20)
+    assert text.ids_RS.shape == (3, 20)
+    assert text.ids_RS.dtype == torch.int64
+    decoded = "".join(loaded.tokenizer.batch_decode(text.ids_RS.tolist()))
+    assert (TEXT * 10).startswith(decoded)
+    assert text.size == len(decoded.encode())
+    assert heldout_rows(loaded, tmp_path, rows=999, length=20).ids_RS.shape[0] < 999
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    loaded, text = tiny_loaded(1), rows(2, 8)
+    with pytest.raises(ValueError, match=r"MaskSinks\(k=9.* needs more than 9 keys"):
+        heldout_curve(loaded, text, ks=(9,))
+    with pytest.raises(ValueError, match=r"k counts the keys to remove.* at least 1, got -1"):
+        row_losses(loaded, text.ids_RS, k=-1)
+    ar = replace(loaded, family="autoregressive", name="llama")
+    with pytest.raises(ValueError, match="defined for diffusion models, but llama is autoregressive"):
+        heldout_curve(ar, text)

@@ -1,0 +1,159 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from likelihood_twin import ids
+
+from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
+from sinklab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
+from sinklab.scoring.requests import monte_carlo
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+REQUESTS = [(ids(9, 1), ids(5, 2)), (ids(12, 3), ids(4, 3)), (ids(20, 6), ids(7, 7))]
+SETTINGS = LikelihoodSettings(samples=5, batch=4)
+EDITS = {
+    "k": MaskSinks(k=2),
+    "random": MaskSinks(k=2, control="random"),
+    "shared": MaskSinks(k=2, control="random", shared="layer"),
+    "epsilon": MaskSinks(epsilon=1.0),
+    "positions": MaskPositions((0, 3)),
+    "window": WindowAttention(radius=3),
+}
+
+
+def logprobs(*args, **options):
+    return [one.logprob for one in score(*args, **options)]
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("model", ["diffusion", "autoregressive"])
+def test_batches_order_and_company_do_not_matter_under_an_edit(name: str, model: str) -> None:
+    loaded, edit = tiny_llama() if model == "autoregressive" else tiny_loaded(1), EDITS[name]
+    whole = logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
+    for batch in (1, 64):
+        again = logprobs(loaded, REQUESTS[::-1], replace(SETTINGS, batch=batch), edits=[edit])[::-1]
+        assert again == pytest.approx(whole, rel=1e-5)
+    clean = logprobs(loaded, REQUESTS, SETTINGS)
+    assert all(abs(one - other) > 1e-3 for one, other in zip(whole, clean, strict=True))
+    assert logprobs(loaded, REQUESTS, SETTINGS) == clean, "the model is left alone"
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_sinks_are_chosen_by_a_clean_pass_over_the_same_noisy_row(shift: bool) -> None:
+    loaded, (context, continuation) = tiny_loaded(logit_shift=shift), REQUESTS[0]
+    edit = MaskSinks(k=3, source="clean_pass")
+    plan = monte_carlo(5, 1, SETTINGS)
+    values = []
+    for row, weight in zip(plan.rows_n, plan.weights_n, strict=True):
+        masked_L = plan.masked_NL[row]
+        noisy_1S = torch.tensor([context + continuation])
+        noisy_1S[0, len(context) :].masked_fill_(masked_L, loaded.model.config.mask_token_id)
+        with torch.no_grad(), intervene(loaded.model, edit) as log:
+            with log.probing():
+                loaded.model(noisy_1S)
+            logp_LV = loaded.model(noisy_1S).logits[0, len(context) :].double().log_softmax(-1)
+        values.append(weight * logp_LV[torch.arange(5), torch.tensor(continuation)][masked_L].sum().item())
+    (found,) = score(loaded, REQUESTS[:1], SETTINGS, groups=[1], edits=[MaskSinks(k=3)])
+    assert found.logprob == pytest.approx(math.fsum(values) / 5, rel=1e-5)
+
+
+def test_an_autoregressive_model_loses_what_a_clean_pass_over_the_text_chose() -> None:
+    loaded, (context, continuation) = tiny_llama(), REQUESTS[0]
+    ids_1S = torch.tensor([context + continuation[:-1]])
+    with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
+        with log.probing():
+            loaded.model(ids_1S, use_cache=False)
+        logp_LV = loaded.model(ids_1S, use_cache=False).logits[0, len(context) - 1 :].double().log_softmax(-1)
+    plain = logp_LV[torch.arange(5), torch.tensor(continuation)].sum().item()
+    for selector in ("received", "last_row"):
+        found = score(loaded, REQUESTS, SETTINGS, edits=[MaskSinks(k=3, selector=selector)], greedy=True)
+        assert found[0].logprob == pytest.approx(plain, rel=1e-5)
+        assert all(math.isfinite(one.logprob) for one in found)
+
+
+def test_random_controls_follow_their_seed_and_the_settings() -> None:
+    loaded = tiny_loaded()
+    edit = MaskSinks(k=2, control="random")
+    first = logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
+    assert first == logprobs(loaded, REQUESTS, SETTINGS, edits=[edit])
+    assert first != pytest.approx(logprobs(loaded, REQUESTS, SETTINGS, edits=[replace(edit, seed=1)]), rel=1e-4)
+    # of one token there is one mask, but each sample draws its own columns
+    (one,) = score(loaded, [(ids(9), [5])], LikelihoodSettings(samples=20), edits=[edit])
+    (clean,) = score(loaded, [(ids(9), [5])], LikelihoodSettings(samples=20))
+    assert one.stderr > 0.001
+    assert clean.stderr == 0
+
+
+def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer() -> None:
+    from sinklab.scoring.masked import edited
+
+    loaded, ids_BS = tiny_loaded(), torch.tensor([ids(30)] * 3)
+    edit = MaskSinks(k=4, control="random", source="clean_pass")
+    with edited(loaded.model, [edit], [(0, 1, 0), (0, 1, 1), (0, 1, 0)]) as log, torch.no_grad():
+        with log.probing():
+            loaded.model(ids_BS)
+        loaded.model(ids_BS)
+    columns_BLHM = log.removals[0].columns_BLHM
+    assert torch.equal(columns_BLHM[0], columns_BLHM[2])
+    assert not torch.equal(columns_BLHM[0], columns_BLHM[1])
+    # other sinks are left out in every layer, so equal draws would still not be equal columns
+    first, second = columns_BLHM[0].tolist()
+    shared = [len(set(one) & set(two)) for one, two in zip(first, second, strict=True)]
+    assert sum(shared) < 8, "of 16 columns; equal draws share 14 or so"
+
+
+def test_both_readings_of_a_guided_row_lose_the_same_random_columns() -> None:
+    loaded, edit = tiny_loaded(), MaskSinks(k=2, control="random")
+    # without a context the two readings are one, and guidance between them is nothing
+    requests = [([], continuation) for _, continuation in REQUESTS]
+    plain, guided = (logprobs(loaded, requests, replace(SETTINGS, cfg_scale=w), edits=[edit]) for w in (0.0, 2.0))
+    assert guided == pytest.approx(plain, rel=1e-5)
+
+
+def test_guidance_and_edits_go_together() -> None:
+    loaded, settings = tiny_loaded(1), replace(SETTINGS, cfg_scale=0.5)
+    whole = score(loaded, REQUESTS, settings, edits=[MaskSinks(k=2)], greedy=True)
+    alone = [score(loaded, [request], replace(settings, batch=1), edits=[MaskSinks(k=2)])[0] for request in REQUESTS]
+    assert [one.logprob for one in alone] == pytest.approx([one.logprob for one in whole], rel=1e-5)
+    truth = exact(loaded, *REQUESTS[0], cfg_scale=0.5, edits=[MaskSinks(k=2)])
+    (found,) = score(loaded, REQUESTS[:1], replace(settings, samples=200), edits=[MaskSinks(k=2)])
+    assert abs(found.logprob - truth) < 4 * found.stderr
+
+
+def test_rolling_takes_edits_too() -> None:
+    for loaded in (tiny_loaded(), tiny_llama()):
+        text = ids(100)
+        assert rolling(loaded, text, SETTINGS, edits=[MaskSinks(k=2)]).logprob != pytest.approx(
+            rolling(loaded, text, SETTINGS).logprob, rel=1e-4
+        )
+
+
+def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
+    carried = MaskSinks(k=2, source="carried", limit=6, selector="last_row")
+    assert scoring_edits([carried], is_diffusion=True) == (MaskSinks(k=2, source="clean_pass", selector="last_row"),)
+    assert scoring_edits([carried], is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
+    evicted = MaskSinks(k=2, removal="evict", limit=6)
+    assert scoring_edits([evicted], is_diffusion=True) == (replace(evicted, source="clean_pass"),)
+    others = (MaskPositions((0,), steps=(0, 4)), TruncateContext(2, 4, 0), WindowAttention(2))
+    assert scoring_edits(others, is_diffusion=True) == others
+
+
+def test_edits_that_do_not_fit_are_refused() -> None:
+    loaded = tiny_loaded()
+    for edit, message in (
+        (TruncateContext(2, 4, 1), "truncate_context begins at step 1 and would change nothing"),
+        (MaskPositions((2,), steps=(3, None)), "mask_positions begins at step 3 and would change nothing"),
+        (MaskPositions((14,)), "mask_positions names position 14, but the shortest text to score has 14 tokens"),
+        (TruncateContext(2, 15, 0), "truncate_context names position 14, but the shortest text"),
+        (MaskSinks(k=14), r"MaskSinks\(k=14.* needs more than 14 keys"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            score(loaded, REQUESTS, SETTINGS, edits=[edit])
+    with pytest.raises(ValueError, match="names position 13, but the shortest text to score has 13 tokens"):
+        score(tiny_llama(), REQUESTS, edits=[MaskPositions((13,))])
+    with pytest.raises(ValueError, match="a random control has no exact score"):
+        exact(loaded, *REQUESTS[0], edits=[MaskSinks(k=1, control="random")])
+    with pytest.raises(ValueError, match="intervene takes edits"):
+        score(loaded, REQUESTS, edits=["mask_sinks:k=1"])

@@ -1,0 +1,346 @@
+"""The reasoning battery scored: a batch equals single texts, counts equal plain ones, runs go on where they stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sinklab.checkpoints import Loaded
+from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
+from sinklab.records import open_run
+from sinklab.scoring.decoding import Task
+from sinklab.scoring.prompts import encode
+from sinklab.studies.base import Meter, Progress
+from sinklab.studies.battery import run as battery
+from sinklab.studies.battery import run as battery_answers
+from sinklab.studies.battery import settings as battery_settings
+from sinklab.studies.battery.run import Cell, Removed, accuracy, answer, score_battery
+from sinklab.studies.battery.settings import BatterySettings, Condition
+from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
+from sinklab.studies.trace.settings import StudySettings
+from sinklab.studies.trace.writing import follow
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+NEW = 6
+
+
+def some_problems(count: int = 5) -> list[Problem]:
+    return list(problems("test", count, seed=3))
+
+
+def cell(condition: str, control: str = "none", k: int = 0) -> Cell:
+    return Cell(Condition.named(condition), control, k, "planning", 1)
+
+
+def alone(loaded: Loaded, one: Cell, problem: Problem) -> str:
+    """The same text by the writer of studies, one prompt at a time."""
+    decoding = one.condition.decoding(0)
+    given = {"rule": decoding.rule, "block_length": decoding.block_length} if one.condition.order else {}
+    settings = StudySettings(new_tokens=NEW, stop_at_eos=True, **{"block_length": 32, **given})
+    task = Task(loaded, encode(loaded, problem.question), settings, 0, one.edits(loaded, 0))
+    moments, _ = follow(task, Meter(Progress(), 1, NEW))
+    written = moments[-1].written.tolist()
+    config: Any = loaded.model.config
+    ends = {*loaded.special.stop, *getattr(config, "eos_ids", ())}
+    written = written[: next((place for place, token in enumerate(written) if token in ends), len(written))]
+    return str(loaded.needed_tokenizer().decode(written, skip_special_tokens=True)).strip()
+
+
+@pytest.mark.parametrize(
+    ("family", "condition", "control", "k"),
+    [
+        ("diffusion", "pure", "none", 0),
+        ("diffusion", "pure", "sinks", 3),
+        ("diffusion", "blocks-3", "clean_pass", 2),
+        ("diffusion", "left_to_right+window-4", "sinks", 2),
+        ("autoregressive", "greedy", "none", 0),
+        ("autoregressive", "greedy", "sinks", 2),
+        ("autoregressive", "greedy", "clean_pass", 2),
+        ("autoregressive", "greedy+window-4", "none", 0),
+    ],
+)
+def test_a_batch_of_unequal_questions_is_answered_as_each_alone(
+    family: str, condition: str, control: str, k: int
+) -> None:
+    loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
+    one, asked = cell(condition, control, k), some_problems()
+    rows = answer(loaded, one, asked, NEW, 0, Removed())
+    assert [row["written"] for row in rows] == [alone(loaded, one, problem) for problem in asked]
+    assert len({row["written"] for row in rows}) > 1
+    if k or "window" in condition:
+        plain = answer(loaded, cell(condition.partition("+")[0]), asked, NEW, 0, Removed())
+        assert [row["written"] for row in rows] != [row["written"] for row in plain], "the edit changed nothing"
+
+
+def test_blocks_of_one_are_left_to_right() -> None:
+    loaded, asked = tiny_loaded(), some_problems()
+    texts = {
+        name: [row["written"] for row in answer(loaded, cell(name, "sinks", 2), asked, NEW, 0, Removed())]
+        for name in ("blocks-1", "left_to_right", "pure")
+    }
+    assert texts["blocks-1"] == texts["left_to_right"] != texts["pure"]
+
+
+def test_what_was_removed_is_measured() -> None:
+    loaded, asked = tiny_loaded(), some_problems(3)
+    removed = Removed()
+    answer(loaded, cell("pure", "sinks", 3), asked, NEW, 0, removed)
+    rows = removed.rows()
+    assert [row["layer"] for row in rows] == [0, 1]
+    assert all(row["keys"] == 3 for row in rows)
+    # a closed loop cannot take the same key twice in a row
+    assert all(row["overlap"] == 0 for row in rows)
+    assert all(0 < row["share"] < 1 and 0 < row["mass"] < 1 for row in rows)
+    lengths = [len(encode(loaded, problem.question).ids) + NEW for problem in asked]
+    assert rows[0]["of_keys"] == pytest.approx(sum(3 / length for length in lengths) / 3, rel=1e-5)
+    held = Removed()
+    answer(loaded, cell("pure", "clean_pass", 3), asked, NEW, 0, held)
+    assert all(row["overlap"] > 0.3 for row in held.rows())
+
+
+def test_rows_that_are_over_and_windows_are_not_counted_as_removed() -> None:
+    loaded, asked = tiny_loaded(), some_problems(2)
+    removed = Removed()
+    answer(loaded, cell("pure+window-5"), asked, NEW, 0, removed)
+    assert removed.rows() == []
+    one, both = Removed(), Removed()
+    answer(loaded, cell("pure", "sinks", 2), asked[:1], NEW, 0, one)
+
+    class Half(battery_answers.DenoisingRows):
+        def steps(self) -> Iterator[Any]:
+            for _, states in super().steps():
+                yield torch.tensor([True, False]), states
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(battery_answers, "DenoisingRows", Half)
+        answer(loaded, cell("pure", "sinks", 2), asked, NEW, 0, both)
+    for was, now in zip(one.rows(), both.rows(), strict=True):
+        assert now == pytest.approx(was, abs=1e-5)
+
+
+def spoken(texts: list[str], *, ends: list[bool]) -> type:
+    """Rows that write these texts, with or without an end of text."""
+
+    class Spoken:
+        def __init__(self, loaded: Loaded, asked: list[Any], *_: object) -> None:
+            self.loaded, self.count = loaded, len(asked)
+
+        def steps(self) -> Iterator[Any]:
+            yield torch.ones(self.count, dtype=torch.bool), None
+
+        def row(self, row: int) -> list[int]:
+            tokenizer = self.loaded.needed_tokenizer()
+            ids: Any = tokenizer(texts[row], add_special_tokens=False)["input_ids"]
+            return [*ids, *([tokenizer.eos_token_id, *ids] if ends[row] else [])]
+
+    return Spoken
+
+
+def test_answers_are_judged_up_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [
+        Problem("arithmetic", 1, "A3+5-2=", "86"),
+        Problem("planning", 1, "Pabbdaccd?ad", "abd"),
+        Problem("arithmetic", 1, "A3+5-2=", "86"),
+        Problem("copying", 1, "Cab..=", "ab"),
+        Problem("copying", 1, "Cab..=", "ab"),
+    ]
+    texts, ends = ["86", "acd", "87", "", "ab"], [True, True, True, True, False]
+    monkeypatch.setattr(battery_answers, "DenoisingRows", spoken(texts, ends=ends))
+    rows = answer(tiny_loaded(), cell("pure"), asked, NEW, 0, Removed())
+    assert [row["written"] for row in rows] == texts
+    assert [row["right"] for row in rows] == [True, True, False, False, True]
+    assert [row["ended"] for row in rows] == ends
+    counted = accuracy([cell("pure").facts | {"problem": place} | row for place, row in enumerate(rows)])[0]
+    assert (counted["n"], counted["right"], counted["empty"], counted["endless"]) == (5, 3, 1, 1)
+
+
+def graded(control: str, k: int, marks: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
+    return [
+        {"condition": "pure", "control": control, "k": k, "skill": skill, "level": level, "problem": place}
+        | {"right": mark == "+", "written": "x", "ended": True}
+        for (skill, level), row in marks.items()
+        for place, mark in enumerate(row)
+    ]
+
+
+def test_differences_are_paired_and_leave_out_what_was_not_asked() -> None:
+    rows = graded("none", 0, {("copying", 1): "++++", ("copying", 2): "++--"})
+    rows += graded("sinks", 5, {("copying", 1): "+---", ("copying", 2): "-++-"})
+    rows += graded("random", 5, {("copying", 2): "++--"})
+    found = {(row["control"], row["skill"], row["level"]): row for row in accuracy(rows)}
+    hidden = found["sinks", "copying", 0]
+    assert (hidden["n"], hidden["right"], hidden["clean"], hidden["gained"], hidden["lost"]) == (8, 3, 0.75, 1, 4)
+    assert hidden["delta"] == pytest.approx(3 / 8 - 6 / 8)
+    assert (hidden["low"], hidden["high"]) == wilson(3, 8)
+    assert (hidden["delta_low"], hidden["delta_high"]) == paired_interval(1, 4, 8)
+    # level 1 has no answers with random columns hidden, and is no part of the comparison
+    short = found["random", "all", 0]
+    assert (short["n"], short["clean"], short["delta"], short["delta_p"]) == (4, 0.5, 0.0, 1.0)
+    assert (hidden["beyond"], hidden["beyond_n"], hidden["delta_n"]) == (0.0, 4, 8)
+    assert (hidden["beyond_low"], hidden["beyond_high"]) == paired_interval(1, 1, 4)
+    assert found["sinks", "copying", 1]["beyond"] is None
+    assert short["beyond"] is None
+    assert found["sinks", "copying", 2]["n"] == 4
+    assert found["none", "all", 0]["delta"] == 0
+
+
+def test_each_way_to_hide_sinks_has_its_random_control() -> None:
+    rows = graded("none", 0, {("copying", 1): "++++"})
+    rows += graded("clean_pass", 5, {("copying", 1): "+---"}) + graded("random", 5, {("copying", 1): "++++"})
+    assert {row["control"]: row["beyond"] for row in accuracy(rows) if row["skill"] == "copying" and row["level"]} == {
+        "none": None,
+        "clean_pass": -0.75,
+        "random": None,
+    }
+    rows += graded("random_clean_pass", 5, {("copying", 1): "+++-"})
+    assert {row["beyond"] for row in accuracy(rows) if row["control"] == "clean_pass"} == {-0.5}
+
+
+def test_intervals_and_the_test_are_those_of_the_books() -> None:
+    # Newcombe 1998, table I: 81 of 263
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(0, 20)[0] == 0.0
+    assert wilson(20, 20)[1] == 1.0
+    assert math.isnan(wilson(0, 0)[0])
+    assert mcnemar(0, 5) == 2 / 32
+    assert mcnemar(3, 3) == mcnemar(0, 0) == 1.0
+    assert mcnemar(2, 9) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
+    low, high = paired_interval(0, 0, 100)
+    assert low == -high < 0, "no change in a sample is not certainty"
+    low, high = paired_interval(10, 30, 200)
+    assert low < -0.1 < high < 0
+    # (b - c)/n ± z sqrt(b + c - (b - c)²/n)/n with 0.5 more in every cell
+    half = 1.959963984540054 * math.sqrt(41 - 400 / 202) / 202
+    assert (low, high) == pytest.approx((-20 / 202 - half, -20 / 202 + half))
+
+
+def small(**changes: Any) -> BatterySettings:
+    fields = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 3, "ks": (2,), "new_tokens": 4}
+    return BatterySettings(**{**fields, "controls": ("sinks", "random"), **changes})
+
+
+def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) -> None:
+    stages: list[str] = []
+    folder = score_battery(tiny_loaded(), small(conditions=("pure", "blocks-2")), tmp_path / "run", stages.append)
+    run = open_run(folder)
+    assert (run.info.kind, run.info.status) == ("battery", "complete")
+    assert run.info.settings["conditions"] == ["pure", "blocks-2"]
+    answers, shares, removed = (run.table(name) for name in ("answers", "accuracy", "removed"))
+    assert len(answers) == 2 * 3 * 2 * 3
+    assert set(answers["question"]) == {
+        problem.question
+        for skill in ("arithmetic", "copying")
+        for problem in problems("test", 3, skills=(skill,), levels=(1,))
+    }
+    by_hand = answers.query("condition == 'pure' and control == 'sinks' and skill == 'copying'")["right"].sum()
+    row = shares.query("condition == 'pure' and control == 'sinks' and skill == 'copying' and level == 1").iloc[0]
+    assert (row["right"], row["n"]) == (by_hand, 3)
+    assert set(removed["control"]) == {"sinks", "random"}
+    assert (removed["keys"] == 2).all()
+    assert stages[:3] == ["pure, nothing hidden", "pure, 2 hidden, sinks", "pure, 2 hidden, random"]
+    assert "skipped" not in run.tables
+
+
+def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, settings = tiny_loaded(), small()
+    whole = open_run(score_battery(loaded, settings, tmp_path / "whole"))
+    real, calls = battery.answer, list[str]()
+
+    def failing(after: int) -> Callable[..., Any]:
+        def call(loaded: Loaded, one: Cell, *rest: Any) -> Any:
+            calls.append(one.skill)
+            if len(calls) > after:
+                raise KeyboardInterrupt
+            return real(loaded, one, *rest)
+
+        return call
+
+    monkeypatch.setattr(battery, "answer", failing(3))
+    with pytest.raises(KeyboardInterrupt):
+        score_battery(loaded, settings, tmp_path / "run")
+    assert open_run(tmp_path / "run").info.status == "interrupted"
+    assert len(open_run(tmp_path / "run").parts("answers")) == 3
+    calls.clear()
+    monkeypatch.setattr(battery, "answer", failing(100))
+    again = open_run(score_battery(loaded, settings, tmp_path / "run", resume=True))
+    assert len(calls) == 3
+    for name in ("answers", "accuracy", "removed"):
+        assert again.table(name).equals(whole.table(name)), name
+    with pytest.raises(ValueError, match=r"settings\['problems'\] is 3, and now it is 4"):
+        score_battery(loaded, replace(settings, problems=4), tmp_path / "run", resume=True)
+
+
+def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    length = len(encode(loaded, next(problems("test", 1, skills=("arithmetic",), levels=(1,))).question).ids)
+    settings = small(skills=("arithmetic",), ks=(length // 2, length), levels=(1,))
+    run = open_run(score_battery(loaded, settings, tmp_path / "run"))
+    skipped = run.table("skipped")
+    assert list(zip(skipped["control"], skipped["k"], strict=True)) == [("sinks", length), ("random", length)]
+    assert skipped["why"][0] == f"{length} columns of {length}"
+    assert skipped["why"][1] == f"{length} random columns beside as many sinks of {length}"
+    assert set(run.table("accuracy")["k"]) == {0, length // 2}
+
+
+def test_the_names_are_those_of_the_generator() -> None:
+    assert tuple(SKILLS) == battery_settings.SKILLS
+    assert battery_settings.LEVELS == LEVELS
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"skills": ("planing",)}, "skills are among arithmetic, .*, got 'planing'; did you mean planning?"),
+        ({"skills": ()}, "a battery needs skills, and levels among"),
+        ({"levels": (5,)}, r"levels among \(1, 2, 3, 4\), got"),
+        ({"controls": ("sink",)}, "controls are among sinks, .*, got 'sink'; did you mean sinks?"),
+        ({"ks": (-1,)}, "ks are numbers of hidden columns, at least 0, got -1"),
+        ({"problems": 0}, "problems must be at least 1, got 0"),
+        ({"conditions": ("blokcs-6",)}, "a condition is made of pure, .*, got 'blokcs-6'; did you mean blocks-N?"),
+        ({"conditions": ("blocks-0",)}, "got 'blocks-0'"),
+        ({"conditions": ("pure+random",)}, "a condition says each thing once, got 'pure\\+random'; leave out random"),
+        ({"conditions": ("greedy+blocks-3",)}, "greedy is token after token, without blocks"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatterySettings(**fields)
+
+
+def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
+    settings = BatterySettings(skills="copying", ks=5, levels=1, conditions="pure")
+    assert (settings.skills, settings.ks, settings.levels) == (("copying",), (0, 5), (1,))
+    assert settings.hidings()[:2] == [("none", 0), ("sinks", 5)]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "fields", "message"),
+    [
+        (tiny_loaded, {"conditions": ("greedy",)}, "tiny test model denoises, and greedy is for .*; give pure"),
+        (tiny_llama, {"conditions": ("pure",)}, "tiny llama writes token after token, got 'pure'; give greedy"),
+        (tiny_loaded, {"conditions": ("blocks-3",)}, "blocks must divide the 4 new tokens evenly, got 'blocks-3'"),
+        (lambda: tiny_loaded(context=8), {}, "must fit the model's context of 8 positions, got"),
+        (lambda: tiny_loaded(mask_token_id=None), {}, "needs a model with a mask token, but tiny test model has"),
+        (lambda: replace(tiny_loaded(), tokenizer=None), {}, "has no tokenizer files"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_a_folder_is_taken(
+    loaded: Callable[[], Loaded], fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        score_battery(loaded(), small(**fields), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="a battery is scored by one process"):
+        score_battery(tiny_loaded(), small(), tmp_path / "run")

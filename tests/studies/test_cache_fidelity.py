@@ -1,0 +1,256 @@
+"""Comparing caches: what is measured is what it says, rows do not depend on batches, runs go on and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sinklab.records import open_run
+from sinklab.studies.caches.figures import draw_caches
+from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
+from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, revealed, written
+from sinklab.studies.caches.run import cache_fidelity, costs, held_bytes, interval
+from sinklab.studies.caches.settings import CacheSettings
+from tiny_diffusion import TEXT, tiny_loaded
+from tiny_llama import tiny_llama
+
+# R rows, B batch, S canvas, N new tokens
+
+SMALL = CacheSettings(
+    keep=(0.5,), sinks=2, refreshed=(2,), rows=3, batch=2, prompt_tokens=12, new_tokens=14, block_length=6, texts=2
+)
+SMALL = dataclasses.replace(SMALL, repeats=1, tokens_per_step=2)
+
+
+def text_rows(count=3):
+    return torch.randint(5, 200, (count, SMALL.length), generator=torch.Generator().manual_seed(3))
+
+
+def frame(table):
+    return {
+        (family, keep, sinks, protect, row): values
+        for family, keep, sinks, protect, row, *values in zip(*table.values(), strict=True)
+    }
+
+
+def test_every_budget_has_its_pairs():
+    found = policies(dataclasses.replace(SMALL, keep=(0.25, 0.5), protect=("now", "first"), sparse=True))
+    labels = [policy.label for policy in found]
+    assert labels[:5] == ["none", "prefix", "dual", "dual, 2 sinks recomputed", "all kept"]
+    assert "aligned 0.25 + 2 first sinks" in labels and "window 0.5 + 2 random columns for sinks" in labels
+    assert len(set(labels)) == len(labels)
+    for protected, bare in pairs(found):
+        assert (protected.keep, protected.family, bare.sinks) == (bare.keep, bare.family, 0)
+        assert bare in found
+    # of the sinks of now, "received" keeps those it would keep anyway
+    assert not [policy for policy in found if (policy.family, policy.protect) == ("received", "now")]
+
+
+def test_the_uncached_policy_measures_the_models_own_loss():
+    loaded, ids_RS = tiny_loaded(sink=1, context=40), text_rows()
+    table = frame(forced(loaded, ids_RS, range(3), [Policy("none")], SMALL))
+    turn_RN = revealed(SMALL, range(3))
+    model, start = loaded.model, SMALL.prompt_tokens
+    for row in range(3):
+        losses = []
+        for begin, size in ((0, 6), (6, 6), (12, 2)):
+            for nth in range(-(-size // 2)):
+                masked_N = torch.zeros(14, dtype=torch.bool)
+                masked_N[begin : begin + size] = turn_RN[row, begin : begin + size] >= 2 * nth
+                noisy_S = ids_RS[row].clone()
+                noisy_S[start:][masked_N] = model.config.mask_token_id
+                noisy_S[start + begin + size :] = model.config.mask_token_id
+                if nth < 2:
+                    continue
+                with torch.no_grad():
+                    logits_SV = model(noisy_S[None]).logits[0]
+                logits_SV[:, model.config.mask_token_id] = -torch.inf
+                logs_SV = logits_SV.log_softmax(-1)
+                losses += [
+                    -logs_SV[start + n, ids_RS[row, start + n]].item() for n in masked_N.nonzero()[:, 0].tolist()
+                ]
+        loss, divergence, same = table["none", 1.0, 0, "", row]
+        # two blocks have a third evaluation, with two masks each
+        assert len(losses) == 4
+        assert loss == pytest.approx(np.mean(losses), abs=1e-5)
+        assert (divergence, same) == (0, 1)
+
+
+def test_rows_do_not_depend_on_their_batch():
+    loaded, ids_RS = tiny_loaded(sink=1, context=40), text_rows()
+    found = [policy for policy in policies(dataclasses.replace(SMALL, sparse=True)) if policy.protect != "random"]
+    together = frame(forced(loaded, ids_RS, range(3), found, SMALL))
+    alone = frame(forced(loaded, ids_RS[2:], [2], found, SMALL))
+    for key, values in alone.items():
+        assert values == pytest.approx(together[key], abs=2e-5), key
+    assert len(alone) == len(found)
+
+
+def test_what_keeps_everything_is_the_model_itself_with_a_stale_memory():
+    loaded, ids_RS = tiny_loaded(context=40), text_rows()
+    kept = [Policy("none"), Policy("nearest"), Policy("random"), Policy("window"), Policy("nearest", 0.3)]
+    table = frame(forced(loaded, ids_RS, range(3), kept, SMALL))
+    for row in range(3):
+        assert table["nearest", 1.0, 0, "", row] == pytest.approx(table["random", 1.0, 0, "", row], abs=1e-5)
+        assert table["window", 1.0, 0, "", row] == pytest.approx(table["none", 1.0, 0, "", row], abs=1e-5)
+        assert table["nearest", 0.3, 0, "", row][1] > table["nearest", 1.0, 0, "", row][1] > 1e-6
+
+
+def test_each_token_is_revealed_once_in_its_block():
+    turn_RN = revealed(SMALL, [0, 5])
+    for part in turn_RN.split([6, 6, 2], 1):
+        assert part.sort(1).values.tolist() == [list(range(part.shape[1]))] * 2
+    assert torch.equal(turn_RN[1:], revealed(SMALL, [5]))
+    assert not torch.equal(turn_RN, revealed(dataclasses.replace(SMALL, seed=1), [0, 5]))
+    assert evaluations(SMALL) == 3 + 3 + 1
+
+
+def test_uncached_texts_are_those_of_generate():
+    loaded, ids_RS = tiny_loaded(context=40), text_rows()
+    expected = loaded.model.generate(ids_RS[:, :12], max_new_tokens=14, block_length=6)[:, 12:]
+    assert torch.equal(written(loaded, ids_RS, Policy("none"), SMALL), expected)
+    assert torch.equal(written(loaded, ids_RS, Policy("window"), SMALL), expected)
+
+
+def test_sparse_attention_sees_itself_the_sinks_and_the_nearest():
+    sinks_BS = torch.zeros(1, 9, dtype=torch.bool)
+    sinks_BS[0, [0, 8]] = True
+    seen_BQK = nearest_keys(sinks_BS, 4)
+    assert seen_BQK[0, 4].nonzero()[:, 0].tolist() == [0, 3, 4, 8]
+    assert seen_BQK[0, 0].nonzero()[:, 0].tolist() == [0, 1, 2, 8]
+    assert nearest_keys(sinks_BS & False, 3)[0, 4].nonzero()[:, 0].tolist() == [3, 4, 5]
+    assert nearest_keys(sinks_BS, 1)[0].equal(torch.eye(9, dtype=torch.bool))
+    assert nearest_keys(sinks_BS, 5).sum(2).unique().tolist() == [5]
+
+
+def test_the_sinks_of_sparse_attention_are_those_of_a_trace():
+    model, ids_BS = tiny_loaded(sink=1, context=40).model, text_rows(2)
+    denoiser = SparseDenoiser(model, 0.5, 3)
+    sinks_BS = denoiser._sinks(ids_BS)
+    assert sinks_BS.sum(1).tolist() == [3, 3]
+    assert torch.equal(denoiser._sinks(ids_BS[1:]), sinks_BS[1:])
+
+
+def test_memory_is_that_of_what_is_kept():
+    model = tiny_loaded(context=40).model
+    canvas = canvas_of(model, text_rows(1), SMALL.new_tokens)
+    column = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head dim, float32
+    held = {
+        policy: held_bytes(model, canvas, Policy(policy, keep), 6) for policy, keep in (("none", 1), ("nearest", 0.5))
+    }
+    assert held == {"none": 26 * column, "nearest": (6 + 10) * column}
+
+
+def test_costs_have_a_line_for_every_length_and_policy():
+    model, found = tiny_loaded(context=40).model, [Policy("none"), Policy("dual"), Policy("random", 0.25)]
+    table = costs(model, (20, 26), found, SMALL)
+    assert table["length"] == [20] * 3 + [26] * 3
+    assert table["family"] == ["none", "dual", "random"] * 2
+    assert [ratio for ratio, family in zip(table["ratio"], table["family"], strict=True) if family == "none"] == [1, 1]
+    assert min(table["ms_per_token"]) > 0
+    # without a cache every evaluation is full
+    for family, partial in zip(table["family"], table["partial_ms"], strict=True):
+        assert np.isnan(partial) == (family == "none")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT * 12, "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    settings = dataclasses.replace(SMALL, text=str(corpus), lengths=(20,))
+    return open_run(cache_fidelity(tiny_loaded(context=40), tmp_path_factory.mktemp("runs") / "caches", settings))
+
+
+def test_a_run_folder_holds_everything(run):
+    assert (run.info.kind, run.info.status) == ("caches", "complete")
+    assert set(run.tables) == {"rows", "texts", "costs", "policies", "protection"}
+    table, rows = run.table("policies"), run.table("rows")
+    assert table["label"][0] == "none" and table["agreement"][0] == 1
+    for line in table.to_dict("records"):
+        mine = rows[
+            (rows["family"] == line["family"]) & (rows["keep"] == line["keep"]) & (rows["protect"] == line["protect"])
+        ]
+        for metric in METRICS:
+            assert line[metric] == pytest.approx(mine[metric].mean())
+            assert line[f"{metric}_low"] <= line[metric] + 1e-12 and line[metric] <= line[f"{metric}_high"] + 1e-12
+
+
+def test_protection_is_the_paired_difference_at_equal_budget(run):
+    rows = run.table("rows").set_index(["family", "keep", "protect", "row"])["divergence"].sort_index()
+    line = run.table("protection").query("metric == 'divergence' and family == 'random'").iloc[0]
+    delta_R = rows["random", 0.5, "now"] - rows["random", 0.5, ""]
+    assert line["difference"] == pytest.approx(delta_R.mean())
+    assert (line["low"], line["high"]) == pytest.approx(interval(delta_R.sort_index().to_numpy(), 0))
+    assert line["rows"] == 3
+
+
+def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
+    settings = dataclasses.replace(SMALL, text=str(corpus), lengths=(20,))
+
+    class Stop(Exception):
+        pass
+
+    def tell(text):
+        if text.startswith("writing"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        cache_fidelity(tiny_loaded(context=40), tmp_path / "run", settings, progress=tell)
+    told = []
+    resumed = open_run(
+        cache_fidelity(tiny_loaded(context=40), tmp_path / "run", settings, progress=told.append, resume=True)
+    )
+    assert not [text for text in told if text.startswith("revealing")]
+    assert resumed.table("policies").equals(run.table("policies"))
+
+
+def test_the_figure_is_drawn(run, tmp_path):
+    path = draw_caches(run, tmp_path / "caches.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+class TestRefusals:
+    def refuse(self, message, loaded=None, tmp_path=Path("never"), **changes):
+        with pytest.raises(ValueError, match=message):
+            cache_fidelity(loaded or tiny_loaded(context=40), tmp_path, dataclasses.replace(SMALL, **changes))
+        assert not Path("never").exists()
+
+    def test_a_model_that_writes_token_after_token(self):
+        self.refuse("block caches belong to diffusion models, but tiny llama is autoregressive", tiny_llama())
+
+    def test_a_model_without_a_mask_token(self):
+        loaded = tiny_loaded(context=40)
+        loaded.model.config.mask_token_id = None
+        self.refuse("tiny test model has no mask token", loaded)
+
+    def test_rows_that_do_not_fit(self):
+        self.refuse("canvases of 41 tokens do not fit tiny test model, whose context is 40", prompt_tokens=27)
+        self.refuse("canvases of 50 tokens do not fit", lengths=(50,))
+
+    def test_too_little_text(self, tmp_path):
+        (tmp_path / "short.txt").write_text(TEXT * 2, "utf-8")
+        self.refuse(r"the text fills \d+ rows of 26 tokens, but rows=30", text=str(tmp_path / "short.txt"), rows=30)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"rows": 1}, "rows must be at least 2, got 1"),
+            ({"block_length": 4}, "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2"),
+            ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
+            ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
+            ({"keep": (0.0,)}, "keep is a share of the columns outside the block"),
+            ({"scores": ("attended",)}, "score is one of nearest, received, aligned, random, got 'attended'"),
+            ({"protect": ("last",)}, "protect is one of now, first, earlier, got 'last'"),
+        ],
+    )
+    def test_numbers_and_names_that_make_no_sense(self, changes, message):
+        self.refuse(message, **changes)

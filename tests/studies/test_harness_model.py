@@ -1,0 +1,263 @@
+"""The lm-eval model: requests of every kind, what shares its noise, what is asked once, bad arguments."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from tokenizers.processors import TemplateProcessing
+
+from sinklab.checkpoints import Loaded
+from sinklab.probing import parse_edit
+from sinklab.scoring import exact, rolling, score
+from sinklab.studies.benchmarks import harness_model
+from sinklab.studies.benchmarks.harness_model import SinklabLM
+from sinklab.studies.benchmarks.requests import likelihood_settings
+from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.request_cache import request_key, request_number
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+SETTINGS = EvalSettings(block_length=None, mc_samples=8, record_sinks=0)
+CONTEXT = "The old man sat by"
+
+
+def instance(
+    kind: str, *arguments: Any, task: str = "toy", document: int = 0, number: int = 0, repeats: int = 1
+) -> Any:
+    return Instance(kind, {}, arguments, number, (task, document, repeats))
+
+
+def choices(loaded: Loaded, document: int = 0) -> list[Any]:
+    ends = (" the sea", " the boats", " rain")
+    return [instance("loglikelihood", CONTEXT, end, document=document, number=at) for at, end in enumerate(ends)]
+
+
+def ids(loaded: Loaded, text: str) -> list[int]:
+    return loaded.tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("specs", [(), ("mask_sinks:k=2",), ("mask_sinks:k=2,control=random",)])
+@pytest.mark.parametrize("make", [tiny_loaded, tiny_llama])
+def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ...]) -> None:
+    loaded = make()
+    settings = replace(SETTINGS, edits=specs)
+    model = SinklabLM(loaded, settings=settings)
+    found = model.loglikelihood(choices(loaded))
+    context = ids(loaded, CONTEXT)
+    pairs = [(context, ids(loaded, CONTEXT + end)[len(context) :]) for end in (" the sea", " the boats", " rain")]
+    group = request_number(0, request_key("toy", 0))
+    direct = score(
+        loaded,
+        pairs,
+        likelihood_settings(settings),
+        groups=[group] * 3,
+        edits=[parse_edit(spec) for spec in specs],
+    )
+    assert [logprob for logprob, _ in found] == pytest.approx([one.logprob for one in direct], abs=1e-4)
+    assert not any(greedy for _, greedy in found), "greedy decoding is not asked for where there are choices"
+    # what was told is what the tables are made of
+    assert model.told["toy", 0, 2]["tokens"] == len(pairs[2][1])
+    one_at_a_time = [SinklabLM(loaded, settings=settings).loglikelihood([each])[0][0] for each in choices(loaded)]
+    assert [logprob for logprob, _ in found] == pytest.approx(one_at_a_time, abs=1e-4)
+
+
+def test_what_was_cut_is_not_counted_as_prompt() -> None:
+    loaded = tiny_loaded()
+    model = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=1))
+    long = " the sea and the boats" * 4
+    requests = [instance("loglikelihood", CONTEXT * 8, end, number=at) for at, end in enumerate((long, " rain"))]
+    model.loglikelihood(requests)
+    answer = model.told["toy", 0, 0]
+    assert answer["cut"] > 0
+    assert min(row["in_prompt"] for row in answer["sinks"]) < 1
+
+
+def test_a_single_continuation_is_compared_with_greedy_decoding() -> None:
+    loaded = tiny_llama()
+    model = SinklabLM(loaded, settings=SETTINGS)
+    for context in ("The old", "The sea", "The boats", "He", "Will", "it", "looked", "by the sea", "rain", "the wind"):
+        (text,) = model.generate_until([instance("generate_until", context, {"max_gen_toks": 1})])
+        # read again, most texts fall into other tokens
+        if text.strip() and len(ids(loaded, context + text)) == len(ids(loaded, context)) + 1:
+            break
+    else:
+        raise AssertionError("no text is read again as it was written")
+    right = model.loglikelihood([instance("loglikelihood", context, text, document=1)])[0]
+    wrong = model.loglikelihood([instance("loglikelihood", context, " rising", document=2)])[0]
+    assert (right[1], wrong[1]) == (True, False)
+    assert right[0] > wrong[0]
+
+
+def test_contexts_may_be_empty_or_end_in_a_space() -> None:
+    loaded = tiny_loaded()
+    model = SinklabLM(loaded, settings=replace(SETTINGS, estimator="chain_rule"))
+    empty, spaced, plain = (
+        model.loglikelihood([instance("loglikelihood", context, end, document=at)])[0][0]
+        for at, (context, end) in enumerate([("", "The"), ("The old ", "man"), ("The old", " man")])
+    )
+    assert spaced == pytest.approx(plain, abs=1e-5)
+    (direct,) = score(loaded, [((), ids(loaded, "The"))], likelihood_settings(model.settings))
+    assert empty == pytest.approx(direct.logprob, abs=1e-5)
+    assert SinklabLM(tiny_llama(), settings=SETTINGS).loglikelihood([instance("loglikelihood", "", "The")])[0][0] < 0
+
+
+def test_whole_texts_are_scored_in_chunks() -> None:
+    loaded = tiny_llama(context=16)
+    text = "The old man sat by the sea, and the boy looked at the boats."
+    model = SinklabLM(loaded, settings=SETTINGS)
+    request = instance("loglikelihood_rolling", text)
+    (found,) = model.loglikelihood_rolling([request])
+    assert found == pytest.approx(
+        rolling(loaded, loaded.tokenizer(text, add_special_tokens=False)["input_ids"]).logprob
+    )
+    assert model.loglikelihood_rolling([request]) == [found]
+
+
+def test_monte_carlo_scores_agree_with_enumeration() -> None:
+    loaded = tiny_loaded()
+    model = SinklabLM(loaded, settings=replace(SETTINGS, mc_samples=512))
+    (found,) = model.loglikelihood([instance("loglikelihood", "The old man", " sat")])
+    context = ids(loaded, "The old man")
+    told = model.told["toy", 0, 0]
+    true = exact(loaded, context, ids(loaded, "The old man sat")[len(context) :])
+    assert abs(found[0] - true) <= 4 * told["stderr"] + 1e-4
+
+
+def test_watched_scores_are_the_same_scores() -> None:
+    loaded = tiny_loaded(1)
+    watched = SinklabLM(loaded, settings=replace(SETTINGS, record_sinks=None))
+    plain = SinklabLM(loaded, settings=SETTINGS)
+    one, other = (model.loglikelihood(choices(loaded)) for model in (watched, plain))
+    assert [pair[0] for pair in one] == pytest.approx([pair[0] for pair in other], abs=1e-4)
+    facts = watched.told["toy", 0, 0]["sinks"]
+    assert len(facts) == 2
+    assert all(0 < row["share"] <= 1 and row["in_masked"] is None and row["steps"] > 0 for row in facts)
+    assert plain.told["toy", 0, 0]["sinks"] == []
+
+
+def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    write = harness_model.write_batch
+
+    def counted(*given: Any, **named: Any) -> Any:
+        batches.append(len(given[1]))
+        return write(*given, **named)
+
+    monkeypatch.setattr(harness_model, "write_batch", counted)
+    request = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "until": ["zz"]}, repeats=3)
+    model = SinklabLM(tiny_loaded(), settings=SETTINGS)
+    assert len(set(model.generate_until([request] * 3))) == 1
+    assert batches == [1]
+    batches.clear()
+    drawn = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "do_sample": True, "temperature": 3.0}, repeats=3)
+    texts = SinklabLM(tiny_loaded(), settings=SETTINGS).generate_until([drawn] * 4)
+    assert batches == [1, 1, 1], "a fourth one only fills up a distributed batch"
+    assert len(set(texts[:3])) > 1
+    assert texts[3] == texts[0]
+    other = SinklabLM(tiny_loaded(), settings=replace(SETTINGS, seed=1)).generate_until([drawn] * 3)
+    assert other != texts[:3]
+
+
+def test_answers_do_not_depend_on_the_batch() -> None:
+    requests = [
+        instance("generate_until", text, {"max_gen_toks": 5}, document=at)
+        for at, text in enumerate(("The", "The old man sat by the sea", "He said", "The boats were"))
+    ]
+    found = [
+        SinklabLM(
+            tiny_loaded(1), settings=replace(SETTINGS, batch=batch, mask_sinks=1, control=control)
+        ).generate_until(requests)
+        for control in ("sinks", "random")
+        for batch in (1, 3)
+    ]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+
+
+def test_lm_eval_finds_it_by_name_and_arguments() -> None:
+    model = get_model("sinklab").create_from_arg_string(
+        "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
+    )
+    assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (2, 3, ("piqa",))
+    assert model.edits == (parse_edit("mask_sinks:k=2"),)
+    assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
+    assert model.eot_token_id == model.tokenizer.eos_token_id
+    assert model.tokenizer_name == "tiny"
+
+
+def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
+    model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
+    assert model.edits == (parse_edit("mask_sinks:k=2,control=recent,selector=last_row"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mask_snks": 2}, "the model sinklab has no argument 'mask_snks'; did you mean mask_sinks?"),
+        ({"pretraind": "x"}, "did you mean pretrained?"),
+        ({"edits": "mask_snks:k=2"}, "unknown edit 'mask_snks'"),
+        ({"control": "randon"}, "control is one of .*; did you mean random?"),
+        ({"control": "random"}, "mask_sinks is not given"),
+        ({"mask_sinks": 0}, "mask_sinks must be at least 1, got 0; leave it out for none"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"record_sinks": -1}, "record_sinks must be at least 0"),
+        ({"tasks": ""}, "at least one task"),
+        ({"noise": "lada"}, "did you mean llada?"),
+        ({"published": True}, "published is a choice for the task gsm8k_two_stage"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SinklabLM(tiny_loaded(), **given)
+
+
+def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs a model with a mask token, but tiny test model has mask_token_id None"):
+        SinklabLM(tiny_loaded(mask_token_id=None))
+    with pytest.raises(ValueError, match="give settings or their fields, not both: got limit"):
+        SinklabLM(tiny_loaded(), settings=SETTINGS, limit=3)
+    with pytest.raises(ValueError, match="no tokenizer files"):
+        SinklabLM(replace(tiny_loaded(), tokenizer=None))
+    for given, message in (
+        ({"chat": True}, "has no chat format that is known; leave out --chat"),
+        ({"rule": "entropi"}, "entropi"),
+        ({"cache": "dual", "edits": ("mask_sinks:k=1,source=clean_pass",)}, "decode without a cache"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SinklabLM(tiny_loaded(), settings=replace(SETTINGS, **given))
+    with pytest.raises(ValueError, match=r"tiny llama is autoregressive .*: rule can be set for diffusion models only"):
+        SinklabLM(tiny_llama(), settings=replace(SETTINGS, rule="entropy"))
+
+
+def test_chats_are_rendered_and_not_begun_twice() -> None:
+    loaded = tiny_llama()
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    said = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = said + "{% if add_generation_prompt %}<me>{% endif %}"
+    model = SinklabLM(replace(loaded, tokenizer=tokenizer), settings=replace(SETTINGS, chat=True))
+    history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert model.apply_chat_template(history) == "<user>a<assistant>b<me>"
+    assert model.apply_chat_template(history, add_generation_prompt=False) == "<user>a<assistant>b"
+    assert model.tok_encode("The") == tokenizer("The", add_special_tokens=False)["input_ids"]
+    tokenizer.chat_template = "{{ raise_exception('only one user') }}"
+    with pytest.raises(ValueError, match="cannot be used: only one user; leave out --chat"):
+        model.apply_chat_template(history)
+
+
+def test_an_autoregressive_text_begins_as_its_tokenizer_begins_one() -> None:
+    loaded = tiny_llama()
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    end = ("<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>"))
+    tokenizer.bos_token = end[0]
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
+    plain = tokenizer("The", add_special_tokens=False)["input_ids"]
+    model = SinklabLM(replace(loaded, tokenizer=tokenizer), settings=SETTINGS)
+    assert model.tok_encode("The") == [end[1], *plain]
+    assert model.tok_encode("<|endoftext|>The") == [end[1], *plain]
+    assert SinklabLM(replace(tiny_loaded(), tokenizer=tokenizer), settings=SETTINGS).tok_encode("The") == plain

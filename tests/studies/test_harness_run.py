@@ -1,0 +1,276 @@
+"""`evaluate`: its run folder, what a resumed run asks for, and what is refused."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from sinklab.records import Run, open_run
+from sinklab.studies.benchmarks import harness_model, requests
+from sinklab.studies.benchmarks.run import evaluate
+from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.tables import rows_of, score_lines
+from sinklab.studies.request_cache import RequestCache
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+from tiny_tasks import toy_tasks
+
+SETTINGS = EvalSettings(block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1, record_sinks=2)
+
+
+def run_toys(folder: Path, settings: EvalSettings = SETTINGS, loaded: Any = None, **named: Any) -> Run:
+    loaded = tiny_loaded(1) if loaded is None else loaded
+    return open_run(evaluate(settings, loaded, folder / "run", task_objects=toy_tasks(folder), **named))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_toys(tmp_path_factory.mktemp("toys"))
+
+
+def test_scores_are_means_over_samples(finished: Run) -> None:
+    assert (finished.info.kind, finished.info.status) == ("benchmark", "complete")
+    assert finished.info.settings["tasks"] == ["toy_texts", "toy_choices", "toy_ends"]
+    assert finished.info.settings["mask_sinks"] == 1
+    assert not {"batch", "likelihood_batch", "resume"} & finished.info.settings.keys()
+    scores, samples = finished.table("scores"), finished.table("samples")
+    assert scores["task"].tolist() == ["toy_texts", "toy_choices", "toy_ends"]
+    assert scores["metric"].tolist() == ["exact_match", "acc", "acc"]
+    assert scores["filter"].tolist() == ["vowel", "none", "none"]
+    assert scores["samples"].tolist() == [4, 4, 4]
+    assert scores["higher_is_better"].tolist() == [True, True, True]
+    assert samples.groupby("task")["doc_id"].apply(list).tolist() == [[0, 1, 2, 3]] * 3
+    for row in scores.to_dict("records"):
+        part = samples[samples["task"] == row["task"]]
+        assert row["value"] == pytest.approx(part["right"].mean())
+        assert row["stderr"] == pytest.approx(part["right"].std(ddof=1) / 2)
+    texts = samples[samples["task"] == "toy_texts"]
+    missing = [not set("aeiou") & set(text) for text in texts["response"]]
+    assert texts["no_answer"].tolist() == missing
+    assert scores["no_answer"][0] == pytest.approx(sum(missing) / 4)
+    assert scores["no_answer"][1:].isna().all()
+    assert (texts["steps"] == 6).all()
+    assert texts["prompt"].str.startswith("The old man sat").all()
+
+
+def test_the_likelier_choice_is_the_answer(finished: Run) -> None:
+    samples = finished.table("samples")
+    rows = samples[samples["task"] == "toy_choices"].to_dict("records")
+    for row in rows:
+        best = ("rain", "wind")[int(row["logprobs"][1] > row["logprobs"][0])]
+        assert row["answer"] == best
+        assert row["right"] == float(best == ("rain", "wind")[int(row["target"])])
+        assert len(row["stderrs"]) == 2
+    assert all(len(row) == 1 for row in samples[samples["task"] == "toy_ends"]["logprobs"])
+
+
+def test_sinks_are_those_of_the_watched_requests(finished: Run) -> None:
+    sinks = finished.table("sinks")
+    assert set(sinks["task"]) == {"toy_texts", "toy_choices", "toy_ends"}
+    assert set(sinks["doc_id"]) == {0, 1}
+    assert len(sinks) == 2 * (2 + 4 + 2), "documents × layers, and two choices of one task"
+    written = sinks[sinks["task"] == "toy_texts"]
+    # one key was hidden in each step but the first
+    assert (written["steps"] == 6).all()
+    assert written["removed"].between(0, 1, inclusive="neither").all()
+    assert sinks[sinks["task"] == "toy_choices"]["in_masked"].isna().all()
+
+
+def test_lm_evals_own_files_lie_beside(finished: Run) -> None:
+    (file,) = finished.path.glob("results_*.json")
+    whole = json.loads(file.read_text())
+    assert whole["config"]["model"] == "sinklab"
+    assert whole["config"]["sinklab"]["mask_sinks"] == 1
+    assert whole["model_name"] == "tiny test model"
+    value = finished.table("scores")["value"][1]
+    assert whole["results"]["toy_choices"]["acc,none"] == pytest.approx(value)
+    assert set(whole["task_hashes"]) == {"toy_texts", "toy_choices", "toy_ends"}
+    assert "samples" not in whole
+    (lines,) = finished.path.glob("samples_toy_texts_*.jsonl")
+    assert [json.loads(line)["doc_id"] for line in lines.read_text().splitlines()] == [0, 1, 2, 3]
+    assert not list(finished.path.glob(".*"))
+
+
+def test_lines_say_what_was_not_found(finished: Run) -> None:
+    lines = score_lines(finished)
+    missing = finished.table("scores")["no_answer"][0]
+    expected = f"; no answer found in {missing:.0%}" if missing else ""
+    assert lines[0].startswith("toy_texts: exact_match (vowel) 0.0000 ± ")
+    assert lines[0].endswith(f"on 4 documents{expected}")
+    assert len(lines) == 3
+    assert score_lines(finished.path) == lines
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of texts and continuations that the model is asked for from now on."""
+    sizes: list[int] = []
+    write, score = harness_model.write_batch, requests.score
+
+    def writes(*given: Any, **named: Any) -> Any:
+        sizes.append(len(given[1]))
+        return write(*given, **named)
+
+    def scores(*given: Any, **named: Any) -> Any:
+        sizes.append(len(given[1]))
+        return score(*given, **named)
+
+    monkeypatch.setattr(harness_model, "write_batch", writes)
+    monkeypatch.setattr(requests, "score", scores)
+    return sizes
+
+
+def same(one: Run, other: Run) -> None:
+    for name in ("scores", "samples", "sinks"):
+        left, right = one.table(name), other.table(name)
+        assert left.equals(right), (name, left, right)
+
+
+def test_an_interrupted_run_asks_for_what_is_missing(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if text.startswith("scoring"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_toys(tmp_path, progress=stop)
+    assert open_run(tmp_path / "run").info.status == "interrupted"
+    sizes = asked_for(monkeypatch)
+    resumed = run_toys(tmp_path, replace(SETTINGS, resume=True), progress=said.append)
+    assert sum(sizes) == 3 * 4, "two choices and one end for each document, and no text again"
+    assert said == [
+        "writing 4 answers",
+        "scoring 12 continuations",
+        "writing 4 answers, 4 of them there already",
+        "scoring 12 continuations",
+    ]
+    assert resumed.info.status == "complete"
+    same(resumed, finished)
+    sizes.clear()
+    # another pace is no other run
+    same(run_toys(tmp_path, replace(SETTINGS, resume=True, batch=1, likelihood_batch=5)), finished)
+    assert sizes == []
+
+
+def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, limit=1, record_sinks=0)
+    run_toys(tmp_path, settings)
+    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or go on"):
+        run_toys(tmp_path, settings)
+    for changes, field in (({"mask_sinks": 2}, "mask_sinks"), ({"limit": 2}, "limit"), ({"seed": 1}, "seed")):
+        with pytest.raises(ValueError, match=f"can be continued only as it was begun: its .*{field}"):
+            run_toys(tmp_path, replace(settings, resume=True, **changes))
+    with pytest.raises(ValueError, match=r"its model\['weights_sha256'\]"):
+        run_toys(tmp_path, replace(settings, resume=True), tiny_loaded(1, seed=5))
+
+
+def test_an_autoregressive_model_is_scored_too(tmp_path: Path) -> None:
+    run = run_toys(tmp_path, replace(SETTINGS, mask_sinks=2), tiny_llama())
+    assert run.info.model["family"] == "autoregressive"
+    assert len(run.table("scores")) == 3
+    samples = run.table("samples")
+    assert (samples[samples["task"] == "toy_choices"]["stderrs"].map(max) == 0).all()
+
+
+def test_long_prompts_are_cut_and_counted(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, new_tokens=30, mask_sinks=None, record_sinks=0)
+    run = run_toys(tmp_path, settings, tiny_loaded(context=48))
+    cut = run.table("samples").query("task == 'toy_texts'")["cut"]
+    assert (cut > 0).any()
+    line = f"toy_texts: {(cut > 0).sum()} of 4 prompts were longer than the context and lost their left end"
+    assert line in score_lines(run)
+
+
+def test_a_killed_process_loses_nothing_that_it_answered(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+
+    class Killed(BaseException):
+        pass
+
+    def kill(text: str) -> None:
+        if text.startswith("scoring"):
+            # what a kill leaves: all that was written, and nothing that is done on the way out
+            shutil.copytree(tmp_path / "run", left / "run")
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_toys(tmp_path, progress=kill)
+    file = left / "run" / "requests-0.jsonl"
+    # as if the kill had come in the middle of a line
+    before = file.read_bytes()
+    cut = before.split(b"\n")[0][:40]
+    file.write_bytes(before + cut)
+    said: list[str] = []
+    run_toys(left, replace(SETTINGS, resume=True), progress=said.append)
+    assert said[0] == "writing 4 answers, 4 of them there already"
+    for line in file.read_text().splitlines():
+        if line != cut.decode():
+            json.loads(line)
+
+
+def test_right_is_no_metric_of_which_less_is_better() -> None:
+    row = {"doc_id": 0, "filter": "none", "arguments": [("a", " b")], "resps": [[(-9.7, True)]], "target": " b"}
+    row |= {"filtered_resps": [(-9.7, True)], "metrics": ["perplexity", "acc"], "perplexity": -9.7, "acc": 1}
+    results = {
+        "samples": {"ends": [row]},
+        "configs": {"ends": {"output_type": "loglikelihood"}},
+        "results": {"ends": {"perplexity,none": 9.0, "acc,none": 1.0}},
+        "n-samples": {},
+        "higher_is_better": {"ends": {"perplexity": False, "acc": True}},
+    }
+    assert rows_of(results, {})[1][0]["right"] == 1.0
+    row["metrics"] = ["perplexity"]
+    assert math.isnan(rows_of(results, {})[1][0]["right"])
+
+
+def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
+    cache = RequestCache(tmp_path, 0, "one")
+    cache.add({"a": {"text": "1"}})
+    cache.add([])
+    RequestCache(tmp_path, 1, "one").add({"b": {"text": "2"}})
+    RequestCache(tmp_path, 2, "other").add({"c": {"text": "3"}})
+    with open(tmp_path / "requests-0.jsonl", "a") as handle:
+        handle.write('{"run": "one", "key": "d", "ans')
+    again = RequestCache(tmp_path, 0, "one")
+    assert (again.get("a"), again.get("b"), again.get("c"), again.get("d")) == (
+        {"text": "1"},
+        {"text": "2"},
+        None,
+        None,
+    )
+    assert again.found == 2
+    again.add({"d": {"text": "4"}})
+    assert RequestCache(tmp_path, 0, "one").get("d") == {"text": "4"}
+    assert RequestCache(None, 0, "").found == 0
+
+
+def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:
+    said: list[str] = []
+    run_toys(tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append)
+    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval lets nobody change them"
+
+
+def test_without_lm_eval_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "lm_eval" else find(name, *rest)
+    )
+    with pytest.raises(ValueError, match=r"needs? lm-eval, which is not installed; pip install 'sinklab\[eval\]'"):
+        evaluate(SETTINGS, "tiny", tmp_path / "run")
+
+
+def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown task 'gsm9k'; did you mean gsm8k\?"):
+        evaluate(replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)), "no such model", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

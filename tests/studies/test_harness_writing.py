@@ -1,0 +1,224 @@
+"""Several answers in one batch: each is what it would be alone, and what sinks did is read off the same run."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from sinklab.checkpoints import Loaded
+from sinklab.probing import MaskSinks, WindowAttention, trace
+from sinklab.sampling import Canvas
+from sinklab.scoring.decoding import Task
+from sinklab.scoring.prompts import Prompt
+from sinklab.scoring.text_ends import ended, is_over
+from sinklab.scoring.writing import Answer, Asked, is_lonely, write_batch
+from sinklab.studies.base import Meter, Progress
+from sinklab.studies.benchmarks.requests import fitted, paced, sampled
+from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.trace.settings import StudySettings
+from sinklab.studies.trace.writing import follow, seeded
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+PROMPTS = ("The old man", "The sea and the boats were rising", "It", "He said “Will it rain?” and sat")
+SETTINGS = EvalSettings(block_length=4)
+NEW = 8
+
+
+def asked(loaded: Loaded, until: tuple[str, ...] = ()) -> list[Asked]:
+    ids = [tuple(loaded.tokenizer(text)["input_ids"]) for text in PROMPTS]
+    return [Asked(each, until, 100 + number) for number, each in enumerate(ids)]
+
+
+def one_by_one(loaded: Loaded, each: Asked, edits: tuple[Any, ...] = ()) -> list[int]:
+    """The tokens that a study writes, which knows no batches."""
+    settings = StudySettings(new_tokens=NEW, block_length=4 if loaded.family == "diffusion" else 32)
+    task = Task(loaded, Prompt("", each.ids, (False,) * len(each.ids)), settings, each.seed, seeded(edits, each.seed))
+    moments, _ = follow(task, Meter(Progress(), 1, NEW))
+    return ended(loaded, moments[-1].written.tolist(), ())[0]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [(), (MaskSinks(k=1),), (MaskSinks(k=1, source="clean_pass"), WindowAttention(radius=3))],
+    ids=["plain", "closed loop", "clean pass"],
+)
+@pytest.mark.parametrize("kind", ["diffusion", "with a sink", "shifted", "autoregressive"])
+def test_rows_of_a_batch_are_what_they_are_alone(kind: str, edits: tuple[Any, ...]) -> None:
+    loaded = tiny_llama()
+    if kind != "autoregressive":
+        loaded = tiny_loaded(int(kind == "with a sink"), logit_shift=kind == "shifted")
+    if kind == "autoregressive":
+        edits = tuple(replace(edit, selector="last_row") if isinstance(edit, MaskSinks) else edit for edit in edits)
+    settings = replace(SETTINGS, stop_at_eos=kind == "autoregressive")
+    requests = asked(loaded)
+    together = write_batch(loaded, requests, settings, NEW, edits)
+    for request, answer in zip(requests, together, strict=True):
+        assert list(answer.ids) == one_by_one(loaded, request, edits)
+        alone = write_batch(loaded, [request], settings, NEW, edits)[0]
+        assert (answer.text, answer.steps) == (alone.text, alone.steps)
+
+
+@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
+def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family: str) -> None:
+    loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
+    plain, edited = (write_batch(loaded, asked(loaded), SETTINGS, 1, edits) for edits in ((), (MaskSinks(k=1),)))
+    assert edited == plain and [answer.steps for answer in edited] == [1] * len(PROMPTS)
+
+
+def close(one: Answer, other: Answer) -> None:
+    assert len(one.sinks) == len(other.sinks) > 0
+    for left, right in zip(one.sinks, other.sinks, strict=True):
+        assert left == pytest.approx(right, abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("sink", [0, 1])
+def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink: int) -> None:
+    loaded = tiny_loaded(sink)
+    requests = asked(loaded)
+    edits = (MaskSinks(k=1),)
+    together = write_batch(loaded, requests, SETTINGS, NEW, edits, watch=True)
+    plain = write_batch(loaded, requests, SETTINGS, NEW, edits)
+    assert [answer.ids for answer in together] == [answer.ids for answer in plain], "watching changes nothing"
+    for request, answer in zip(requests, together, strict=True):
+        close(answer, write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)[0])
+
+
+@pytest.mark.parametrize("sink", [0, 2])
+def test_facts_are_those_of_the_attention_itself(sink: int) -> None:
+    loaded = tiny_loaded(sink)
+    request = asked(loaded)[1]
+    answer = write_batch(loaded, [request], replace(SETTINGS, stop_at_eos=False), NEW, watch=True)[0]
+    config = loaded.model.config
+    canvas = Canvas.from_prompts([list(request.ids)], new_tokens=NEW, mask_id=config.mask_token_id)
+    settings = replace(SETTINGS, stop_at_eos=False, seed=request.seed)
+    with trace(loaded.model, ("received",)) as recording:
+        before = [step.before_BS[0] for step in loaded.model.denoise(canvas, settings) if recording.mark(step) is None]
+    received_TLHK = recording.array("received")[:, 0]
+    length = received_TLHK.shape[-1] - sink
+    share_TLHK = received_TLHK / length
+    for layer, facts in enumerate(answer.sinks):
+        assert facts["steps"] == NEW
+        assert facts["share"] == pytest.approx(share_TLHK[:, layer].max(-1).mean(), abs=1e-5)
+        above = received_TLHK[:, layer] > 1 + 3 * (length - 1) / length
+        assert facts["sinks"] == pytest.approx(above.sum(-1).mean(), abs=1e-6)
+        assert facts["with_sink"] == pytest.approx(above.any(-1).mean(), abs=1e-6)
+        main_TH = received_TLHK[:, layer].argmax(-1) - sink
+        places, counts = np.unique(main_TH, return_counts=True)
+        assert facts["positions"] == len(places)
+        assert facts["main_constancy"] == pytest.approx(counts.max() / main_TH.size)
+        assert facts["main_position"] == max(places[counts.argmax()], -1)
+        masked = sum(
+            int(place >= 0 and ids[place] == config.mask_token_id)
+            for ids, places_H in zip(before, main_TH, strict=True)
+            for place in places_H
+        )
+        assert facts["in_masked"] == pytest.approx(masked / main_TH.size)
+        assert facts["in_sink"] == pytest.approx((main_TH < 0).mean())
+        assert sum(facts[f"in_{state}"] for state in ("masked", "committed", "prompt", "sink")) == pytest.approx(1)
+        assert facts["removed"] is None
+
+
+def test_an_autoregressive_answer_is_watched_by_its_last_row() -> None:
+    loaded = tiny_llama()
+    edits = (MaskSinks(k=2, selector="last_row"),)
+    requests = [replace(each, until=()) for each in asked(loaded)][:2]
+    facts = write_batch(loaded, requests, SETTINGS, 4, edits, watch=True)[0].sinks
+    assert len(facts) == loaded.model.config.num_hidden_layers
+    for row in facts:
+        assert row["in_masked"] == row["in_sink"] == 0
+        assert row["in_prompt"] > 0
+        assert 0 < row["removed"] < 1
+
+
+def test_an_answer_ends_at_its_end() -> None:
+    loaded = tiny_loaded()
+    request = asked(loaded)[0]
+    whole = write_batch(loaded, [request], SETTINGS, NEW)[0]
+    assert whole.steps == NEW
+    first = loaded.tokenizer.decode(list(whole.ids[:2]))
+    early = write_batch(loaded, [replace(request, until=("", first[-1:]))], SETTINGS, NEW)[0]
+    assert early.text == whole.text[: whole.text.index(first[-1:])]
+    assert early.steps == 4, "the first block holds the end, so the second is not written"
+    eos = loaded.tokenizer.eos_token_id
+    assert ended(loaded, [*whole.ids[:2], eos, *whole.ids[2:]], ())[0] == list(whole.ids[:2])
+    assert is_over(loaded, [eos], ())
+    assert not is_over(loaded, [], ("x",))
+    # a special token may be named by a task as its end
+    mask = loaded.tokenizer.mask_token
+    assert ended(loaded, [loaded.tokenizer.mask_token_id, 5], (mask,)) == ([], "")
+
+
+def spelled(*tokens: str) -> Any:
+    """A tokenizer of these tokens that decodes as SentencePiece's do: without the first space."""
+    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_an_indented_line_keeps_its_spaces() -> None:
+    loaded = replace(tiny_llama(), tokenizer=spelled("\n", "▁▁▁▁return", "▁1"))
+    assert loaded.tokenizer.decode([1, 2]) == "   return 1"
+    assert ended(loaded, [1, 2], (), before=[0]) == ([1, 2], "    return 1")
+    assert ended(loaded, [1, 2], (" 1",), before=[0])[1] == "    return"
+    assert ended(loaded, [1, 2], ())[1] == "   return 1"
+
+
+def test_a_random_control_is_drawn_per_request() -> None:
+    loaded = tiny_loaded()
+    edits = (MaskSinks(k=2, control="random"),)
+    one, other = (replace(asked(loaded)[1], seed=seed) for seed in (5, 6))
+    facts = [write_batch(loaded, [each], SETTINGS, NEW, edits, watch=True)[0].sinks for each in (one, one, other)]
+    assert facts[0] == facts[1]
+    assert facts[0] != facts[2]
+
+
+def test_what_draws_or_waits_is_written_alone() -> None:
+    for changes, edits, lonely in (
+        ({}, (), False),
+        ({}, (MaskSinks(k=1),), False),
+        ({}, (MaskSinks(k=1, control="random"),), True),
+        ({"temperature": 0.5}, (), True),
+        ({"rule": "random"}, (), True),
+        ({"alg_temp": 0.1}, (), True),
+        ({"schedule": "threshold"}, (), False),
+        ({"schedule": "threshold"}, (MaskSinks(k=1),), True),
+        ({"schedule": "threshold", "cache": "dual"}, (), True),
+        ({"schedule": "timed", "pooled": True}, (), True),
+    ):
+        assert is_lonely(replace(SETTINGS, **changes), edits) == lonely, (changes, edits)
+
+
+def test_prompts_and_answers_share_the_context() -> None:
+    ids = list(range(100))
+    assert fitted(ids[:10], 8, 64) == (tuple(range(10)), 8, 0)
+    assert fitted(ids[:10], 100, 64) == (tuple(range(10)), 54, 0), "the answer is shortened"
+    assert fitted(ids, 8, 64) == (tuple(range(44, 100)), 8, 44), "the prompt loses its left end"
+    assert fitted(ids, 100, 64) == (tuple(range(68, 100)), 32, 68), "half for each"
+    settings = replace(SETTINGS, steps=32, block_length=8)
+    assert paced(settings, 32, 32).steps == 32
+    assert paced(settings, 24, 64).steps == 12
+    assert paced(settings, 24, 640).steps == 3, "a step per block at least"
+    assert paced(SETTINGS, 3, 64).steps is None
+
+
+def test_a_task_may_want_its_answers_drawn() -> None:
+    given = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
+    drawn = sampled(SETTINGS, given)
+    assert (drawn.temperature, drawn.top_p) == (0.8, 0.9)
+    assert sampled(SETTINGS, {**given, "do_sample": False}) == SETTINGS
+    assert sampled(replace(SETTINGS, temperature=0.3), given).temperature == 0.3
+
+
+def test_nan_logits_and_long_prompts_are_refused() -> None:
+    loaded = tiny_llama(context=16)
+    with pytest.raises(ValueError, match="must fit the model's context of 16 positions, got 20"):
+        write_batch(loaded, [Asked((5,) * 10, (), 0)], SETTINGS, 10)
+    with torch.no_grad():
+        loaded.model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="tiny llama gave NaN logits at step 0"):
+        write_batch(loaded, [Asked((5,), (), 0)], SETTINGS, 2)

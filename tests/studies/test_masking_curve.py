@@ -1,0 +1,206 @@
+"""Loss over hidden columns, for diffusion and autoregressive models."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sinklab.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.probing import MaskSinks, intervene
+from sinklab.records import open_run
+from sinklab.scoring.heldout import HeldoutRows, heldout_rows, hidden_losses, row_losses
+from sinklab.studies.curve.run import curve_table, masking_curve
+from sinklab.studies.curve.settings import CurveSettings
+from tiny_diffusion import TEXT, tiny_loaded
+from tiny_llama import tiny_llama
+
+
+def text(rows: int = 6, length: int = 24) -> torch.Tensor:
+    return torch.randint(3, 280, (rows, length))
+
+
+def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None = None):
+    """Logits of a causal model, written out densely; columns hidden from later queries. And what each key received."""
+    config, received = model.config, []
+    heads, groups = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    state = model.model.embed_tokens(ids_BS)
+    size = ids_BS.shape[1]
+    rotary = model.model.rotary_emb(state, torch.arange(size)[None])
+    may_QS = torch.ones(size, size, dtype=torch.bool).tril()
+    for number, layer in enumerate(model.model.layers):
+        normed = layer.input_layernorm(state)
+        parts = [getattr(layer.self_attn, f"{name}_proj")(normed).unflatten(-1, (-1, 8)) for name in "qkv"]
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        cos, sin = (part[:, None] for part in rotary)
+        turned = [part * cos + torch.cat([-part[..., 4:], part[..., :4]], -1) * sin for part in (query, key)]
+        key, value = (part.repeat_interleave(groups, 1) for part in (turned[1], value))
+        scores_BHQS = (turned[0] @ key.mT / math.sqrt(8)).masked_fill(~may_QS, -torch.inf)
+        received.append(scores_BHQS.softmax(-1).sum(-2))
+        if hidden_LBHS is not None:
+            for query_at in range(size):
+                for column in range(query_at):
+                    gone_BH = hidden_LBHS[number][:, :, column]
+                    scores_BHQS[:, :, query_at, column].masked_fill_(gone_BH, -torch.inf)
+        mixed = (scores_BHQS.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        assert mixed.shape[-1] == heads * 8
+        state = state + layer.self_attn.o_proj(mixed)
+        state = state + layer.mlp(layer.post_attention_layernorm(state))
+    return model.lm_head(model.model.norm(state)), torch.stack(received)
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+def test_a_causal_model_loses_columns_from_later_queries_only(k: int) -> None:
+    loaded, ids_BS = tiny_llama(), text(3, 12)
+    with torch.no_grad():
+        _, received_LBHS = attention_of(loaded.model, ids_BS)
+        # the first key, the only one that the first query sees, is always among those hidden
+        hidden_LBHS = torch.zeros_like(received_LBHS, dtype=torch.bool)
+        hidden_LBHS.scatter_(-1, received_LBHS.topk(k, -1).indices, True)
+        logits, _ = attention_of(loaded.model, ids_BS, hidden_LBHS)
+    expected = -logits.double().log_softmax(-1)[:, :-1].gather(-1, ids_BS[:, 1:, None])[..., 0].mean(-1)
+    found = hidden_losses(loaded, ids_BS, [(k, "sinks")])[0]
+    assert torch.isfinite(found.losses_R).all()
+    assert torch.allclose(found.losses_R.double(), expected, rtol=1e-4)
+    held = received_LBHS.masked_fill(~hidden_LBHS, 0).sum(-1).mean() / 12
+    assert found.mass == pytest.approx(held.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("sink", [0, 1])
+@pytest.mark.parametrize("control", ["sinks", "random", "lowest", "recent"])
+def test_one_clean_pass_for_all_hides_what_an_edit_with_its_own_clean_pass_hides(sink: int, control: str) -> None:
+    loaded, ids_RS = tiny_loaded(sink), text()
+    found = hidden_losses(loaded, ids_RS, [(4, "sinks"), (2, control)], seed=3)[1]
+    edit = MaskSinks(k=2, source="clean_pass", control=control, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    t_R = sample_times(6, sampler="low_discrepancy", generator=generator)
+    noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=loaded.model.config.mask_token_id, generator=generator)
+    with torch.no_grad(), intervene(loaded.model, edit) as log:
+        with log.probing():
+            loaded.model(noisy_RS)
+        logits_MV = loaded.model(noisy_RS, logits_to_keep=masked_RS).logits
+    expected_R = masked_token_loss(logits_MV, ids_RS, masked_RS, t_R, reduction="row")
+    assert torch.allclose(found.losses_R, expected_R, atol=1e-5)
+    assert (found.losses_R - row_losses(loaded, ids_RS, seed=3)).abs().max() > 1e-4
+    assert found.mass == pytest.approx(log.summary()["removed_mass"], abs=1e-5)
+
+
+def test_choices_do_not_disturb_each_other_and_batches_only_redraw() -> None:
+    for loaded in (tiny_loaded(1), tiny_llama()):
+        ids_RS, choices = text(), [(3, "random"), (0, "none"), (1, "sinks"), (1, "lowest")]
+        calls: list[None] = []
+        together = hidden_losses(loaded, ids_RS, choices, progress=lambda calls=calls: calls.append(None))
+        assert len(calls) == 4
+        for choice, one in zip(choices, together, strict=True):
+            alone = hidden_losses(loaded, ids_RS, [choice])[0]
+            assert torch.equal(alone.losses_R, one.losses_R)
+            assert alone.mass == one.mass
+        small = hidden_losses(loaded, ids_RS, choices[1:], batch=2)
+        for one, other in zip(together[1:], small, strict=True):
+            assert torch.allclose(one.losses_R, other.losses_R, rtol=1e-4)
+            assert one.mass == pytest.approx(other.mass, abs=1e-5)
+        assert together[1].mass == 0
+        assert together[2].mass > together[3].mass
+
+
+def made_up(rows: int = 40) -> tuple[dict, dict]:
+    generator = np.random.default_rng(1)
+    clean = generator.normal(4, 1, rows)
+    losses = {(0, "none"): clean}
+    for k in (1, 5):
+        losses[k, "sinks"] = clean + generator.normal(0.1 * k, 0.05, rows)
+        losses[k, "random"] = clean + generator.normal(0.01 * k, 0.05, rows)
+    return losses, {choice: 0.1 for choice in losses}
+
+
+def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> None:
+    losses, masses = made_up()
+    settings = CurveSettings(ks=(1, 5), controls=("sinks", "random"), resamples=4000)
+    table = curve_table(losses, masses, HeldoutRows(torch.zeros(40, 10), 1000), settings)
+    assert table["k"] == [0, 1, 1, 5, 5]
+    assert table["control"] == ["none", "sinks", "random", "sinks", "random"]
+    assert (table["delta"][0], table["delta_low"][0], table["delta_high"][0]) == (0, 0, 0)
+    for place, (choice, loss_R) in enumerate(losses.items()):
+        assert table["loss"][place] == pytest.approx(loss_R.mean())
+        assert table["relative"][place] == pytest.approx((loss_R - losses[0, "none"]).mean() / losses[0, "none"].mean())
+        assert table["bits_per_byte"][place] == pytest.approx(loss_R.mean() * 400 / 1000 / math.log(2))
+        random_R = losses.get((choice[0], "random"))
+        known = {"loss": loss_R, "delta": loss_R - losses[0, "none"]}
+        if choice[1] == "sinks":
+            known["excess"] = loss_R - random_R
+        for name, values_R in known.items():
+            if choice == (0, "none") and name == "delta":
+                continue
+            reach = 1.96 * values_R.std(ddof=1) / math.sqrt(40)
+            ends = (table[f"{name}_low"][place], table[f"{name}_high"][place])
+            assert table[name][place] == pytest.approx(values_R.mean())
+            assert ends == pytest.approx((values_R.mean() - reach, values_R.mean() + reach), abs=0.2 * reach)
+    assert [math.isnan(value) for value in table["excess"]] == [True, False, True, False, True]
+    # the spread of the rows themselves is not in a paired difference
+    assert table["delta_high"][1] - table["delta_low"][1] < 0.1 * (table["loss_high"][1] - table["loss_low"][1])
+
+
+def test_one_row_has_no_interval() -> None:
+    losses = {(0, "none"): np.array([4.0]), (1, "sinks"): np.array([4.5])}
+    settings = CurveSettings(ks=(1,), controls=("sinks",))
+    table = curve_table(losses, dict.fromkeys(losses, 0.0), HeldoutRows(torch.zeros(1, 10), 30), settings)
+    assert table["delta"] == [0.0, 0.5]
+    assert math.isnan(table["delta_low"][1])
+
+
+@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
+def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
+    (tmp_path / "held.txt").write_text(TEXT * 10)
+    loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
+    settings = CurveSettings(
+        ks=(3, 1), rows=4, length=20, heldout=str(tmp_path / "held.txt"), draws=2, batch=3, resamples=200
+    )
+    said: list[str] = []
+    path = masking_curve(loaded, tmp_path / "run", settings, progress=said.append)
+    run = open_run(path)
+    assert run.info.kind == "curve"
+    assert run.info.model["family"] == family
+    assert run.info.settings["ks"] == [0, 1, 3]
+    assert said == [f"scoring 4 rows of 20 tokens with {loaded.name}"]
+    rows, table = run.table("curve_rows"), run.table("curve")
+    assert len(rows) == 4 * len(table) == 4 * 7
+    means = rows.groupby(["k", "control"])["loss"].mean()
+    for _, cell in table.iterrows():
+        assert means[cell["k"], cell["control"]] == pytest.approx(cell["loss"])
+    held = heldout_rows(loaded, tmp_path / "held.txt", rows=4, length=20).ids_RS
+    first = hidden_losses(loaded, held, [(3, "sinks")], batch=3)[0].losses_R.mean().item()
+    loss = float(means[3, "sinks"])
+    # noise changes with the draw; a causal model without random columns has none
+    assert loss == pytest.approx(first, rel=1e-6) if family == "autoregressive" else abs(loss - first) > 1e-4
+    with pytest.raises(ValueError, match="A run folder is written once"):
+        masking_curve(loaded, path, settings)
+    again = masking_curve(loaded, path, settings, overwrite=True)
+    assert open_run(again).table("curve").equals(table)
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got 'randm'; did you mean random"):
+        CurveSettings(controls=("randm",))
+    with pytest.raises(ValueError, match="at least 0, got -2"):
+        CurveSettings(ks=(-2,))
+    with pytest.raises(ValueError, match="rows of a curve must be at least 1, got 0"):
+        CurveSettings(rows=0)
+    with pytest.raises(ValueError, match="needs at least one of the controls"):
+        CurveSettings(controls=())
+    loaded = tiny_loaded(1)
+    with pytest.raises(ValueError, match="fit the context of tiny test model, 63 tokens, but length is 65"):
+        masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(1,), length=65))
+    # 20 tokens and an added sink
+    with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 11; choose at most 10"):
+        masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(11,), length=20))
+    with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 21; choose at most 20"):
+        masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(21,), length=20, controls=("sinks",)))
+    with pytest.raises(ValueError, match="has no tokenizer files"):
+        masking_curve(replace(loaded, tokenizer=None), tmp_path / "a")
+    loaded = tiny_loaded()
+    loaded.model.config.mask_token_id = None
+    with pytest.raises(ValueError, match="needs a model with a mask token, but tiny test model has mask_token_id None"):
+        masking_curve(loaded, tmp_path / "a")
+    assert not (tmp_path / "a").exists()

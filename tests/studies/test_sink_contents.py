@@ -1,0 +1,266 @@
+"""What sinks carry: the run folder of a tiny model, against the trajectory it was sampled from."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sinklab.records import Run, open_run
+from sinklab.scoring.decoding import Task
+from sinklab.scoring.prompts import encode
+from sinklab.studies.contents.lens import LogitLens
+from sinklab.studies.contents.run import sink_contents
+from sinklab.studies.contents.samples import sample_text
+from sinklab.studies.contents.settings import TARGETS, ContentsSettings
+from sinklab.studies.contents.tables import READ
+from tiny_diffusion import TEXT, tiny_loaded
+from tiny_llama import tiny_llama
+
+PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 48, 8))
+SETTINGS = ContentsSettings(
+    prompts=PROMPTS, new_tokens=12, block_length=4, choose="strongest", every=2, folds=3, classes=4, draws=50
+)
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("contents") / "run"
+    return open_run(sink_contents(tiny_loaded(request.param), folder, SETTINGS))
+
+
+def test_the_folder_says_what_was_done(run: Run) -> None:
+    assert (run.info.kind, run.info.status, run.info.seed) == ("contents", "complete", 0)
+    assert run.info.settings["choose"] == "strongest"
+    added = ("added", "added_sinks") if run.info.model["sink_count"] else ()
+    assert set(run.tables) == {"samples", "looks", "texts", "lens", "probes", *added}
+    assert run.parts("samples") == run.parts("states") == run.parts("texts") == tuple(range(6))
+    assert run.table("texts")["prompt"].tolist() == list(PROMPTS)
+
+
+def test_samples_are_pairs_that_are_alike(run: Run) -> None:
+    table = run.table("samples")
+    assert set(table["population"]) == {"sink", "matched"}
+    assert set(table["step"]) == {0, 2, 4, 6, 8, 10}
+    wide = table.pivot(index=["text", "layer", "pair"], columns="population")
+    for name in ("step", "place", "block", "progress", "frequent"):
+        assert (wide[name]["sink"] == wide[name]["matched"]).all()
+    assert (wide["heads"]["sink"] > 0).all() and (wide["heads"]["matched"] == 0).all()
+    assert (wide["position"]["sink"] != wide["position"]["matched"]).all()
+    assert table.loc[table["place"] == "future", "token_now"].eq(tiny_loaded().model.config.mask_token_id).all()
+    assert (table[table["place"] == "prompt"].eval("token == token_now")).all()
+    assert table.loc[table["step"] == 0, "progress"].eq(1).all()
+    assert table.loc[table["step"] == 6, "progress"].eq(0.5).all()
+    assert set(table.loc[table["step"] == 10, "place"]) <= {"block", "committed", "prompt"}
+    looks = run.table("looks")
+    assert looks["pairs"].sum() == len(table) / 2
+    assert (looks["pairs"] <= np.minimum(looks["sinks"], 2)).all()
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_states_are_those_of_the_text(run: Run, layer: int) -> None:
+    """Each is found again by running the model once on what it read at that step."""
+    loaded = tiny_loaded(run.info.model["sink_count"])
+    rows = run.table("samples", part=1)
+    rows = rows[(rows["layer"] == layer) & (rows["step"] == 6)]
+    assert len(rows)
+    settings = SETTINGS.writing()
+    task = Task(loaded, encode(loaded, PROMPTS[1]), settings, int(run.table("texts")["seed"][1]))
+    moments = list(task.moments())
+    ids_1S = torch.tensor(moments[6].ids_S)[None]
+    with torch.inference_mode():
+        states = loaded.model.model(
+            inputs_embeds=loaded.model.model.embed_tokens(ids_1S),
+            use_cache=False,
+            is_causal=False,
+            output_hidden_states=True,
+            **({"sink_prefix": prefix} if (prefix := loaded.model.sink_prefix(ids_1S.shape[1])) else {}),
+            position_ids=torch.arange(ids_1S.shape[1])[None] + loaded.model.config.text_start,
+        ).hidden_states
+    # transformers norms the last of them
+    norm = loaded.model.model.norm if layer == 2 else torch.nn.Identity()
+    stored = torch.from_numpy(run.array("states", f"layer{layer}", part=1))
+    table = run.table("samples", part=1)
+    at = np.flatnonzero((table[table["layer"] == layer]["step"] == 6).to_numpy())
+    with torch.inference_mode():
+        assert torch.allclose(norm(stored[at]), states[layer][0, rows["position"].tolist()], atol=1e-5)
+    final = [*encode(loaded, PROMPTS[1]).ids, *moments[-1].written]
+    assert rows["token"].tolist() == [final[position] for position in rows["position"]]
+
+
+def test_what_is_written_and_what_comes_next_are_means_of_embeddings(run: Run) -> None:
+    embedding = tiny_loaded(run.info.model["sink_count"]).model.get_input_embeddings().weight.detach()
+    written = run.table("texts")["token_ids"][2].tolist()
+    arrays = run.arrays("states", part=2)
+    assert arrays["step_number"].tolist() == [0, 2, 4, 6, 8, 10]
+    assert np.isnan(arrays["committed"][0]).all() and np.isnan(arrays["next"][4:]).all()
+    # four tokens a block, one a step: at step 4 the first block stands
+    assert np.allclose(arrays["committed"][2], embedding[written[:4]].mean(0), atol=1e-6)
+    assert np.allclose(arrays["next"][2], embedding[written[8:]].mean(0), atol=1e-6)
+
+
+def test_the_tables_cover_places_layers_and_measures(run: Run) -> None:
+    lens, probes = run.table("lens"), run.table("probes")
+    assert set(lens["measure"]) == set(READ)
+    assert set(probes["target"]) == set(TARGETS)
+    assert set(lens["layer"]) == {0, 1, 2} and "future" in set(lens["place"])
+    for table, about in ((lens, "measure"), (probes, "target")):
+        wide = table.pivot(index=["place", "layer", about], columns="population", values="value")
+        assert np.allclose(wide["difference"], wide["sink"] - wide["matched"], atol=1e-9)
+    assert (probes["low"] <= probes["high"]).all()
+    # the embeddings of masks are all the same: nothing to read, exactly
+    first = probes[(probes["place"] == "future") & (probes["layer"] == 0)]
+    assert len(first) and first["value"].eq(0).all()
+    content = probes[probes["target"].isin(["committed", "next"]) & (probes["population"] != "difference")]
+    assert content["other_text"].notna().all()
+    assert probes[probes["target"] == "progress"]["other_text"].isna().all()
+
+
+def test_the_lens_table_is_the_mean_of_the_samples(run: Run) -> None:
+    samples, lens = run.table("samples"), run.table("lens")
+    part = samples[(samples["place"] == "future") & (samples["layer"] == 1) & (samples["population"] == "sink")]
+    row = lens.query("place == 'future' and layer == 1 and population == 'sink'").set_index("measure")["value"]
+    for name in ("entropy", "kl", "log10_rank", "norm"):
+        assert row[name] == pytest.approx(part[name].mean(), rel=1e-6)
+    assert row["first"] == pytest.approx((part["log10_rank"] == 0).mean())
+    assert samples[samples["layer"] == 2]["kl"].max() < 1e-5
+
+
+def test_an_added_sink_carries_a_constant(tmp_path: Path) -> None:
+    run = open_run(sink_contents(tiny_loaded(1), tmp_path / "run", replace(SETTINGS, layers=(1,))))
+    added = run.table("added_sinks")
+    # attention of two layers, whatever states are kept
+    assert added["layer"].tolist() == [0, 1] and added["texts"].eq(6).all()
+    assert added["spread"].eq(0).all() and added["norm"].gt(0).all()
+    assert added["share"].between(0.001, 0.999).all()
+    lens = run.table("lens")
+    assert lens[lens["measure"].eq("variation") & lens["place"].eq("committed")]["value"].gt(0.01).all()
+
+
+def test_a_sink_of_keys_and_values_has_no_states(tmp_path: Path) -> None:
+    loaded = tiny_loaded(sink_kind="kv", sink_count=1)
+    added = open_run(sink_contents(loaded, tmp_path / "run", replace(SETTINGS, layers=(1,)))).table("added_sinks")
+    assert added["spread"].isna().all() and added["share"].gt(0).all()
+
+
+def test_shifted_logits_are_read_where_they_predict(tmp_path: Path) -> None:
+    loaded = tiny_loaded(logit_shift=True)
+    run = open_run(sink_contents(loaded, tmp_path / "run", replace(SETTINGS, layers=(2,))))
+    samples = run.table("samples", part=0)
+    final = [*encode(loaded, PROMPTS[0]).ids, *run.table("texts")["token_ids"][0]]
+    lens = LogitLens.of(loaded.model, hidden_ids=(loaded.model.config.mask_token_id,))
+    states = torch.from_numpy(run.array("states", "layer2", part=0))
+    last = samples["position"] == len(final) - 1
+    assert samples[last]["probability"].isna().all()
+    probability = lens.log_probabilities(lens.logits(states)).exp()
+    for row, (position, found) in enumerate(zip(samples["position"], samples["probability"], strict=True)):
+        if position + 1 < len(final):
+            assert found == pytest.approx(probability[row, final[position + 1]].item(), rel=1e-5)
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path) -> None:
+    if run.info.model["sink_count"]:
+        return
+    told: list[str] = []
+
+    def stop(text: str) -> None:
+        told.append(text)
+        if text.startswith("writing text 4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=stop)
+    assert open_run(tmp_path / "run").info.status == "interrupted"
+    with pytest.raises(ValueError, match=re.escape("its settings['pairs'] is 2, and now it is 3")):
+        sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, pairs=3), resume=True)
+    told.clear()
+    again = open_run(sink_contents(tiny_loaded(), tmp_path / "run", SETTINGS, progress=told.append, resume=True))
+    assert told == [f"writing text {n} of 6 and sampling states" for n in (4, 5, 6)] + ["reading the states"]
+    for name in ("samples", "lens", "probes"):
+        pd.testing.assert_frame_equal(again.table(name), run.table(name))
+
+
+def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
+    run = open_run(sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, cfg_scale=0.5, layers=(0,))))
+    embedding = tiny_loaded().model.get_input_embeddings().weight.detach().numpy()
+    samples = run.table("samples", part=0)
+    prompt = samples[samples["place"] == "prompt"].index
+    # the second forward has the prompt masked
+    assert len(prompt)
+    assert np.allclose(run.array("states", "layer0", part=0)[prompt], embedding[samples["token_now"][prompt]])
+
+
+def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    settings = replace(SETTINGS, prompts=(), corpus=str(tmp_path / "text.txt"), texts=4, prompt_tokens=5, layers=(1,))
+    texts = open_run(sink_contents(tiny_loaded(), tmp_path / "run", settings)).table("texts")
+    assert len(texts) == 4 and texts["prompt"].nunique() > 1
+    bare = open_run(sink_contents(tiny_loaded(), tmp_path / "bare", replace(settings, prompt_tokens=0)))
+    assert set(bare.table("looks")["place"]) == {"block", "future", "committed"}
+    # at the first step nothing is written, so nothing is the most frequent token
+    begun = bare.table("samples").query("step == 0")
+    assert begun["frequent"].eq(-1).all() and begun["frequent_probability"].isna().all()
+
+
+def test_no_sinks_give_no_tables_and_no_error(tmp_path: Path) -> None:
+    run = open_run(sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, choose="excess", epsilon=1000.0)))
+    assert set(run.tables) == {"looks", "texts"}
+    assert run.table("looks")["sinks"].eq(0).all()
+
+
+def test_sampling_does_not_change_what_is_written() -> None:
+    loaded = tiny_loaded()
+    task = Task(loaded, encode(loaded, PROMPTS[0]), replace(SETTINGS, temperature=0.0).writing(), 3)
+    kept = sample_text(task, SETTINGS, (0, 1, 2), np.random.default_rng(0), lambda: None)
+    assert kept.final_S[kept.open_S].tolist() == list(task.moments())[-1].written.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"folds": 2}, "folds must be at least 3, got 2"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"corpus": "x.txt"}, "there are both; leave one of them out"),
+    ],
+)
+def test_settings_that_make_no_sense(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(SETTINGS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"choose": "exces"}, "did you mean 'excess'?"),
+        ({"cache": "dual"}, "but cache=dual computes some of them; decode without a cache"),
+        ({"layers": (3,)}, "layers are numbers from 0 to 2, which leaves the last layer, but 3 is not"),
+        ({"folds": 7}, "7 folds need as many texts, but there are 6; give more prompts or fewer folds"),
+        ({"prompts": (), "chat": True}, "the beginnings come from a corpus; give prompts"),
+        ({"prompts": (), "texts": 10**6}, "beginnings of 32 tokens, but texts=1000000 are to be written"),
+        ({"new_tokens": 100}, "100"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_folder_is_taken(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_autoregressive_model_has_no_future(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tiny llama is autoregressive: it has no positions that are still to come"):
+        sink_contents(tiny_llama(), tmp_path / "run", SETTINGS)
+
+
+def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is taken"):
+        sink_contents(tiny_loaded(), tmp_path, SETTINGS)
+
+
+def test_values_are_finite_where_something_was_seen(run: Run) -> None:
+    lens = run.table("lens")
+    assert lens["value"].map(math.isfinite).all()

@@ -1,0 +1,216 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sinklab.probing import trace
+from sinklab.records import open_run
+from sinklab.studies.trace.run import study
+from sinklab.studies.trace.settings import StudySettings
+from tiny_diffusion import TEXT, tiny_loaded
+
+PROMPTS = ("The old man", "")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
+    corpus = tmp_path_factory.mktemp("heldout") / "text.txt"
+    corpus.write_text(TEXT * 20)
+    return StudySettings(
+        prompts=PROMPTS,
+        new_tokens=10,
+        steps=5,
+        block_length=5,
+        mask_sinks=(1, 2),
+        ks=(0, 2),
+        heldout=str(corpus),
+        heldout_rows=4,
+        heldout_length=16,
+    )
+
+
+@pytest.mark.parametrize("sink", [0, 2])
+def test_a_study_writes_what_the_report_reads(settings: StudySettings, tmp_path: Path, sink: int) -> None:
+    loaded = tiny_loaded(sink, gate="elementwise")
+    said: list[str] = []
+    assert study(loaded, tmp_path / "run", settings, progress=said.append) == tmp_path / "run"
+    run = open_run(tmp_path / "run")
+    assert (run.info.kind, run.info.status, run.info.seed) == ("study", "complete", 0)
+    model = run.info.model
+    assert (model["name"], model["family"], model["layers"], model["heads"]) == ("tiny test model", "diffusion", 2, 4)
+    assert (model["sink_kind"], model["sink_count"], model["sink_side"]) == ("token" if sink else "none", sink, "front")
+    assert (model["gate"], model["parameters"]) == ("elementwise", loaded.model.num_parameters())
+    assert len(model["weights_sha256"]) == 64
+    assert run.info.settings["prompts"] == list(PROMPTS)
+    assert [text.split()[0] for text in said] == ["writing"] * 6 + ["scoring"]
+    assert said[:2] == ["writing sample 1 of 2 under observation", "writing sample 1 again with 1 sinks hidden"]
+
+    prompt = len(loaded.tokenizer(PROMPTS[0])["input_ids"])
+    assert run.parts("attention") == run.parts("tokens") == run.parts("steps") == run.parts("generations") == (0, 1)
+    for sample, length in ((0, prompt + 10), (1, 10)):
+        arrays = run.arrays("attention", part=sample)
+        assert arrays["received"].shape == (5, 2, 4, sink + length)
+        assert arrays["visible"].shape == (5, sink + length)
+        assert arrays["value_norm"].shape == (5, 2, sink + length)
+        assert np.isfinite(arrays["received"]).all()
+        assert (arrays["visible"] == length).all()
+        assert arrays["positions"].tolist() == [length] * 5
+        assert arrays["step_number"].tolist() == [0, 1, 2, 3, 4]
+        assert np.allclose(arrays["received"].astype(float).sum(-1), length, rtol=2e-3)
+    assert run.dims("attention", part=0)["received"] == ("step", "layer", "head", "key")
+    assert run.dims("attention", part=0)["positions"] == ("step",)
+
+    tokens = run.table("tokens")
+    assert len(tokens) == 5 * (prompt + 10) + 5 * 10
+    first = tokens[(tokens["sample"] == 0) & (tokens["step"] == 0)]
+    assert first["state"].tolist() == ["prompt"] * prompt + ["masked"] * 10
+    assert first["position"].tolist() == list(range(prompt + 10))
+    assert (first["token_id"][first["state"] == "masked"] == loaded.tokenizer.mask_token_id).all()
+    assert first["special"].tolist() == [""] * prompt + ["mask"] * 10
+    assert not first["template"].any()
+    assert "".join(first["text"][first["state"] == "prompt"]) == PROMPTS[0]
+    last = tokens[(tokens["sample"] == 1) & (tokens["step"] == 4)]
+    assert last["state"].value_counts().to_dict() == {"committed": 8, "masked": 2}
+
+    steps = run.table("steps")
+    assert steps["sample"].tolist() == [0] * 5 + [1] * 5
+    assert steps["masked"].tolist() == [10, 8, 6, 5, 2] * 2
+    assert steps["committed"].tolist() == [2, 2, 1, 3, 2] * 2
+    assert steps["block"].tolist() == [0, 0, 0, 1, 1] * 2
+    assert steps["queries"].tolist() == [prompt + 10] * 5 + [10] * 5
+    generations = run.table("generations")
+    assert generations["masked_sinks"].tolist() == [0, 1, 2] * 2
+    assert generations["sample"].tolist() == [0] * 3 + [1] * 3
+    assert generations["completion"].nunique() > 2, "hidden sinks change what is written"
+    for row in generations.itertuples():
+        assert row.completion == loaded.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+    heldout = run.table("heldout")
+    assert heldout["control"].tolist() == ["none", "sinks", "random"]
+    assert {"k", "control", "loss", "stderr", "tokens", "bits_per_byte"} <= set(heldout.columns)
+
+
+def test_what_is_stored_is_what_a_trace_sees(settings: StudySettings, tmp_path: Path) -> None:
+    loaded = tiny_loaded(1)
+    study(loaded, tmp_path / "run", replace(settings, prompts=PROMPTS[:1], heldout="", mask_sinks=()))
+    run = open_run(tmp_path / "run")
+    assert run.tables == ("tokens", "steps", "generations")
+    tokens = run.table("tokens")
+    for step in (0, 3):
+        ids = torch.tensor(tokens["token_id"][tokens["step"] == step].tolist())[None]
+        with trace(loaded.model) as recording, torch.no_grad():
+            loaded.model(ids)
+        for name in ("received", "value_norm"):
+            stored = run.array("attention", name, part=0)[step].astype(np.float32)
+            assert np.allclose(stored, recording.values(name)[0][0].numpy(), rtol=2e-3, atol=1e-4)
+    completion = run.table("generations")["completion"][0]
+    batch = torch.tensor(loaded.tokenizer([PROMPTS[0]])["input_ids"])
+    written = loaded.model.generate(batch, max_new_tokens=10, steps=5, block_length=5, seed=0)
+    assert completion == loaded.tokenizer.decode(written[0, batch.shape[1] :], skip_special_tokens=True)
+
+
+def test_the_seed_decides_what_is_written(settings: StudySettings, tmp_path: Path) -> None:
+    warm = replace(settings, temperature=1.0, rule="random", heldout="", mask_sinks=())
+    texts = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        study(tiny_loaded(), tmp_path / name, replace(warm, seed=seed))
+        texts.append(open_run(tmp_path / name).table("generations")["completion"].tolist())
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Path) -> None:
+    warm = replace(settings, temperature=1.0, prompts=("The sea",) * 3, heldout="", mask_sinks=(), seed=None)
+    study(tiny_loaded(), tmp_path / "run", warm)
+    run = open_run(tmp_path / "run")
+    texts = run.table("generations")
+    assert texts["completion"].nunique() == 3
+    assert run.info.settings["seed"] == run.info.seed, "the seed that was drawn is written down"
+    loaded = tiny_loaded()
+    batch = torch.tensor(loaded.tokenizer(["The sea"])["input_ids"])
+    again = loaded.model.generate(
+        batch, max_new_tokens=10, steps=5, block_length=5, temperature=1.0, seed=int(texts["seed"][1])
+    )
+    assert texts["token_ids"][1].tolist() == again[0, batch.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompts": ()}, "at least one prompt; an empty string is allowed"),
+        ({"prompts": (TEXT * 5,)}, r"fit the model's context of 63 positions"),
+        ({"new_tokens": 64}, r"fit the model's context of 63 positions"),
+        ({"prompts": ("The <|mask|> man",)}, "must not contain the mask id"),
+        ({"new_tokens": 0}, "new_tokens must be at least 1, got 0"),
+        ({"steps": 11}, "steps must not exceed the open positions"),
+        ({"steps": 1}, "each block needs at least 1 step"),
+        ({"rule": "low_confidense"}, "did you mean low_confidence"),
+        ({"temperature": -1.0}, "temperature must be 0 or a positive"),
+        ({"heldout": "nowhere"}, "nowhere does not exist"),
+        ({"heldout_length": 100_000}, "heldout_length must be 1 to 63, the context of tiny test model, but is 100000"),
+        ({"heldout_length": 0}, "heldout_length must be 1 to 63"),
+        ({"heldout_rows": 0}, r"heldout_rows must be at least 1, but is 0; heldout=\"\" skips"),
+        ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
+        ({"mask_sinks": (40,)}, "fewer than all keys, but asks for 40 of the .* keys of 'The old man' with 10 new"),
+        ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
+        ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, -1 for the last, but 2 is not"),
+        ({"heads": (-5,)}, "heads must be numbers from 0 to 3, -1 for the last, but -5 is not"),
+        ({"maps": ("0:2:0",)}, "the layer of maps must be numbers from 0 to 1"),
+        ({"maps": ("0:0:4",)}, "the head of maps must be numbers from 0 to 3"),
+        ({"maps": ("10:0:0",)}, "maps are kept of steps 0 to 9, but 10:0:0 asks for step 10"),
+        ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
+        ({"edits": ("mask_sinks:k=1",), "heldout": "text"}, "cannot be computed, because the run is written under"),
+        ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
+        ({"chat": True}, "no chat format that is known"),
+        (
+            {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual", "heldout": ""},
+            "would overwrite what cache=dual remembers",
+        ),
+        ({"cache": "sink"}, "keys that all layers see alike, and cache=sink keeps others in each"),
+    ],
+)
+def test_bad_settings_are_refused_before_a_folder_is_taken(
+    settings: StudySettings, tmp_path: Path, change: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(tiny_loaded(1), tmp_path / "run", replace(settings, **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"taken is taken; choose another folder, or go on with the run that"):
+        study(tiny_loaded(), tmp_path / "taken", settings)
+    with pytest.raises(ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"):
+        study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)
+    with pytest.raises(ValueError, match="no tokenizer files, so a prompt is token ids such as '5 17 3', but is 'The"):
+        study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", settings)
+    with pytest.raises(ValueError, match="because the model has no tokenizer files; leave out heldout"):
+        study(replace(tiny_loaded(), tokenizer=None), tmp_path / "mute", replace(settings, prompts=("5 6",)))
+    assert not (tmp_path / "mute").exists()
+    assert not (tmp_path / "maskless").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"statistics": ("key_norms",)},
+            "statistics of a study are .*got 'key_norms'; did you mean key_norm",
+        ),
+        ({"every": 0}, "every counts steps, at least 1, got 0"),
+        ({"only_steps": (3, -1)}, "steps are counted from 0, got only_steps with -1"),
+        ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),
+        ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
+    ],
+)
+def test_settings_that_fit_no_model_are_refused_as_they_are_made(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StudySettings(**change)
+
+
+def test_all_statistics_and_received_always() -> None:
+    assert StudySettings(statistics=("all",)).statistics[-1] == "received_by_state"
+    assert StudySettings(statistics=("key_norm",)).statistics == ("received", "key_norm")

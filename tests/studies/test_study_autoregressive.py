@@ -1,0 +1,236 @@
+"""Autoregressive models on the same footing: one step is one new token, read by the last row of its attention."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from sinklab.checkpoints import Loaded, SpecialIds
+from sinklab.records import Run, open_run
+from sinklab.scoring import encode
+from sinklab.studies.trace.run import study
+from sinklab.studies.trace.settings import StudySettings
+from tiny_diffusion import TEXT, tiny_tokenizer
+from tiny_llama import tiny_llama
+
+PROMPT = "The old man sat"
+END = ("<|endoftext|>", tiny_tokenizer().convert_tokens_to_ids("<|endoftext|>"))
+QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, mask_sinks=(), statistics=("all",))
+
+
+def eager_maps(loaded: Loaded, ids: list[int]) -> list[torch.Tensor]:
+    """Per layer the attention (H, S, S) over this text, as transformers computes it outright."""
+    loaded.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = loaded.model(torch.tensor([ids]), output_attentions=True).attentions
+    loaded.model.set_attn_implementation("sdpa")
+    return [layer_BHQS[0] for layer_BHQS in maps]
+
+
+def written(run: Run) -> list[int]:
+    return run.table("generations")["token_ids"][0].tolist()
+
+
+def test_each_step_records_the_last_row(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    said: list[str] = []
+    study(loaded, tmp_path / "run", QUICK, progress=said.append)
+    assert said == ["no held-out loss: it is defined for diffusion models", "writing sample 1 of 1 under observation"]
+    run = open_run(tmp_path / "run")
+    assert run.info.model["family"] == "autoregressive"
+    assert "heldout" not in run.tables
+    prompt = loaded.tokenizer(PROMPT)["input_ids"]
+    text = [*prompt, *written(run)]
+    with torch.no_grad():
+        greedy = loaded.model.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert text == greedy[0].tolist()
+
+    arrays = {key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()}
+    start = len(prompt)
+    assert arrays["received"].shape == (5, 2, 4, start + 4)
+    assert arrays["positions"].tolist() == [start + step for step in range(5)]
+    for step in range(5):
+        keys = start + step
+        maps = eager_maps(loaded, text[:keys])
+        last_LHK = torch.stack([layer_HQS[:, -1] for layer_HQS in maps]).numpy()
+        assert np.allclose(arrays["received"][step][..., :keys], last_LHK, atol=1e-3)
+        assert np.isnan(arrays["received"][step][..., keys:]).all()
+        assert (arrays["visible"][step][:keys] == 1).all()
+        state = 2 if step == 0 else 1
+        assert (arrays["main_by_state"][step][state] == last_LHK.argmax(-1)).all()
+        assert np.allclose(arrays["share_by_state"][step][state], last_LHK.max(-1), atol=1e-3)
+        for other in {0, 1, 2} - {state}:
+            assert (arrays["main_by_state"][step][other] == -1).all()
+            assert np.isnan(arrays["row_entropy"][step][other]).all()
+        entropy_LH = -(last_LHK * np.log(last_LHK)).sum(-1)
+        assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, atol=3e-3)
+        assert (arrays["output_norm"][step][state] <= arrays["noop_bound"][step][state] * 1.01).all()
+        assert np.isfinite(arrays["value_norm"][step][:, :keys]).all()
+        assert np.isfinite(arrays["key_norm"][step][:, :keys]).all()
+
+    tokens = run.table("tokens")
+    last = tokens[tokens["step"] == 4]
+    assert last["token_id"].tolist() == text[:-1]
+    assert last["state"].tolist() == ["prompt"] * start + ["committed"] * 4
+    steps = run.table("steps")
+    assert steps["queries"].tolist() == [1] * 5
+    assert steps["committed"].tolist() == [1] * 5
+    assert run.table("generations")["rule"].tolist() == ["next_token"]
+
+
+def test_a_full_forward_records_column_sums(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    study(loaded, tmp_path / "full", replace(QUICK, full_forward=True))
+    study(loaded, tmp_path / "cached", QUICK)
+    full, cached = open_run(tmp_path / "full"), open_run(tmp_path / "cached")
+    assert written(full) == written(cached)
+    text = [*loaded.tokenizer(PROMPT)["input_ids"], *written(full)]
+    start = len(text) - 5
+    arrays = {key: array.astype(np.float32) for key, array in full.arrays("attention", part=0).items()}
+    for step in (0, 3):
+        keys = start + step
+        maps_LHQS = torch.stack(eager_maps(loaded, text[:keys])).numpy()
+        assert np.allclose(arrays["received"][step][..., :keys], maps_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+        assert arrays["visible"][step][:keys].tolist() == list(range(keys, 0, -1))
+        prompt_LHK = maps_LHQS[:, :, :start].sum(-2)
+        assert (arrays["main_by_state"][step][2] == prompt_LHK.argmax(-1)).all()
+        assert np.allclose(arrays["received_by_state"][step][2][..., :keys], prompt_LHK, rtol=2e-3, atol=2e-3)
+        if step:
+            committed_LHK = maps_LHQS[:, :, start:].sum(-2)
+            assert np.allclose(arrays["share_by_state"][step][1], committed_LHK.max(-1) / step, atol=2e-3)
+        else:
+            assert (arrays["main_by_state"][step][1] == -1).all()
+
+
+def test_sampling_follows_the_seed_and_texts_may_end(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    warm = replace(QUICK, prompts=(PROMPT, PROMPT), temperature=1.0, top_k=20, statistics=())
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        study(loaded, tmp_path / name, replace(warm, seed=seed))
+    texts = [[row.tolist() for row in open_run(tmp_path / name).table("generations")["token_ids"]] for name in "abc"]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    assert texts[0][0] != texts[0][1]
+    stop = texts[0][0][2]
+    study(loaded, tmp_path / "stopped", replace(warm, seed=1, stop_ids=(stop,)))
+    assert written(open_run(tmp_path / "stopped")) == texts[0][0][: texts[0][0].index(stop) + 1]
+    study(loaded, tmp_path / "without", replace(warm, seed=1, suppress_ids=(stop,)))
+    assert stop not in written(open_run(tmp_path / "without"))
+
+
+def test_an_empty_prompt_begins_with_the_beginning_of_text(tmp_path: Path) -> None:
+    study(tiny_llama(), tmp_path / "run", replace(QUICK, prompts=("",)))
+    tokens = open_run(tmp_path / "run").table("tokens")
+    assert tokens["token_id"][0] == 7
+    assert tokens["special"][0] == "bos"
+    nothing = replace(tiny_llama(), special=SpecialIds())
+    with pytest.raises(ValueError, match="needs a token to start from, but the prompt is empty"):
+        study(nothing, tmp_path / "none", replace(QUICK, prompts=("",)))
+
+
+def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[END])
+    begun = replace(loaded, tokenizer=tokenizer)
+    assert encode(begun, PROMPT).ids == (END[1], *encode(loaded, PROMPT).ids)
+    assert encode(replace(begun, family="diffusion"), PROMPT).ids == encode(loaded, PROMPT).ids
+
+
+def test_sinks_are_hidden_from_the_last_token(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    plain = replace(QUICK, statistics=(), mask_sinks=(2,))
+    study(loaded, tmp_path / "plain", plain)
+    texts = open_run(tmp_path / "plain").table("generations")
+    assert texts["masked_sinks"].tolist() == [0, 2]
+    assert texts["token_ids"][0][0] == texts["token_ids"][1][0], "the first step is whole"
+    assert texts["token_ids"][0].tolist() != texts["token_ids"][1].tolist()
+    edited = replace(plain, edits=("mask_sinks:k=2,selector=last_row",), mask_sinks=())
+    study(loaded, tmp_path / "edited", edited)
+    run = open_run(tmp_path / "edited")
+    assert written(run) == texts["token_ids"][1].tolist()
+    received = run.array("attention", "received", part=0).astype(np.float32)
+    removals = run.table("removals")
+    assert removals["removed"].tolist() == [2] * (4 * 2 * 4)
+    for row in removals.itertuples():
+        assert (received[row.forward, row.layer, row.head][list(row.keys)] == 0).all()
+
+
+def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    plain = replace(QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,))
+    study(loaded, tmp_path / "whole", replace(plain, truncate=True))
+    whole = open_run(tmp_path / "whole")
+    assert whole.table("generations")["idle"].tolist() == ["", ""] and whole.table("truncated")["idle"].tolist() == [""]
+    end = whole.table("generations")["token_ids"][0][0]
+    study(loaded, tmp_path / "short", replace(plain, truncate=True, stop_ids=(int(end),)))
+    short = open_run(tmp_path / "short")
+    texts = short.table("generations")
+    assert texts["steps"].tolist() == [1, 1]
+    assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
+    assert short.table("truncated")["idle"].tolist() == ["mask_positions truncate_context"]
+    assert len(short.table("removals")) == 0
+
+
+def test_a_clean_pass_reads_its_own_past(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    for name, full in (("cached", False), ("full", True)):
+        spec = "mask_sinks:k=2,source=clean_pass,selector=last_row"
+        settings = replace(QUICK, statistics=(), edits=(spec,), full_forward=full)
+        study(loaded, tmp_path / name, settings)
+    run = open_run(tmp_path / "cached")
+    removals = run.table("removals")
+    assert removals["forward"].max() == 4
+    assert run.table("steps")["step"].tolist() == [0, 1, 2, 3, 4]
+    prompt = len(loaded.tokenizer(PROMPT)["input_ids"])
+    lengths = np.isfinite(run.array("attention", "received", part=0)[:, 0, 0].astype(np.float32)).sum(-1)
+    assert lengths.tolist() == [prompt + step for step in range(5)], "the clean pass left nothing in the cache"
+    first = open_run(tmp_path / "full").table("removals")
+    for table in (removals, first):
+        assert (table["removed"] == 2).all()
+    at_start = [table[table["forward"] == 0]["keys"].map(sorted).tolist() for table in (removals, first)]
+    assert at_start[0] == at_start[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rule": "random", "cache": "dual"}, "rule, cache can be set for diffusion models only; leave it out"),
+        ({"heldout": "somewhere"}, "because it is defined for diffusion models; leave out heldout"),
+        ({"new_tokens": 61}, "fit the model's context of 64 positions, got"),
+        ({"new_tokens": 0}, "new_tokens must be at least 1, got 0"),
+        ({"temperature": -1.0}, "temperature must be 0 or a positive"),
+        (
+            {"mask_sinks": (20,)},
+            "asks for 20 of the .* keys of 'The old man sat' at the first step",
+        ),
+        ({"edits": ("mask_sinks:k=5,control=random",)}, "control=random hides .* asks for 10 of the"),
+        ({"prompts": (TEXT,)}, "fit the model's context of 64"),
+    ],
+)
+def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path: Path, change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(tiny_llama(), tmp_path / "run", replace(QUICK, **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_truncation_hides_the_middle_of_what_was_read(tmp_path: Path) -> None:
+    loaded = tiny_llama()
+    study(loaded, tmp_path / "run", replace(QUICK, new_tokens=10, truncate=True))
+    run = open_run(tmp_path / "run")
+    facts = run.table("truncated").iloc[0]
+    length = len(loaded.tokenizer(PROMPT)["input_ids"]) + 5
+    assert (facts["start"], facts["stop"], facts["step"]) == (length * 3 // 8, length * 5 // 8, 5)
+    table = run.table("truncation")
+    assert table["step"].unique().tolist() == [5, 6, 7, 8, 9]
+    whole = run.array("attention", "received", part=0)[4].astype(np.float32)
+    first = table[table["step"] == 5]
+    assert first["main_before"].tolist() == np.nan_to_num(whole).argmax(-1).reshape(-1).tolist()
+    # one query sees all keys so far: an even share is one in so many
+    expected = (np.nanmax(whole, -1) * (length - 1)).reshape(-1).tolist()
+    assert first["score_before"].tolist() == pytest.approx(expected, rel=2e-3)
+    assert not table["main_after"].between(facts["start"], facts["stop"] - 1).any()

@@ -1,0 +1,142 @@
+"""A study is written sample by sample: interrupted it is readable, and it resumes to what it would have been."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sinklab.records import Run, open_run
+from sinklab.studies.base import Progress
+from sinklab.studies.trace import run as observation
+from sinklab.studies.trace import writing
+from sinklab.studies.trace.run import study
+from sinklab.studies.trace.settings import StudySettings
+from tiny_diffusion import TEXT, tiny_loaded
+
+PROMPTS = ("The old man", "", "The sea")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StudySettings:
+    (tmp_path / "held.txt").write_text(TEXT * 20)
+    return StudySettings(
+        prompts=PROMPTS,
+        new_tokens=6,
+        block_length=None,
+        temperature=1.0,
+        statistics=("value_norm",),
+        mask_sinks=(1,),
+        ks=(0, 2),
+        heldout=str(tmp_path / "held.txt"),
+        heldout_rows=2,
+        heldout_length=16,
+    )
+
+
+def same(one: Run, other: Run) -> bool:
+    """Whether two runs hold the same numbers and texts, bit for bit."""
+    assert one.tables == other.tables
+    assert one.info.parts == other.info.parts
+    for name in one.tables:
+        if not one.table(name).equals(other.table(name)):
+            return False
+    return all(
+        np.array_equal(array, other.array("attention", key, part=part), equal_nan=array.dtype.kind == "f")
+        for part in one.parts("attention")
+        for key, array in one.arrays("attention", part=part).items()
+    )
+
+
+def breaking(whole, times: int):
+    """The function, interrupted at its n-th call."""
+    calls = []
+
+    def broken(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == times:
+            raise KeyboardInterrupt
+        return whole(*args, **kwargs)
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "times", "samples"),
+    [
+        (writing, "follow", 1, 0),
+        (writing, "follow", 3, 1),
+        (writing, "follow", 4, 1),
+        (writing, "_steps", 2, 1),
+        (observation, "heldout_curve", 1, 3),
+    ],
+)
+def test_after_an_interruption_a_study_resumes_bit_for_bit(
+    settings: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place, name: str, times: int, samples: int
+) -> None:
+    study(tiny_loaded(1), tmp_path / "whole", settings)
+    monkeypatch.setattr(place, name, breaking(getattr(place, name), times))
+    with pytest.raises(KeyboardInterrupt):
+        study(tiny_loaded(1), tmp_path / "run", settings)
+    run = open_run(tmp_path / "run")
+    assert (run.info.status, run.info.error) == ("interrupted", "KeyboardInterrupt")
+    finished = run.parts("generations") if "generations" in run.tables else ()
+    assert finished == tuple(range(samples))
+    for sample in finished:
+        assert run.arrays("attention", part=sample)["received"].shape[0] == 6
+        assert len(run.table("tokens", part=sample))
+    said: list[str] = []
+    study(tiny_loaded(1), tmp_path / "run", settings, resume=True, progress=said.append)
+    assert sum("under observation" in text for text in said) == 3 - samples
+    assert open_run(tmp_path / "run").info.status == "complete"
+    assert same(open_run(tmp_path / "run"), open_run(tmp_path / "whole"))
+    # nothing is left to do
+    before = (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns
+    study(tiny_loaded(1), tmp_path / "run", settings, resume=True, progress=said.append)
+    assert (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns == before
+
+
+def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings: StudySettings, tmp_path: Path) -> None:
+    short = replace(settings, heldout="", seed=None)
+    study(tiny_loaded(), tmp_path / "run", short, resume=True)
+    seed = open_run(tmp_path / "run").info.seed
+    study(tiny_loaded(), tmp_path / "run", short, resume=True)
+    assert open_run(tmp_path / "run").info.seed == seed, "a drawn seed is taken up again"
+    with pytest.raises(ValueError, match=r"can be continued only as it was begun: its settings\['new_tokens'\] is 6"):
+        study(tiny_loaded(), tmp_path / "run", replace(short, new_tokens=5), resume=True)
+    with pytest.raises(ValueError, match=r"its model\['weights_sha256'\] is"):
+        study(tiny_loaded(seed=3), tmp_path / "run", short, resume=True)
+    with pytest.raises(ValueError, match=r"run is taken; choose another folder"):
+        study(tiny_loaded(), tmp_path / "run", short)
+
+
+class Heard(Progress):
+    def __init__(self) -> None:
+        self.counts: list[tuple[int, int]] = []
+        self.stages: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def count(self, done: int, total: int) -> None:
+        self.counts.append((done, total))
+
+
+def test_progress_counts_evaluations(settings: StudySettings, tmp_path: Path) -> None:
+    heard = Heard()
+    study(tiny_loaded(), tmp_path / "run", replace(settings, heldout=""), progress=heard)
+    done = [count for count, _ in heard.counts]
+    assert done == sorted(done)
+    assert heard.counts[0] == (0, 36), "3 samples, each written twice in 6 steps"
+    assert heard.counts[-1] == (36, 36)
+    assert heard.stages[1] == "writing sample 1 again with 1 sinks hidden"
+
+
+def test_progress_shrinks_where_texts_end_early(settings: StudySettings, tmp_path: Path) -> None:
+    heard = Heard()
+    quick = replace(settings, heldout="", mask_sinks=(), temperature=0.0, schedule="threshold", threshold=0.01)
+    study(tiny_loaded(), tmp_path / "run", quick, progress=heard)
+    steps = len(open_run(tmp_path / "run").table("steps"))
+    assert steps < 18
+    assert heard.counts[0] == (0, 18)
+    assert heard.counts[-1] == (steps, steps)

@@ -1,0 +1,189 @@
+"""What a study records of a diffusion model, against attention written out in full."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sinklab.checkpoints import Loaded
+from sinklab.records import Run, open_run
+from sinklab.studies.trace.run import study
+from sinklab.studies.trace.settings import StudySettings
+from tiny_diffusion import tiny_loaded, tiny_tokenizer
+
+QUICK = StudySettings(
+    prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",), mask_sinks=(), heldout=""
+)
+
+
+class Dense:
+    """Every attention map of one forward over these ids, softmax written out in float64."""
+
+    def __init__(self, loaded: Loaded, ids: list[int]) -> None:
+        self.maps_LHQS: list[torch.Tensor] = []
+        self.norms_LHQ: list[torch.Tensor] = []
+        whole = F.scaled_dot_product_attention
+
+        def written_out(query, key, value, *args, **kwargs):
+            out = whole(query, key, value, *args, **kwargs)
+            if query.shape[-2] == len(ids):
+                groups = query.shape[1] // key.shape[1]
+                scores = query.double() @ key.double().repeat_interleave(groups, 1).transpose(-1, -2)
+                self.maps_LHQS.append((scores / query.shape[-1] ** 0.5).softmax(-1)[0])
+                self.norms_LHQ.append(out[0].norm(dim=-1))
+            return out
+
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(F, "scaled_dot_product_attention", written_out)
+            loaded.model(torch.tensor([ids]))
+
+    @property
+    def map_LHQS(self) -> np.ndarray:
+        return torch.stack(self.maps_LHQS).numpy()
+
+
+def step_of(run: Run, step: int) -> tuple[list[int], np.ndarray]:
+    """Ids and states (0, 1, 2) before a step."""
+    tokens = run.table("tokens")
+    tokens = tokens[tokens["step"] == step]
+    states = tokens["state"].map({"masked": 0, "committed": 1, "prompt": 2}).to_numpy()
+    return tokens["token_id"].tolist(), states
+
+
+@pytest.mark.parametrize(("sink", "shift"), [(0, False), (2, False), (1, True)])
+def test_every_statistic_is_what_the_dense_maps_say(tmp_path: Path, sink: int, shift: bool) -> None:
+    loaded = tiny_loaded(sink, logit_shift=shift)
+    study(loaded, tmp_path / "run", QUICK)
+    run = open_run(tmp_path / "run")
+    arrays = {key: array.astype(np.float32) for key, array in run.arrays("attention", part=0).items()}
+    dims = run.dims("attention", part=0)
+    assert dims["main_by_state"] == ("step", "state", "layer", "head")
+    assert dims["received_by_state"] == ("step", "state", "layer", "head", "key")
+    for step in (0, 2):
+        ids, state_S = step_of(run, step)
+        dense = Dense(loaded, ids)
+        map_LHQS = dense.map_LHQS
+        predicted_S = np.append(state_S[1:], state_S[-1]) if shift else state_S
+        assert np.allclose(arrays["received"][step], map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+        for state in range(3):
+            mine = predicted_S == state
+            if not mine.any():
+                assert (arrays["main_by_state"][step][state] == -1).all()
+                assert np.isnan(arrays["share_by_state"][step][state]).all()
+                continue
+            column_LHK = map_LHQS[:, :, mine].sum(-2)
+            assert np.allclose(arrays["received_by_state"][step][state], column_LHK, rtol=2e-3, atol=2e-3)
+            best_LH = np.take_along_axis(column_LHK, arrays["main_by_state"][step][state][..., None].astype(int), -1)
+            assert np.allclose(best_LH[..., 0], column_LHK.max(-1), rtol=1e-4)
+            assert np.allclose(arrays["share_by_state"][step][state], column_LHK.max(-1) / mine.sum(), atol=1e-3)
+            rows_LHQ = map_LHQS[:, :, mine]
+            entropy_LH = -(rows_LHQ * np.log(rows_LHQ)).sum(-1).mean(-1)
+            assert np.allclose(arrays["row_entropy"][step][state], entropy_LH, rtol=2e-3, atol=2e-3)
+            norms_LH = torch.stack(dense.norms_LHQ)[:, :, mine].mean(-1).numpy()
+            assert np.allclose(arrays["output_norm"][step][state], norms_LH, rtol=2e-3)
+        assert np.isfinite(arrays["row_logsumexp"][step][0]).all()
+    bound, norm = arrays["noop_bound"], arrays["output_norm"]
+    assert (norm[np.isfinite(norm)] <= bound[np.isfinite(norm)] * 1.01).all()
+    assert (arrays["received_by_state"].sum(1) - arrays["received"]).__abs__().max() < 0.02
+
+
+def test_layers_heads_and_steps_can_be_chosen(tmp_path: Path) -> None:
+    loaded = tiny_loaded(1)
+    study(loaded, tmp_path / "all", QUICK)
+    some = replace(QUICK, layers=(-1,), heads=(3, 1), every=2, maps=("3:0:2", "0:-1:1"))
+    study(loaded, tmp_path / "some", some)
+    whole, part = open_run(tmp_path / "all"), open_run(tmp_path / "some")
+    assert (part.info.model["recorded_layers"], part.info.model["recorded_heads"]) == ([1], [1, 3])
+    assert (part.info.model["dtype"], part.info.model["device"]) == ("float32", "cpu")
+    assert (part.info.model["layers"], part.info.model["heads"]) == (2, 4)
+    assert whole.table("generations").equals(part.table("generations"))
+    # a step whose map is kept is recorded too
+    steps = part.array("attention", "step_number", part=0)
+    assert steps.tolist() == [0, 2, 3]
+    assert part.table("tokens")["step"].unique().tolist() == [0, 2, 3]
+    assert part.table("steps")["step"].tolist() == [0, 1, 2, 3]
+    queries = part.table("steps")["queries"]
+    assert queries.isna().tolist() == [False, True, False, False]
+    axes = {"received": (1, 2), "main_by_state": (2, 3), "row_entropy": (2, 3), "received_by_state": (2, 3)}
+    for name, (layer_axis, head_axis) in axes.items():
+        chosen = whole.array("attention", name, part=0)[steps].take([1], layer_axis).take([1, 3], head_axis)
+        assert np.array_equal(part.array("attention", name, part=0), chosen, equal_nan=chosen.dtype.kind == "f"), name
+    assert part.array("attention", "value_norm", part=0).shape[:2] == (3, 1)
+
+    maps = part.arrays("maps", part=0)
+    assert sorted(maps) == ["step0-layer1-head1", "step3-layer0-head2"]
+    assert part.dims("maps", part=0)["step3-layer0-head2"] == ("query_step3-layer0-head2", "key_step3-layer0-head2")
+    ids, _ = step_of(part, 3)
+    assert np.allclose(maps["step3-layer0-head2"], Dense(loaded, ids).map_LHQS[0, 2], atol=1e-3)
+
+
+def test_steps_that_never_come_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"only_steps are steps 0 to \d+ of this run, but 99 is none"):
+        study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 99)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_steps_records_these_alone(tmp_path: Path) -> None:
+    study(tiny_loaded(), tmp_path / "run", replace(QUICK, only_steps=(1, 3), statistics=()))
+    run = open_run(tmp_path / "run")
+    assert run.array("attention", "step_number", part=0).tolist() == [1, 3]
+    assert set(run.arrays("attention", part=0)) == {"received", "visible", "positions", "step_number"}
+
+
+def test_under_a_cache_the_queries_that_ran_are_known(tmp_path: Path) -> None:
+    loaded = tiny_loaded(1)
+    study(loaded, tmp_path / "run", replace(QUICK, cache="dual"))
+    run = open_run(tmp_path / "run")
+    prompt = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"])
+    assert run.table("steps")["queries"].tolist() == [prompt + 8, 4, prompt + 8, 4]
+    arrays = run.arrays("attention", part=0)
+    assert arrays["positions"].tolist() == [prompt + 8] * 4
+    assert np.allclose(arrays["received"].astype(float).sum(-1)[1], 4, atol=0.01)
+    # a block alone holds no prompt
+    assert (arrays["main_by_state"][1][2] == -1).all()
+    assert (arrays["main_by_state"][1][:2] >= 0).all()
+    assert np.isnan(arrays["row_entropy"][1][2]).all()
+    assert np.isfinite(arrays["row_entropy"][1][:2]).all()
+
+
+def test_guidance_is_watched_where_it_reads_the_prompt(tmp_path: Path) -> None:
+    study(tiny_loaded(), tmp_path / "run", replace(QUICK, cfg_scale=1.5))
+    run = open_run(tmp_path / "run")
+    ids, _ = step_of(run, 2)
+    received = run.array("attention", "received", part=0)[2].astype(np.float32)
+    assert np.allclose(received, Dense(tiny_loaded(), ids).map_LHQS.sum(-2), rtol=2e-3, atol=2e-3)
+
+
+def test_a_checkpoint_without_tokenizer_is_watched_in_ids(tmp_path: Path) -> None:
+    loaded = replace(tiny_loaded(), tokenizer=None)
+    said: list[str] = []
+    settings = replace(QUICK, prompts=("5 17 3",), heldout=None)
+    study(loaded, tmp_path / "run", settings, progress=said.append)
+    assert said[0] == "no held-out loss: the model has no tokenizer files"
+    run = open_run(tmp_path / "run")
+    tokens = run.table("tokens")
+    assert tokens["text"][:3].tolist() == ["⟨5⟩", "⟨17⟩", "⟨3⟩"]
+    assert tokens["special"][3] == "mask"
+    row = run.table("generations").iloc[0]
+    assert row.completion == " ".join(map(str, row.token_ids))
+    assert row.prompt == "5 17 3"
+
+
+def test_a_chat_is_marked_as_template(tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = "old: {% for m in messages %}{{ m['content'] }}{% endfor %}; said"
+    loaded = replace(tiny_loaded(), tokenizer=tokenizer)
+    study(loaded, tmp_path / "run", replace(QUICK, chat=True, prompts=("The sea",)))
+    tokens = open_run(tmp_path / "run").table("tokens")
+    first = tokens[tokens["step"] == 0]
+    prompt = first[first["state"] == "prompt"]
+    assert "".join(prompt["text"]) == "old: The sea; said"
+    own = prompt[~prompt["template"]]
+    assert "".join(own["text"]).strip().startswith("The")
+    assert 0 < len(own) < len(prompt)
+    assert not first[first["state"] != "prompt"]["template"].any()
+    assert open_run(tmp_path / "run").table("generations")["prompt"].tolist() == ["The sea"]

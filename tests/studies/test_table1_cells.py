@@ -1,0 +1,134 @@
+"""The cells of Table 1: one run folder each, with the paper's protocol, gone on with and never mixed up."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sinklab.records import RunWriter, open_run
+from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.table1 import Plan, cell_name, table1
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+SETTINGS = EvalSettings(tasks=("gsm8k", "humaneval"))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
+    """The settings of every cell that was scored; the third fails once."""
+    seen: list[EvalSettings] = []
+
+    def evaluate(settings: EvalSettings, model: Any, out: Path, *, progress: Any = None) -> Path:
+        seen.append(settings)
+        model()
+        about: dict[str, Any] = {"kind": "benchmark", "model": {"name": "m"}, "settings": settings.kept()}
+        with RunWriter(out, **about, seed=0, resume=settings.resume) as run:
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+            run.table("scores", {"task": list(settings.tasks)})
+        return out
+
+    monkeypatch.setattr("sinklab.studies.benchmarks.run.evaluate", evaluate)
+    monkeypatch.setattr("sinklab.studies.benchmarks.table1._check_tasks", lambda settings: None)
+    return seen
+
+
+def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_path: Path) -> None:
+    asked += [SETTINGS] * 3  # nothing fails
+    said: list[str] = []
+    folders = table1(
+        {"a": tiny_loaded}, replace(SETTINGS, run_code=True), tmp_path, Plan(ks=(5,)), progress=said.append
+    )
+    assert [str(path.relative_to(tmp_path)) for path in folders] == [
+        "a/gsm8k-k0", "a/gsm8k-k5", "a/humaneval-k0", "a/humaneval-k5",
+    ]  # fmt: skip
+    assert [(cell.tasks, cell.mask_sinks, cell.new_tokens) for cell in asked[3:]] == [
+        (("gsm8k",), None, 256), (("gsm8k",), 5, 256), (("humaneval",), None, 512), (("humaneval",), 5, 512),
+    ]  # fmt: skip
+    assert {(cell.block_length, cell.temperature, cell.steps, cell.chat) for cell in asked[3:]} == {
+        (32, 0.0, None, False)
+    }
+    # nor does a cell depend on what is allowed for another
+    assert [cell.run_code for cell in asked[3:]] == [False, False, True, True]
+    assert said[:2] == ["a, gsm8k, nothing masked", "a, gsm8k, 5 sinks masked"]
+
+
+def test_controls_stand_beside_and_tokens_can_be_given(asked: list[EvalSettings], tmp_path: Path) -> None:
+    asked += [SETTINGS] * 3
+    settings = replace(SETTINGS, tasks=("gsm8k",), new_tokens=7)
+    plan = Plan(ks=(0, 1), controls=("sinks", "random"), chat=True)
+    folders = table1({"a": tiny_loaded}, settings, tmp_path, plan)
+    assert [path.name for path in folders] == ["gsm8k-k0", "gsm8k-k1", "gsm8k-k1-random"]
+    assert [(cell.control, cell.new_tokens, cell.chat) for cell in asked[3:]] == [
+        ("sinks", 7, True), ("sinks", 7, True), ("random", 7, True),
+    ]  # fmt: skip
+
+
+def test_an_interrupted_table_goes_on(asked: list[EvalSettings], tmp_path: Path) -> None:
+    loads: list[str] = []
+
+    def loader(name: str) -> Any:
+        return lambda: (loads.append(name), tiny_loaded() if name == "a" else tiny_llama())[1]
+
+    models = {"a": loader("a"), "b": loader("b")}
+    settings, plan = replace(SETTINGS, tasks=("gsm8k",)), Plan(ks=(1, 5))
+    with pytest.raises(KeyboardInterrupt):
+        table1(models, settings, tmp_path, plan)
+    assert open_run(tmp_path / "a" / "gsm8k-k5").info.status == "interrupted"
+    assert loads == ["a"]
+    table1(models, settings, tmp_path, plan)
+    # two were there; the third goes on, and the second model follows
+    assert [(cell.mask_sinks, cell.resume) for cell in asked[3:]] == [(5, True), (None, False), (1, False), (5, False)]
+    assert loads == ["a", "a", "b"]
+    table1(models, settings, tmp_path, plan)
+    assert len(asked) == 7
+    assert loads == ["a", "a", "b"]
+
+
+def test_a_folder_of_another_run_is_refused_before_anything_is_scored(
+    asked: list[EvalSettings], tmp_path: Path
+) -> None:
+    asked += [SETTINGS] * 3
+    settings = replace(SETTINGS, tasks=("gsm8k",))
+    table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
+    with pytest.raises(ValueError, match=r"gsm8k-k0 was scored with limit=None, and now it is 3; give the same"):
+        table1({"z": tiny_loaded, "a": tiny_loaded}, replace(settings, limit=3), tmp_path, Plan(ks=(5,)))
+    with pytest.raises(ValueError, match=r"gsm8k-k0 was scored with chat=False, and now it is True"):
+        table1({"a": tiny_loaded}, settings, tmp_path, Plan(ks=(5,), chat=True))
+    with RunWriter(tmp_path / "b" / "gsm8k-k0", kind="study", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match="gsm8k-k0 holds a run of kind 'study'; choose another"):
+        table1({"b": tiny_loaded}, settings, tmp_path, Plan(ks=(5,)))
+    assert len(asked) == 5
+
+
+def test_plans_and_settings_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        Plan(ks=(-1,))
+    with pytest.raises(ValueError, match="got 'rndom'; did you mean random"):
+        Plan(controls=("rndom",))
+    with pytest.raises(ValueError, match="needs at least one of the controls"):
+        Plan(controls=())
+    with pytest.raises(ValueError, match="leave out mask_sinks and control, and give ks"):
+        table1({}, EvalSettings(mask_sinks=5), tmp_path)
+    assert cell_name("gsm8k", 0, "random") == "gsm8k-k0"
+
+
+def test_real_cells_of_a_real_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data" / "gsm8k"
+    data.mkdir(parents=True)
+    rows = [{"question": f"What is 2 and {n}?", "answer": f"2 + {n} = {n + 2}\n#### {n + 2}"} for n in range(3)]
+    (data / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = EvalSettings(tasks=("gsm8k",), data=str(data.parent), limit=2, num_fewshot=0, new_tokens=4)
+    settings = replace(settings, block_length=4)
+    folders = table1({"a": tiny_loaded}, settings, tmp_path / "out", Plan(ks=(2,)))
+    runs = [open_run(folder) for folder in folders]
+    assert [run.info.settings["mask_sinks"] for run in runs] == [None, 2]
+    assert all(run.info.status == "complete" and len(run.table("samples")) == 4 for run in runs)
+    with pytest.raises(ValueError, match=r"humaneval runs programs that the model wrote"):
+        table1({"a": tiny_loaded}, replace(settings, tasks=("gsm8k", "humaneval")), tmp_path / "out", Plan(ks=(2,)))

@@ -1,0 +1,278 @@
+"""lm-eval's tasks on local files ask exactly what lm-eval's own tasks ask about the same documents."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from sinklab.studies.benchmarks import offline
+from sinklab.studies.benchmarks.offline import source_of
+from sinklab.studies.benchmarks.rows import rows_of
+
+GSM8K = [
+    {"question": f"Ann has {n} pens and buys 2. How many?", "answer": f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\n#### {n + 2}"}
+    for n in range(8)
+]
+HUMANEVAL = [
+    {
+        "task_id": "HumanEval/0",
+        "prompt": 'def one() -> int:\n    """One."""\n',
+        "canonical_solution": "    return 1\n",
+        "test": "def check(candidate):\n    assert candidate() == 1\n",
+        "entry_point": "one",
+    }
+]
+HELLASWAG = [
+    {
+        "activity_label": "Rowing",
+        "ctx_a": "A man sits in a boat.",
+        "ctx_b": "the man",
+        "endings": ["rows [title] off.", "sinks.", "eats  it.", "is a boat."],
+        "label": "2",
+    }
+]
+ARC = [
+    {
+        "question": "What falls?",
+        "choices": {"text": ["Rain", "Fire", "Light", "Air"], "label": ["1", "2", "3", "4"]},
+        "answerKey": "1",
+    }
+]
+PIQA = [{"goal": "Dry a cup", "sol1": "Use a towel.", "sol2": "Use a cup.", "label": 1}]
+SIQA = [
+    {"context": "Al ran.", "question": "Why?", "answerA": "late", "answerB": "old", "answerC": "tall", "label": "3"}
+]
+PROBLEMS = [
+    {"question": "He had  _  .", "answer": "B", "options": ["a cat", "a dog", "a cow", "a hen"]},
+    {"question": "Who sang?", "answer": "A", "options": ["She", "He", "They", "We"]},
+    {"question": "It ends", "answer": "D", "options": ["well", "badly", "soon", "late"]},
+]
+RACE = [{"article": "He had a dog. She sang.", "problems": repr(PROBLEMS)}]
+LAMBADA = [{"text": "The sea was rough and so she did not row to the island"}]
+DOCUMENTS = {
+    "gsm8k": GSM8K,
+    "humaneval": HUMANEVAL,
+    "humaneval_instruct": HUMANEVAL,
+    "hellaswag": HELLASWAG,
+    "arc_easy": ARC,
+    "arc_challenge": ARC,
+    "piqa": PIQA,
+    "social_iqa": SIQA,
+    "race": RACE,
+    "lambada_openai": LAMBADA,
+    "lambada_standard": LAMBADA,
+}
+
+
+def graded(name):
+    return "test" if "test" in source_of(name).files else "validation"
+
+
+def write(folder: Path, name: str, rows=None, split: str | None = None) -> Path:
+    """The documents under the first name that is looked for."""
+    source = source_of(name)
+    path = folder / source.folders[0] / source.files[split or graded(name)][0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows or DOCUMENTS[name]))
+    return path
+
+
+def asked(task, **how):
+    """Every request of a task: its kind and its arguments."""
+    if task.get_config("num_fewshot") is None:
+        task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(**how)
+    return [(request.request_type, request.doc_id, request.args) for request in task.instances]
+
+
+def own_task(name: str, rows):
+    """lm-eval's own task of that name, its documents handed to it."""
+    import datasets
+    import lm_eval
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from sinklab.studies.benchmarks.offline import packaged
+
+    given = packaged(name)
+    path = Path(lm_eval.__file__).parent / "tasks" / (given.get("include") or given["inherit"])
+    config = load_yaml(path, resolve_func="include" in given)
+    if "inherit" in given:
+        # its functions ask the network when they are imported
+        config |= {"metric_list": None, "filter_list": None}
+    config.pop("tag", None)
+    whole = datasets.Dataset.from_list(rows)
+    splits = ("train", "validation", "test")
+    return ConfigurableTask(config=config | {"custom_dataset": lambda **_: dict.fromkeys(splits, whole)})
+
+
+@pytest.mark.parametrize("name", offline.OFFLINE)
+def test_requests_are_those_of_lm_evals_own_task(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    if name == "gsm8k":
+        write(tmp_path, name, split="train")
+    (task,), manager = offline.tasks([name], tmp_path, run_code=True, cache=tmp_path / "cache")
+    own = own_task(name, DOCUMENTS[name])
+    assert asked(task) == asked(own)
+    assert task.eval_docs[0] == own.eval_docs[0]
+    assert list(manager.task_index) != []
+    for field in ("output_type", "generation_kwargs", "num_fewshot", "target_delimiter", "fewshot_delimiter"):
+        assert task.get_config(field) == own.get_config(field)
+    if not name.startswith("humaneval"):
+        assert task.get_config("metric_list") == own.get_config("metric_list")
+        assert task.get_config("filter_list") == own.get_config("filter_list")
+
+
+def test_few_shot_examples_come_from_the_training_file(tmp_path: Path) -> None:
+    write(tmp_path, "gsm8k", GSM8K[:1])
+    write(tmp_path, "gsm8k", GSM8K[1:], split="train")
+    (task,), _ = offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
+    ((_, _, (context, _)),) = asked(task)
+    assert context.count("Answer:") == 6
+    assert context.count(GSM8K[0]["question"]) == 1
+
+
+def test_a_missing_training_file_is_no_matter_without_examples(tmp_path: Path) -> None:
+    write(tmp_path, "gsm8k")
+    with pytest.raises(ValueError, match=r"gsm8k needs its train split for 5 examples in each prompt, but looked for"):
+        offline.tasks(["gsm8k"], tmp_path, cache=tmp_path / "cache")
+    (task,), _ = offline.tasks(["gsm8k"], tmp_path, num_fewshot=0, cache=tmp_path / "cache")
+    assert not task.has_training_docs()
+    with pytest.raises(ValueError, match="piqa needs its train split for 3 examples in each prompt"):
+        write(tmp_path, "piqa")
+        offline.tasks(["piqa"], tmp_path, num_fewshot=3, cache=tmp_path / "cache")
+
+
+def test_a_task_file_serves_lm_eval_alone(tmp_path: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
+    write(tmp_path, "humaneval")
+    offline.tasks(["humaneval"], tmp_path, run_code=True, cache=tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").glob("tasks-*")
+    task = TaskManager(include_path=str(folder), include_defaults=False).load("humaneval")["tasks"]["humaneval"]
+    assert task.UNSAFE_CODE
+    assert task.get_config("metric_list")[0]["metric"].__name__ == "pass_at_k"
+
+
+def test_files_are_converted_once_and_anew_when_they_change(tmp_path: Path) -> None:
+    path = write(tmp_path, "lambada_openai")
+
+    def converted():
+        (task,), _ = offline.tasks(["lambada_openai"], tmp_path, cache=tmp_path / "cache")
+        return Path(task.get_config("dataset_kwargs")["data_files"]["test"]), task.eval_docs[0]["text"]
+
+    first, text = converted()
+    before = first.stat().st_mtime_ns
+    assert converted() == (first, text)
+    assert first.stat().st_mtime_ns == before
+    path.write_text(json.dumps({"text": "Another day at sea"}) + "\n")
+    second, changed = converted()
+    assert second != first
+    assert changed == "Another day at sea"
+    assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "at least one task is needed"),
+        (["hellaswga"], r"unknown task 'hellaswga'; did you mean hellaswag\? tasks on local files are gsm8k"),
+        (["gsm8k", "nonsense"], "unknown task 'nonsense'; tasks on local files are"),
+        (["humaneval"], r"humaneval runs programs that the model wrote.*--run-code"),
+        (["humaneval_instruct"], "humaneval_instruct runs programs"),
+        (
+            ["race"],
+            r"race needs its test split, but looked for .*race/\{test.jsonl, .*or in RACE.*get the Hub data set "
+            r"EleutherAI/race with python -c .*get\('EleutherAI/race', 'high', split='test'\)",
+        ),
+        (["social_iqa"], r"needs its validation split.*lighteval/siqa.*to_json\('.*social_iqa/validation.jsonl'\)"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(names: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        offline.tasks(names, tmp_path, cache=tmp_path / "cache")
+
+
+def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"absent is none; give the folder that holds them"):
+        offline.tasks(["piqa"], tmp_path / "absent")
+    write(tmp_path, "piqa")
+    (tmp_path / "taken").touch()
+    with pytest.raises(ValueError, match=r"cannot be written: .*choose another cache folder"):
+        offline.tasks(["piqa"], tmp_path, cache=tmp_path / "taken")
+
+
+def test_lm_eval_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"not installed; pip install 'sinklab\[eval\]'"):
+        offline.tasks(["piqa"], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["piqa", "humaneval"])
+def test_without_the_hub_the_message_says_what_to_get(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import datasets
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach it\non the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        ValueError, match=rf"{name} needs the Hub data set .*\(ConnectionError: Couldn't reach it\); on"
+    ):
+        offline.tasks([name], None, run_code=True, cache=tmp_path)
+
+
+def test_other_tasks_are_lm_evals_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+    import lm_eval.tasks
+
+    own = Path(lm_eval.tasks.__file__).parent
+    real = lm_eval.tasks.TaskManager
+    # a corner of lm-eval's thousands of files
+    monkeypatch.setattr(
+        lm_eval.tasks,
+        "TaskManager",
+        lambda include_path=None, include_defaults=True: real(
+            include_path=[str(own / "openbookqa"), str(own / "mbpp")] if include_defaults else include_path,
+            include_defaults=False,
+        ),
+    )
+    row = {"question_stem": "Ice is", "choices": {"text": ["cold", "hot"], "label": ["A", "B"]}, "answerKey": "A"}
+    whole = datasets.Dataset.from_list([row])
+    monkeypatch.setattr(datasets, "load_dataset", lambda **_: dict.fromkeys(("train", "validation", "test"), whole))
+    (task,), _ = offline.tasks(["openbookqa"], None, cache=tmp_path)
+    assert task.task_name == "openbookqa"
+    with pytest.raises(ValueError, match=r"unknown task 'openbokqa'; did you mean openbookqa\?"):
+        offline.tasks(["openbokqa"], None, cache=tmp_path)
+    with pytest.raises(ValueError, match=r"mbpp runs programs .* inside the evaluating process.*use lm_eval itself"):
+        offline.tasks(["mbpp"], None, run_code=True, cache=tmp_path)
+
+
+SIZES = {"gsm8k": 1319, "humaneval": 164, "hellaswag": 10042, "arc_easy": 2376, "piqa": 1838, "lambada_openai": 5153}
+
+
+@pytest.fixture(scope="module")
+def benchmarks() -> Path:
+    data = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
+    if not data.is_dir():
+        pytest.skip(f"no benchmark files at {data}; set SINKLAB_SHARED")
+    return data
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_real_files_are_read_as_they_are_handed_around(name: str, benchmarks: Path) -> None:
+    rows = rows_of(name, source_of(name).needed(benchmarks, graded(name)))
+    assert len(rows) == SIZES[name]
+    assert set(rows[0]) == set(DOCUMENTS[name][0])
+
+
+def test_real_files_make_tasks(benchmarks: Path, tmp_path: Path) -> None:
+    names = ["gsm8k", "humaneval", "arc_easy"]
+    tasks, _ = offline.tasks(names, benchmarks, run_code=True, cache=tmp_path)
+    assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [(name, SIZES[name]) for name in names]

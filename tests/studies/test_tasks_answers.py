@@ -1,0 +1,73 @@
+"""Numbers and programs are found in what models write, plain and in chat."""
+
+import pytest
+
+from sinklab.studies.benchmarks.code import marked_answer, number_of, program_of, same_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "published"),
+    [
+        ("Answer: 3 #### 18", "18", "18"),
+        ("#### 18\n", "18", "18"),
+        ("#### 1 and #### 2", "2", "1 and #### 2"),
+        ("#### 18\nI hope this helps", "18", None),
+        ("####18", "18", None),
+        ("#### ", None, ""),
+        ("no mark 18", None, None),
+        ("", None, None),
+    ],
+)
+def test_the_answer_behind_the_last_mark(text: str, answer: str | None, published: str | None) -> None:
+    assert marked_answer(text) == answer
+    assert marked_answer(text, published=True) == published
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same", "published"),
+    [
+        ("18", "18", True, True),
+        ("18.0", "18", True, False),
+        ("$1,080.00", "1080", True, False),
+        ("$1,080", "1080", True, True),
+        ("-5", "5", False, False),
+        ("- 5", "-5", True, False),
+        (".5", "0.50", True, False),
+        ("18 eggs", "18", True, False),
+        ("18.", "18", True, False),
+        ("eggs", "18", False, False),
+        ("eggs", "eggs", True, True),
+    ],
+)
+def test_answers_are_compared_as_numbers_or_as_published(one: str, other: str, same: bool, published: bool) -> None:
+    assert same_answer(one, other) is same
+    assert same_answer(one, other, published=True) is published
+
+
+def test_text_is_no_number() -> None:
+    assert number_of("about 5") is None
+
+
+PROMPT = 'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r):\n    """Of a circle."""\n'
+BODY = "    return math.pi * half(2 * r) ** 2\n"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        BODY,
+        f"{BODY}```\nThat is all.",
+        f"```python\n{BODY}```\nThat is all.",
+        f"Here it is:\n```python\ndef area(r):\n{BODY}```\nand a test:\n```python\nassert area(1) > 3\n```",
+        f"```\nassert area(1) > 3\n```\n```py\ndef area(r):\n{BODY}```",
+        f"```python\ndef area(r):\n{BODY}",
+    ],
+)
+def test_programs_of_plain_and_chat_completions(completion: str) -> None:
+    space: dict = {}
+    exec(program_of(PROMPT, completion, "area"), space)
+    assert space["area"](1) == pytest.approx(3.14159, abs=1e-5)
+
+
+def test_a_plain_completion_is_taken_as_it_is() -> None:
+    assert program_of(PROMPT, BODY, "area") == PROMPT + BODY

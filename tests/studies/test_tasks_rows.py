@@ -1,0 +1,147 @@
+"""A benchmark comes out the same from every form in which its files are handed around."""
+
+import bz2
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sinklab.studies.benchmarks.rows import rows_of
+
+ARC = {
+    "question": "What falls?",
+    "choices": {"text": ["Rain", "Fire"], "label": ["A", "B"]},
+    "answerKey": "B",
+}
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def test_arc_from_three_forms(tmp_path: Path) -> None:
+    hub = lines(tmp_path / "hub.jsonl", ARC)
+    authors = [{"text": text, "label": label} for text, label in (("Rain", "A"), ("Fire", "B"))]
+    stem = {"id": "1", "question": {"stem": "What falls?", "choices": authors}, "answerKey": "B"}
+    foundry = {"query": "Question: What falls?", "choices": ["Rain", "Fire"], "gold": 1}
+    for path in (hub, lines(tmp_path / "authors.jsonl", stem), lines(tmp_path / "foundry.jsonl", foundry)):
+        assert rows_of("arc_easy", [path]) == [ARC]
+
+
+def test_hellaswag_text_sets_the_last_sentence_apart(tmp_path: Path) -> None:
+    endings = ["rows off.", "sinks.", "eats.", "is a boat."]
+    text = ["Rowing: A man sits in a boat. the man", "2", *endings]
+    text += ['Cooking: How to cook. Boil it: "slowly."', "0", *endings]
+    path = tmp_path / "hellaswag_val_full.txt.bz2"
+    path.write_bytes(bz2.compress(("\n".join(text) + "\n").encode()))
+    first, second = rows_of("hellaswag", [path])
+    assert first == {
+        "activity_label": "Rowing",
+        "ctx_a": "A man sits in a boat.",
+        "ctx_b": "the man",
+        "endings": endings,
+        "label": "2",
+    }
+    assert (second["activity_label"], second["ctx_a"], second["ctx_b"]) == (
+        "Cooking",
+        'How to cook. Boil it: "slowly."',
+        "",
+    )
+    path.write_bytes(bz2.compress(("\n".join(text[:-1]) + "\n").encode()))
+    with pytest.raises(ValueError, match=r"must hold six lines a document .* but its 11 lines do not"):
+        rows_of("hellaswag", [path])
+
+
+def test_labels_may_stand_in_a_file_beside(tmp_path: Path) -> None:
+    row = {"goal": "Dry a cup", "sol1": "Towel.", "sol2": "Cup."}
+    path = lines(tmp_path / "valid.jsonl", row, row)
+    with pytest.raises(ValueError, match=r"document 1 has no label, and no file NAME-labels.lst stands beside it"):
+        rows_of("piqa", [path])
+    labels = tmp_path / "valid-labels.lst"
+    labels.write_text("1\n")
+    with pytest.raises(ValueError, match=re.escape(f"must hold a label for each of 2 rows of {path}, but has 1")):
+        rows_of("piqa", [path])
+    labels.write_text("1\n2\n")
+    with pytest.raises(ValueError, match="document 2: label must be 0 to 1, but is '2'"):
+        rows_of("piqa", [path])
+    labels.write_text("1\n0\n")
+    assert [row["label"] for row in rows_of("piqa", [path])] == [1, 0]
+    social = lines(
+        tmp_path / "dev.jsonl", {name: "x" for name in ("context", "question", "answerA", "answerB", "answerC")}
+    )
+    (tmp_path / "dev-labels.lst").write_text("3\n")
+    assert rows_of("social_iqa", [social])[0]["label"] == "3"
+
+
+def test_race_from_three_forms(tmp_path: Path) -> None:
+    problems = [
+        {"question": "Who?", "answer": "B", "options": ["a", "b", "c", "d"]},
+        {"question": "Why?", "answer": "A", "options": ["e", "f", "g", "h"]},
+    ]
+    expected = [{"article": "One.", "problems": repr(problems)}, {"article": "Two.", "problems": repr(problems[:1])}]
+    hub = lines(tmp_path / "hub.jsonl", *expected)
+    assert rows_of("race", [hub]) == expected
+    single = lines(
+        tmp_path / "single.jsonl",
+        *({"article": "One.", **problem} for problem in problems),
+        {"article": "Two.", **problems[0]},
+    )
+    assert rows_of("race", [single]) == expected
+    parts = []
+    for number, (article, some) in enumerate((("One.", problems), ("Two.", problems[:1]))):
+        columns = {f"{name}s": [row[name] for row in some] for name in ("question", "answer")}
+        whole = {"article": article, "options": [row["options"] for row in some], **columns}
+        parts.append(lines(tmp_path / "test" / "high" / f"{number}.txt", whole))
+    assert rows_of("race", parts) == expected
+
+
+def test_lambada_from_three_forms(tmp_path: Path) -> None:
+    text = {"text": "She rowed to the island"}
+    split = lines(tmp_path / "split.jsonl", {"context": "She rowed to the", "continuation": "island"})
+    assert rows_of("lambada_openai", [split]) == [text]
+    assert rows_of("lambada_openai", [lines(tmp_path / "hub.jsonl", text)]) == [text]
+    plain = tmp_path / "lambada_test_plain_text.txt.gz"
+    plain.write_bytes(gzip.compress(b"She rowed to the island\n\n"))
+    assert rows_of("lambada_standard", [plain]) == [text]
+
+
+def test_parquet_parts_are_joined(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    paths = []
+    for number in range(2):
+        paths.append(tmp_path / f"test-0000{number}.parquet")
+        pq.write_table(pa.Table.from_pylist([{"question": f"Q{number}", "answer": "#### 1", "more": 0}]), paths[-1])
+    assert rows_of("gsm8k", paths) == [{"question": "Q0", "answer": "#### 1"}, {"question": "Q1", "answer": "#### 1"}]
+    paths[0].write_bytes(b"PAR1 no more")
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        rows_of("gsm8k", paths)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty; get the file again"),
+        ('{"question": "Q"}\n', "document 1 needs the field answer, but has question"),
+        (
+            '{"question": "Q", "answer": "1"}\n{"question": \n',
+            "line 2: each line must be one .* this one is no JSON",
+        ),
+        ("[1]\n", "line 1: each line must be one JSON object, but this one is a list"),
+    ],
+)
+def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        rows_of("gsm8k", [path])
+
+
+def test_truncated_archives_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"question": "Q", "answer": "1"}\n' * 99)[:-9])
+    with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read as text in UTF-8.*get the file again"):
+        rows_of("gsm8k", [path])

@@ -1,0 +1,249 @@
+"""The sink-token paper's GSM8K protocol: steps first, then the answer, as published and row by row."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sinklab.checkpoints import Loaded
+from sinklab.probing import MaskSinks
+from sinklab.sampling import DecodingSettings
+from sinklab.studies.benchmarks import gsm8k_two_stage
+from sinklab.studies.benchmarks.gsm8k_two_stage import TwoStageAnswer, two_stage
+from sinklab.studies.benchmarks.settings import EvalSettings, two_stage_settings
+from sinklab.studies.benchmarks.two_stage_run import scored, two_stage_documents
+from tiny_diffusion import tiny_loaded
+from tiny_llama import tiny_llama
+
+# B batch rows, S positions, M wanted positions, V vocabulary
+
+QUESTIONS = ("Ann has 3 pens and buys 2.", "Bo has 10 pens.", "Cy has 7 pens and sells 4 of them. How many?")
+LENGTH = 96
+QUICK = replace(two_stage_settings(), steps=6)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    return tiny_loaded(context=128)
+
+
+def ordered(answers) -> list[TwoStageAnswer]:
+    return sorted(answers, key=lambda answer: answer.number)
+
+
+class Oracle:
+    """Writes steps behind a question and the answer behind steps; what follows are ends of text."""
+
+    def __init__(self, loaded: Loaded, thought: str, answer: str) -> None:
+        tokenizer = loaded.tokenizer
+        self.canvases: list[torch.Tensor] = []
+        self._tokenizer, self._parts = tokenizer, (thought, answer)
+        self._mask, self._end = tokenizer.mask_token_id, tokenizer.eos_token_id
+
+    def __call__(self, ids_BS, wanted_BS):
+        self.canvases.append(ids_BS.clone())
+        logits_BSV = torch.zeros(*ids_BS.shape, len(self._tokenizer))
+        for row, ids_S in enumerate(ids_BS):
+            begun = int((ids_S != self._mask).sum())
+            stage = "Answer:" in self._tokenizer.decode(ids_S[:begun])
+            text = self._tokenizer(self._parts[stage], add_special_tokens=False)["input_ids"]
+            target_S = [0] * begun + text + [self._end] * len(ids_S)
+            logits_BSV[row, torch.arange(len(ids_S)), torch.tensor(target_S[: len(ids_S)])] = 9.0
+        return logits_BSV[wanted_BS]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_steps_come_first_and_then_the_answer(published: bool, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = Oracle(loaded, "Answer: 3+2=5 ", "#### 5\n")
+    monkeypatch.setattr(loaded.model, "denoiser", lambda attention=None: oracle)
+    settings = replace(two_stage_settings(published=published), steps=1, temperature=0.0)
+    answers = ordered(two_stage(loaded, QUESTIONS[:2], settings=settings, length=LENGTH, published=published))
+    assert [answer.answer for answer in answers] == ["5", "5"]
+    assert all(answer.text.endswith("Answer: 3+2=5 #### 5\n") for answer in answers)
+    assert answers[0].text.startswith("Question: Ann") is published
+    assert [answer.steps for answer in answers] == [2, 2]
+    first, second = oracle.canvases
+    decode = loaded.tokenizer.decode
+    for row, question in enumerate(QUESTIONS[:2]):
+        begun = int((first[row] != loaded.tokenizer.mask_token_id).sum())
+        assert decode(first[row, :begun]) == f"Question: {question}"
+        begun = int((second[row] != loaded.tokenizer.mask_token_id).sum())
+        assert decode(second[row, :begun]) == f"Question: {question}Answer: 3+2=5 "
+        assert first.shape[1] == second.shape[1] == LENGTH
+    score = scored(answers, ["3+2=5\n#### 5", "5.0"], published=published)
+    assert score.right == (True, not published)
+    assert (score.samples, score.unanswered, score.too_long) == (2, 0, 0)
+    assert score.stderr == pytest.approx((score.accuracy * (1 - score.accuracy) / 2) ** 0.5)
+
+
+def test_as_published_equals_the_loop_written_out(loaded: Loaded) -> None:
+    """SMDM's sampler at temperature 0: counts and ranks over the batch, masks on the right of shorter prompts."""
+    steps, tokenizer, mask = 9, loaded.tokenizer, loaded.tokenizer.mask_token_id
+
+    def sample(prompts: list[list[int]]) -> torch.Tensor:
+        ids_BS = torch.full((len(prompts), LENGTH), mask)
+        for row, ids in enumerate(prompts):
+            ids_BS[row, : len(ids)] = torch.tensor(ids)
+        time_T = torch.linspace(1, 1e-5, steps + 1)
+        for step in range(steps):
+            masked_BS = ids_BS == mask
+            logits_MV = loaded.model(ids_BS).logits[masked_BS]
+            logits_MV[:, mask] = -torch.inf
+            best_M, token_M = logits_MV.softmax(-1).max(-1)
+            count = int(masked_BS.sum() * (1 - time_T[step + 1] / time_T[step])) if step < steps - 1 else len(best_M)
+            chosen_M = best_M.topk(count).indices
+            kept_M = torch.full_like(token_M, mask)
+            kept_M[chosen_M] = token_M[chosen_M]
+            ids_BS[masked_BS] = kept_M
+        return ids_BS
+
+    with torch.no_grad():
+        first = sample([tokenizer(f"Question: {question}")["input_ids"] for question in QUESTIONS])
+        texts = tokenizer.batch_decode(first, skip_special_tokens=True)
+        second = sample([tokenizer(text)["input_ids"][:LENGTH] for text in texts])
+    settings = replace(two_stage_settings(published=True), steps=steps, temperature=0.0)
+    answers = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, published=True))
+    assert [answer.text for answer in answers] == tokenizer.batch_decode(second, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "edits"),
+    [
+        ({}, ()),
+        ({"temperature": 1.0}, ()),
+        ({}, (MaskSinks(k=1),)),
+        ({}, (MaskSinks(k=1, control="random"),)),
+        ({}, (MaskSinks(k=1, source="clean_pass"),)),
+    ],
+)
+def test_each_row_is_what_it_is_alone(changes: dict, edits: tuple, loaded: Loaded) -> None:
+    settings = replace(QUICK, **changes)
+    together = ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
+    for number, question in enumerate(QUESTIONS):
+        (alone,) = two_stage(loaded, [question], settings=settings, length=LENGTH, edits=edits, numbers=[number])
+        assert (alone.number, alone.text) == (number, together[number].text)
+
+
+def test_edits_change_what_is_written_also_as_published(loaded: Loaded) -> None:
+    settings = replace(two_stage_settings(published=True), steps=6, temperature=0.0)
+
+    def texts(*edits):
+        found = two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, published=True, edits=edits)
+        return [answer.text for answer in ordered(found)]
+
+    plain, masked, asked = texts(), texts(MaskSinks(k=5)), texts(MaskSinks(k=5, source="clean_pass"))
+    assert plain != masked
+    assert plain != asked
+    assert texts(MaskSinks(k=5)) == masked
+
+
+def test_stages_of_one_step_have_no_step_before_to_choose_in(loaded: Loaded) -> None:
+    settings = replace(QUICK, steps=1)
+    plain, edited = (
+        ordered(two_stage(loaded, QUESTIONS, settings=settings, length=LENGTH, edits=edits))
+        for edits in ((), (MaskSinks(k=1),))
+    )
+    assert edited == plain and max(answer.steps for answer in edited) <= 2
+
+
+def test_watching_changes_nothing_and_tells_of_sinks(loaded: Loaded) -> None:
+    plain = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
+    watched = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, watch=lambda number: number == 1))
+    assert [answer.text for answer in watched] == [answer.text for answer in plain]
+    assert [len(answer.sinks) for answer in watched] == [0, 2, 0]
+
+
+def test_no_more_questions_are_answered_together_than_asked_for(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
+    sizes, together = [], gsm8k_two_stage._together
+    monkeypatch.setattr(
+        gsm8k_two_stage, "_together", lambda protocol, rows: sizes.append(len(rows)) or together(protocol, rows)
+    )
+    parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
+    assert sizes == [2, 1]
+    assert [answer.text for answer in parts] == [answer.text for answer in whole]
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0; leave it out for 64"):
+        list(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=0))
+
+
+def test_questions_without_room_are_counted(loaded: Loaded) -> None:
+    questions = ["Ann has 3 pens.", "So " * 60]
+    answers = ordered(two_stage(loaded, questions, settings=QUICK, length=LENGTH))
+    assert [answer.fits for answer in answers] == [True, False]
+    score = scored(answers, ["5", "5"])
+    assert (score.too_long, score.unanswered, score.accuracy, score.stderr) == (1, 2, 0.0, 0.0)
+    with pytest.raises(
+        ValueError, match=r"no question leaves room for an answer in 96 tokens: the shortest of 1 takes"
+    ):
+        two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH)
+    (alone,) = two_stage(loaded, questions[1:], settings=QUICK, length=LENGTH, numbers=[1])
+    assert not alone.fits
+
+
+def test_special_tokens_in_a_question_are_text(loaded: Loaded) -> None:
+    mask = loaded.tokenizer.mask_token
+    (answer,) = two_stage(loaded, [f"Ann {mask} has"], settings=QUICK, length=LENGTH)
+    assert answer.fits
+
+
+def test_the_protocols_numbers() -> None:
+    released = two_stage_settings(published=True)
+    assert (released.steps, released.temperature, released.pooled, released.eps) == (256, 0.1, True, 1e-5)
+    assert (released.schedule, released.rule, released.seed) == ("timed", "low_confidence", 1234)
+    own = two_stage_settings()
+    assert (own.temperature, own.pooled, own.stop_at_eos) == (0.0, False, True)
+    # the default of the class that was given is nobody's wish
+    assert two_stage_settings(EvalSettings()) == own
+    asked = two_stage_settings(EvalSettings(steps=32, temperature=0.5, seed=3))
+    assert (asked.steps, asked.temperature, asked.seed, asked.schedule) == (32, 0.5, 3, "timed")
+    other = two_stage_settings(DecodingSettings(schedule="threshold", threshold=0.8))
+    assert (other.schedule, other.threshold, other.steps, other.eps) == ("threshold", 0.8, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": 1}, r"two stages take 2 to 128 tokens, the context of tiny test model, but length is 1"),
+        ({"length": 129}, "but length is 129"),
+        ({"numbers": [1]}, "3 questions need a number each, but there are 1 numbers"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(changes: dict, message: str, loaded: Loaded) -> None:
+    with pytest.raises(ValueError, match=message):
+        two_stage(loaded, QUESTIONS, **{"length": LENGTH, **changes})
+
+
+def test_autoregressive_models_are_sent_to_gsm8k() -> None:
+    with pytest.raises(ValueError, match=r"the two stages denoise, but .* has no mask token; score it on .* gsm8k"):
+        two_stage(tiny_llama(), QUESTIONS)
+
+
+def test_scores_need_a_target_for_each_answer() -> None:
+    with pytest.raises(ValueError, match="got 0 answers, 0 targets"):
+        scored([], [])
+
+
+def test_documents_come_from_gsm8ks_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gsm8k needs its test split, but looked for"):
+        two_stage_documents(tmp_path)
+    data = Path(os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared") / "data"
+    if not data.is_dir():
+        pytest.skip(f"no benchmark files at {data}; set SINKLAB_SHARED")
+    documents = two_stage_documents(data, 3)
+    assert [row["answer"].rpartition("#### ")[2] for row in documents] == ["18", "3", "70000"]
+
+
+def test_without_the_hub_the_message_says_what_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval")
+    import datasets
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=r"gsm8k needs the Hub data set openai/gsm8k.*no network"):
+        two_stage_documents(None)
