@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "attention": EVERYWHERE | {"compat"},
     "diffusion": EVERYWHERE,
     "sinks": EVERYWHERE,
-    "sampling": EVERYWHERE | {"diffusion"},
+    "sampling": EVERYWHERE | {"attention", "diffusion"},
     "models": EVERYWHERE | {"attention", "diffusion", "sampling", "compat"},
     "probing": EVERYWHERE | {"attention", "sinks", "compat"},
     # the lab ring: what is run

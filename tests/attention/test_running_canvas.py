@@ -1,9 +1,11 @@
 """What a denoiser announces, and what it says about padding among the queries."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from sinklab.attention import real_queries, running, running_canvas, visible_queries
+from sinklab.attention import decoding, decoding_run, real_queries, running, running_canvas, visible_queries
 
 IDS = torch.arange(8).view(2, 4)
 
@@ -19,6 +21,19 @@ def test_the_innermost_announcement_holds_and_is_undone() -> None:
             raise RuntimeError
         assert running_canvas() is outer
     assert running_canvas() is None
+
+
+def test_the_run_that_decodes_is_known_in_its_own_thread_alone() -> None:
+    assert decoding_run() is None
+    outer, inner = object(), object()
+    with decoding(outer):
+        with pytest.raises(RuntimeError), decoding(inner):
+            assert decoding_run() is inner
+            raise RuntimeError
+        assert decoding_run() is outer
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(decoding_run).result() is None
+    assert decoding_run() is None
 
 
 @pytest.mark.parametrize("form", ["row", "square"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene, trace
+from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
 from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model
@@ -156,3 +156,109 @@ def test_an_autoregressive_memory_of_a_padded_batch(edit: str, removal: str) -> 
         if edit == "positions" and removal != "zero_value":
             gone = [6, 13] if keys > 13 else [6]
             assert bool((row[..., gone] == 0).all())
+
+
+RUNS = [
+    (MaskSinks(1),),
+    (MaskSinks(2, removal="evict"),),
+    (MaskSinks(1, source="carried", limit=3), MaskSinks(epsilon=1.0)),
+    (MaskPositions((2, 3), removal="evict", steps=(1, 2)), TruncateContext(0, 2, 3)),
+]
+PAIRS = [[[5, 6, 7, 8, 9, 10]], [[11, 12, 13, 14, 15, 16]]]
+
+
+def canvas_of(model, prompts):
+    return Canvas.from_prompts(prompts, new_tokens=NEW, mask_id=model.config.mask_token_id)
+
+
+def equal(one, other):
+    assert [removal.forward for removal in one] == [removal.forward for removal in other] and len(one) > 0
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left.columns_BLHM, right.columns_BLHM)
+        torch.testing.assert_close(left.overlap_BLH, right.overlap_BLH, equal_nan=True)
+        torch.testing.assert_close(left.realised_BLH, right.realised_BLH)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("edits", RUNS)
+def test_a_second_run_in_one_block_is_what_it_is_in_its_own(cache, edits) -> None:
+    model = tiny_model(SINKS)
+    denoiser = model.denoiser()
+    with intervene(model, *edits) as log:
+        written = []
+        for prompts in PAIRS:
+            *_, last = denoise(denoiser, canvas_of(model, prompts), cache=cache, block_length=BLOCK)
+            written.append(last.ids_BS)
+    forwards = [removal.forward for removal in log.removals]
+    (begins,) = (at for at in range(1, len(forwards)) if forwards[at] < forwards[at - 1])
+    parts = log.removals[:begins], log.removals[begins:]
+    for prompts, ids_BS, removals in zip(PAIRS, written, parts, strict=True):
+        alone, _, expected = decode(model, cache, *edits, prompts=prompts)
+        assert torch.equal(ids_BS, expected)
+        equal(removals, alone.removals)
+
+
+def test_runs_begin_afresh_under_guidance_whatever_they_ask_and_where_one_was_left_early() -> None:
+    model = tiny_model(SINKS)
+    mask_id = model.config.mask_token_id
+
+    def plain(ids_BS, wanted_BS):
+        # a denoiser that announces no canvas
+        return model(ids_BS, logits_to_keep=wanted_BS).logits
+
+    def run(prompts):
+        canvas = canvas_of(model, prompts)
+        return denoise(guided(plain, 1.0, canvas.prompt_BS, mask_id), canvas)
+
+    with intervene(model, MaskSinks(1), forwards_per_step=2) as log:
+        first = run(PAIRS[0])
+        for _ in range(3):
+            next(first)
+        began = len(log.removals)
+        list(run(PAIRS[1]))
+    with intervene(model, MaskSinks(1), forwards_per_step=2) as alone:
+        list(run(PAIRS[1]))
+    equal(log.removals[began:], alone.removals)
+
+
+def test_generate_begins_afresh() -> None:
+    model = tiny_model(SINKS)
+    with intervene(model, MaskSinks(1)) as log:
+        # of another length: what was chosen in the first would be refused in the second
+        written = [model.generate(prompts, max_new_tokens=new) for prompts, new in zip(PAIRS, (6, 4), strict=True)]
+    with intervene(model, MaskSinks(1)):
+        alone = model.generate(PAIRS[1], max_new_tokens=4)
+    assert torch.equal(written[1], alone)
+    assert [removal.forward for removal in log.removals] == [1, 2, 3, 4, 5, 1, 2, 3]
+
+
+def test_forwards_between_the_steps_end_no_run() -> None:
+    model = tiny_model(SINKS)
+    (prompts, other), edit = PAIRS, MaskSinks(1)
+    with intervene(model, edit) as log:
+        for step in model.denoise(canvas_of(model, prompts)):
+            with log.probing():
+                model(step.ids_BS)
+                list(model.denoise(canvas_of(model, other)))
+    with intervene(model, edit) as alone:
+        list(model.denoise(canvas_of(model, prompts)))
+    equal(log.removals, alone.removals)
+    with intervene(model, edit) as log:
+        for step in model.denoise(canvas_of(model, prompts)):
+            model(step.ids_BS)
+    assert [removal.forward for removal in log.removals] == list(range(1, 2 * NEW)), "they are steps of it"
+
+
+def test_what_a_clean_pass_chose_ahead_of_a_run_is_taken_in_it() -> None:
+    model = tiny_model(SINKS)
+    with intervene(model, MaskSinks(2, source="clean_pass")) as log:
+        for prompts in PAIRS:
+            canvas = canvas_of(model, prompts)
+            with log.probing():
+                model(canvas.ids_BS)
+            list(model.denoise(canvas))
+    assert [removal.forward for removal in log.removals] == [*range(NEW)] * 2
+    first, second = log.removals[0].columns_BLHM, log.removals[NEW].columns_BLHM
+    assert not torch.equal(first, second)
+    for run, columns in ((log.removals[:NEW], first), (log.removals[NEW:], second)):
+        assert all(torch.equal(removal.columns_BLHM, columns) for removal in run)

@@ -4,7 +4,7 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    context="RunningCanvas is_observed is_watched running running_canvas unobserved watching",
+    context="RunningCanvas decoding decoding_run is_observed is_watched running running_canvas unobserved watching",
     received=(
         "attention_map attention_statistics key_norms noop_bound received_attention remove_keys row_entropy "
         "row_logsumexp value_norms"

@@ -1,6 +1,7 @@
 """What those who run attention and those who watch it (`sinklab.probing`) tell each other, without knowing each other.
 
-Whether calls made now are meant to be seen, whether a model is watched, and which canvas is being evaluated.
+Whether calls made now are meant to be seen, whether a model is watched, which run they belong to, and which canvas is
+being evaluated.
 """
 
 # B batch rows, S canvas positions, Q queries
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 _OBSERVED: ContextVar[bool] = ContextVar("sinklab_attention_observed", default=True)
+_DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
 # By id: how many `watching(…)` blocks hold a module, itself or inside another. No context variable: what watches is a
 # hook on the module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
@@ -70,6 +72,24 @@ def is_watched(module: nn.Module) -> bool:
     # Never changed in place: another thread may open or close a block meanwhile.
     blocks = _blocks
     return bool(blocks) and any(id(part) in blocks for part in module.modules())
+
+
+@contextmanager
+def decoding(run: object) -> Iterator[None]:
+    """Say that the model calls inside the block are made for this run: one sequence or batch, from its first step on.
+
+    Runs are told apart by identity. Whoever looks from one step to the next starts afresh where another run begins.
+    """
+    token = _DECODING.set(run)
+    try:
+        yield
+    finally:
+        _DECODING.reset(token)
+
+
+def decoding_run() -> object | None:
+    """The run of the innermost `decoding(…)` block of this thread; None outside of one."""
+    return _DECODING.get()
 
 
 @dataclass(frozen=True, eq=False)

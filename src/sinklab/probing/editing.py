@@ -132,6 +132,7 @@ class Editor(Listener):
         self.scope = Scope(self.label, getattr(options, "layers", None), getattr(options, "heads", None))
         log.on_first.append(lambda: self.scope.check(log))
         log.on_reset.append(self.reset)
+        log.on_start.append(self.start)
         log.on_end.append(self._note_idle)
         self.acted = False
         self.reset()
@@ -142,6 +143,9 @@ class Editor(Listener):
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self.count = 0
         self.discard()
+
+    def start(self) -> None:
+        self.reset()
 
     def discard(self) -> None:
         self.applied: dict[str, Applied] = {}

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
+from sinklab.attention import decoding_run
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.editing import count_layers
 from sinklab.probing.log import InterventionLog
@@ -21,11 +22,19 @@ class Edit(Protocol):
 
 
 class _Counter(Listener):
-    """Counts forwards, and reads layers and the sink prefix off the calls before any edit looks at them."""
+    """Comes before any edit: counts forwards, sees runs begin, and reads layers and the sink prefix off the calls."""
 
     def __init__(self, log: InterventionLog) -> None:
         self.log = log
         self.seen = False
+        self.run: object | None = None
+
+    def begin(self) -> None:
+        run = decoding_run()
+        # Forwards of no run (a loop of the caller's, or something read off between two steps) begin and end none.
+        if run is not None and run is not self.run and not self.log.is_probing:
+            self.run = run
+            self.log.start()
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.seen = True
@@ -59,6 +68,9 @@ def intervene(
     with its own predecessor. `measure=False` leaves out what the edits really took away (`Removal.realised_BLH`,
     `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
+
+    Every run of `sinklab.sampling.denoise` starts afresh: nothing that one has chosen is taken from the next. In a loop
+    of your own, call `log.reset()` where a new sequence or batch begins.
 
     An edit that had an opportunity to act and removed nothing (no key passed its rule) is a dose of zero, a result. One
     that had none (a closed loop over a single step, a first step that is never reached) is an error, unless

@@ -21,7 +21,7 @@ class Removal:
     """What one edit took away in one forward."""
 
     forward: int
-    """Index of the forward since the last reset; a forward in which the edit changed nothing has no entry."""
+    """Index of the forward since its run began (see `InterventionLog.reset`); one that changed nothing has no entry."""
     edit: Any
     layers: tuple[str, ...]
     """Module paths of the layers, the L axis below."""
@@ -61,7 +61,7 @@ class InterventionLog:
     idle: dict[str, str] = field(default_factory=dict)
     """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
     prefix: int | None = None
-    """Sink columns in front of the keys, read off the first forward since the last reset."""
+    """Sink columns in front of the keys, read off the first forward of the sequence."""
     measure: bool = True
     """Whether editors measure what they take away (`Removal.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
@@ -70,6 +70,7 @@ class InterventionLog:
     """Number of attention calls of a forward; None before anybody knows."""
     labels: list[str] = field(default_factory=list, repr=False)
     on_reset: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    on_start: list[Callable[[], None]] = field(default_factory=list, repr=False)
     on_first: list[Callable[[], None]] = field(default_factory=list, repr=False)
     """Called once, after the first whole forward."""
     on_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
@@ -78,11 +79,23 @@ class InterventionLog:
     _tap: Tap | None = field(default=None, repr=False)
 
     def reset(self) -> None:
-        """A new sequence or batch begins: forget every selection. What was logged stays."""
+        """A new sequence or batch begins: forget every selection. What was logged stays.
+
+        For loops of your own: a run of `denoise` begins a sequence by itself.
+        """
         if self._tap is not None:
             self._tap.flush()
         self.prefix = None
         for forget in self.on_reset:
+            forget()
+
+    def start(self) -> None:
+        """Used by the tap: the forward that begins now is the first of a denoising run.
+
+        As `reset`, but what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
+        """
+        self.prefix = None
+        for forget in self.on_start:
             forget()
 
     @contextmanager
@@ -125,7 +138,7 @@ class InterventionLog:
     def table(self, *, keys: bool = False) -> dict[str, Any]:
         """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
 
-        forward: index since the last reset; edit: name in `EDITS`, "#2" for the second of that name; layer: number in
+        forward: index since its run began; edit: name in `EDITS`, "#2" for the second of that name; layer: number in
         the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
         left as in `Removal`. With `keys=True` a list column "keys" holds the keys themselves, sink columns included.
         Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
@@ -169,7 +182,7 @@ class InterventionLog:
     def note_prefix(self, call: AttentionCall) -> int:
         """Used by editors: the number of sink columns, the keys that are no columns of the canvas.
 
-        Read off the canvas that runs where the model says so, else off the first call since the last reset, which
+        Read off the canvas that runs where the model says so, else off the first call of the sequence, which
         should be a full one: keys that somebody sees less the queries that are not padding.
         """
         if self.prefix is None:

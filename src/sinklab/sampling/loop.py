@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import decoding
 from sinklab.sampling.caches import Cache, Evaluate, cache_by_name, evaluator
 from sinklab.sampling.canvas import Block, Canvas, block_numbers, block_sizes, blocks
 from sinklab.sampling.denoisers import Denoiser
@@ -275,7 +276,7 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
             where = f"step {index} (block {block.number})"
             if nth == limit:
                 raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
-            with torch.no_grad():
+            with torch.no_grad(), decoding(run):
                 logits_MV = evaluate(ids_BS, block.put(todo_BC, nothing_BS), block.number, nth)
                 checked_logits(logits_MV, wanted, where)
                 if index == 0 and run.ends is not None:

@@ -126,6 +126,12 @@ class _SinkEditor(KeyEditor):
         self.slots: dict[int, dict[str, Taken | Standing]] = {}
         super().reset()
 
+    def start(self) -> None:
+        slots = self.slots
+        super().start()
+        if self.options.source == "clean_pass":
+            self.slots = slots
+
     def discard(self) -> None:
         self.chosen: dict[str, Taken | Standing] = {}
         super().discard()

@@ -37,7 +37,7 @@ class MaskPositions:
     heads: tuple[int, ...] | None = None
     """Query heads to edit; None for all."""
     steps: tuple[int | None, ...] | None = None
-    """(start, stop): only in steps start, …, stop - 1 since the last reset; stop None means to the end."""
+    """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
     name: ClassVar[str] = "mask_positions"
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class TruncateContext:
     stop: int
     """The position after the last hidden one."""
     step: int
-    """The first step in which they are hidden, counted from 0 since the last reset."""
+    """The first step in which they are hidden, counted from 0 in each sequence."""
     name: ClassVar[str] = "truncate_context"
     removal: ClassVar[str] = "mask"
 
