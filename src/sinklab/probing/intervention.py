@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
-from sinklab.attention import decoding_run
+from sinklab.attention.context import decoding_run
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.editing import count_layers
 from sinklab.probing.log import InterventionLog
