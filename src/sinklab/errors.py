@@ -93,9 +93,9 @@ class Checked:
                     _hold(field, one)
 
 
-def is_free(field: dataclasses.Field) -> bool:
-    """Whether a setting may differ between a run and its continuation."""
-    return bool(field.metadata.get("free"))
+def free_fields(settings: Any) -> frozenset[str]:
+    """Names of the settings, of a record or its class, that may differ between a run and its continuation."""
+    return frozenset(field.name for field in dataclasses.fields(settings) if field.metadata.get("free"))
 
 
 _LIMITS = {

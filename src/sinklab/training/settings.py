@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from sinklab.errors import Checked, is_free, limited
+from sinklab.errors import Checked, free_fields, limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,5 +191,5 @@ class TrainSettings(EngineSettings, OptimizerSettings, ObjectiveSettings, DataSe
 
 
 # kernels, compilation, thread counts and micro-batches may change the last bits
-FREE = frozenset(field.name for field in fields(TrainSettings) if is_free(field))
+FREE = free_fields(TrainSettings)
 """Settings that may differ between a run and its continuation: how it runs and what it reports."""
