@@ -18,13 +18,14 @@ from sinklab.records.info import read_info
 from sinklab.records.merging import merge_runs
 from sinklab.records.storage import RUN_FILE, weights_hash
 from sinklab.records.writing import RunWriter
-from sinklab.scoring.decoding import Task
 from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import sample_seed, seeded
 from sinklab.studies.base import Meter, Processes, Progress, as_progress, rank_folders
 from sinklab.studies.trace.recording import Selection
 from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.writing import sample_seed, seeded, write_sample
+from sinklab.studies.trace.writing import write_sample
 
 
 def study(
