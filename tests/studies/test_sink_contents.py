@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sinklab.records import Run, open_run
-from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import encode
+from sinklab.scoring.task import Task
 from sinklab.studies.contents.lens import LogitLens
 from sinklab.studies.contents.run import sink_contents
 from sinklab.studies.contents.samples import sample_text

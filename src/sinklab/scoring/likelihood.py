@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import Intervention
-from sinklab.scoring.decoding import asks_clean_pass
 from sinklab.scoring.masked import (
     MOST_LOGITS,
     Job,
@@ -41,6 +40,7 @@ from sinklab.scoring.requests import (
     read_requests,
 )
 from sinklab.scoring.settings import LikelihoodSettings, Scored
+from sinklab.scoring.writing import needs_clean_pass
 
 
 def causal_scores(
@@ -106,7 +106,7 @@ def _evaluate(
     if not bool(real_BS.all()):
         given["attention_mask"] = real_BS.long().to(model.device)
     with edited(model, edits, places) as log:
-        if log is not None and asks_clean_pass(edits):
+        if log is not None and needs_clean_pass(edits):
             with log.probing():
                 model(**given, logits_to_keep=1)
         return model(**given, logits_to_keep=columns_Q).logits

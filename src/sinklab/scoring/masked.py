@@ -23,8 +23,8 @@ from sinklab.probing.interventions.positions import MaskPositions, TruncateConte
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
-from sinklab.scoring.decoding import asks_clean_pass
 from sinklab.scoring.requests import Plan, Request
+from sinklab.scoring.writing import needs_clean_pass
 
 Place = tuple[int, ...]
 """What a row's random control is drawn by: (seed, group, number)."""
@@ -250,7 +250,7 @@ class MaskedScorer:
         attention_BS = None if bool(real_BS.all()) else real_BS.long().to(device)
         denoiser = self._unpadded if attention_BS is None else self.model.denoiser(attention_BS)
         with edited(self.model, self.edits, places) as log:
-            if log is not None and asks_clean_pass(self.edits):
+            if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
                     denoiser(ids_BS, torch.zeros_like(wanted_BS))
             return denoiser(ids_BS, wanted_BS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +12,13 @@ import torch
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.pairs import Pair
-from sinklab.probing.intervention import intervene
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.decoding import asks_clean_pass, denoised
+from sinklab.scoring.answers import needs_own_batch, write_batch
 from sinklab.scoring.text_ends import ended
-from sinklab.scoring.writing import Asked, is_lonely, write_batch
+from sinklab.scoring.writing import Writing, WritingRequest, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer
 from sinklab.studies.benchmarks.settings import BATCH, LENGTH, two_stage_settings
-from sinklab.studies.trace.writing import sample_seed, seeded
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def _prompt(loaded: Loaded, question: str) -> list[int]:
 def _by_row(protocol: _Protocol, prompts: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
     """Every row is what it is alone; where noise or other rows would decide, it is alone."""
     settings = protocol.settings
-    alone = is_lonely(settings, protocol.edits) or settings.block_length is not None
+    alone = needs_own_batch(settings, protocol.edits) or settings.block_length is not None
     numbers = sorted(prompts)
     for number in filter(protocol.watch, numbers):
         yield _watched(protocol, number, prompts[number])
@@ -175,11 +172,11 @@ def _together(protocol: _Protocol, prompts: dict[int, list[int]]) -> Iterator[Tw
 def _watched(protocol: _Protocol, number: int, prompt: list[int]) -> TwoStageAnswer:
     """One row, its first stage under a trace."""
     loaded, settings, edits = protocol.loaded, protocol.settings, protocol.edits
-    asked = Asked(tuple(prompt), (), _seed(protocol, 2 * number))
+    asked = WritingRequest(tuple(prompt), (), _seed(protocol, 2 * number))
     (first,) = write_batch(loaded, [asked], settings, protocol.length - len(prompt), edits, watch=True)
     written, evaluations = list(first.ids), first.steps
     if (left := protocol.length - len(prompt) - len(written)) > 0:
-        again = Asked((*prompt, *written), (), _seed(protocol, 2 * number + 1))
+        again = WritingRequest((*prompt, *written), (), _seed(protocol, 2 * number + 1))
         (second,) = write_batch(loaded, [again], settings, left, edits)
         written, evaluations = [*written, *second.ids], evaluations + second.steps
     return replace(_answer(protocol, number, written, evaluations), sinks=first.sinks)
@@ -218,16 +215,11 @@ def _filled(protocol: _Protocol, prompts: list[list[int]], stage: int) -> tuple[
         return ids_BS.tolist(), 0
     canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, config.mask_token_id).to(model.device)
     settings, edits = replace(protocol.settings, seed=seed), seeded(protocol.edits, seed)
-    # a stage may be over in one step: `TwoStageAnswer.steps` tells
-    options: dict[str, Any] = {"forwards_per_step": 2 if settings.cfg_scale else 1, "allow_idle": True}
+    texts = Writing(protocol.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
     done_BS, count = canvas.ids_BS, 0
-    with (
-        torch.inference_mode(),
-        intervene(model, *edits, **options) if edits else nullcontext() as log,
-    ):
-        for step in denoised(model, canvas, settings, log if asks_clean_pass(edits) else None):
-            done_BS, count = step.ids_BS, count + 1
-            if log is not None:
-                # what nobody reads would fill the memory of a long run
-                log.removals.clear()
+    with torch.inference_mode(), texts.begin() as writer:
+        for step in writer.steps():
+            done_BS, count = step.after_BS, count + 1
+            # what is not read would fill the memory of a long run
+            writer.log.removals.clear()
     return done_BS.tolist(), count

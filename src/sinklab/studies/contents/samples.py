@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from sinklab.probing.recording import Recording
+from sinklab.probing.statistics import STATES
 from sinklab.probing.tracing import trace
-from sinklab.scoring.decoding import MASKED, PROMPT, Moment, Task
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import Excess, find_sinks
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.studies.contents.settings import ContentsSettings
 
+MASKED, PROMPT = STATES.index("masked"), STATES.index("prompt")
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
 CHOICES = ("excess", "strongest")
@@ -115,10 +118,6 @@ def matched_pairs(
 POPULATIONS = ("sink", "matched")
 
 
-class _Over(Exception):
-    """The text is written: there is no further step."""
-
-
 @dataclass
 class Sampled:
     """What was kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
@@ -156,23 +155,19 @@ def sample_text(
 
 
 def _moments(task: Task, every: int) -> Iterator[tuple[Moment, tuple[Recording, ResidualStates] | None]]:
-    model, steps, index = task.loaded.model, task.moments(), 0
-    try:
-        while True:
-            seen = None
-            with ExitStack() as stack:
-                if index % every == 0:
-                    states = stack.enter_context(residual_states(model))
-                    # a second forward of the step (guidance) is not measured
-                    seen = stack.enter_context(trace(model, ("received",), steps=(0,))), states
-                moment = next(steps, None)
-                if moment is None:
-                    # raised through the trace, which refuses a block in which no model ran
-                    raise _Over
-            yield moment, seen
-            index += 1
-    except _Over:
-        return
+    @contextmanager
+    def watch(index: int) -> Iterator[tuple[Recording, ResidualStates] | None]:
+        model = task.loaded.model
+        if index % every:
+            yield None
+            return
+        # a second forward of the step (guidance) is not measured
+        with residual_states(model) as states, trace(model, ("received",), steps=(0,)) as recording:
+            yield recording, states
+
+    with task.writing() as writer:
+        for step in writer.steps(watch):
+            yield step.moment(), step.seen
 
 
 def _sample(

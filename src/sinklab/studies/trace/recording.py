@@ -16,7 +16,8 @@ from sinklab.probing.recording import Recording
 from sinklab.probing.statistics import STATES
 from sinklab.probing.tracing import trace
 from sinklab.records.info import STUDY_DIMS
-from sinklab.scoring.decoding import Moment, Task
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment
 from sinklab.studies.trace.settings import ROW_STATISTICS, StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}

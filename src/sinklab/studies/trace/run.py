@@ -8,14 +8,15 @@ from sinklab.caching.policies import EvictingCache
 from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.special_tokens import special_roles
 from sinklab.registry import interventions
-from sinklab.scoring.decoding import Task
 from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import sample_seed, seeded
 from sinklab.studies.base import Work, heldout_text
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.recording import Selection
 from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.writing import sample_seed, seeded, write_sample
+from sinklab.studies.trace.writing import write_sample
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 # T steps, S canvas positions
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.statistics import STATES
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
-from sinklab.scoring.decoding import Moment, Task
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment
 from sinklab.studies.processes import Meter
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of, dims_of_maps
 
@@ -106,48 +105,23 @@ def truncated(task: Task, steps: int) -> Truncation:
     return Truncation(start, stop, cut, prefix, max(steps, task.most_steps))
 
 
-class _Over(Exception):
-    """The text is written: there is no further step."""
-
-
-def sample_seed(seed: int, sample: int) -> int:
-    """The seed of one sample: the same whether it is written first, after an interruption or by another process."""
-    return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0] >> 2)
-
-
-def seeded(edits: tuple[Any, ...], sample: int) -> tuple[Any, ...]:
-    """The edits with a seed of this sample, so that a random control draws other columns for every sample."""
-    return tuple(
-        dataclasses.replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit
-        for edit in edits
-    )
-
-
 def follow(
     task: Task, meter: Meter, recorder: Recorder | None = None, *more_edits: Any
 ) -> tuple[list[Moment], InterventionLog]:
     """Write a text, step by step, under its edits; the steps that are to be recorded run under a trace."""
     moments: list[Moment] = []
-    settings = task.settings
-    forwards = 2 if settings.cfg_scale else 1
-    # a text may end before an edit gets to act: the run's tables name such edits ("idle")
-    with intervene(task.loaded.model, *task.edits, *more_edits, forwards_per_step=forwards, allow_idle=True) as log:
-        steps = task.moments(log)
-        try:
-            while True:
-                watched = recorder is not None and settings.records(len(moments))
-                with recorder.watching(len(moments)) if recorder and watched else nullcontext() as recording:
-                    moment = next(steps, None)
-                    if moment is None:
-                        # raised through the trace, which refuses a block in which no model ran
-                        raise _Over
-                if recorder is not None and recording is not None:
-                    recorder.add(recording, moment)
-                moments.append(moment)
-                meter.step()
-        except _Over:
-            meter.end()
-    return moments, log
+
+    def watch(index: int) -> Any:
+        return recorder.watching(index) if recorder and task.settings.records(index) else nullcontext()
+
+    with task.writing(*more_edits) as writer:
+        for step in writer.steps(watch):
+            moments.append(step.moment())
+            if recorder is not None and step.seen is not None:
+                recorder.add(step.seen, moments[-1])
+            meter.step()
+        meter.end()
+    return moments, writer.log
 
 
 def write_sample(
