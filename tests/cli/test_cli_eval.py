@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
+from sinklab.cli.command import Reading
 from sinklab.cli.tables import Evaluation, evaluate_command
-from sinklab.cli.writing import Reading
 from sinklab.records import open_run
 from sinklab.studies.benchmarks.settings import EvalSettings
 from tiny_diffusion import save_tiny

@@ -184,7 +184,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"controls must be one of .* but is 'randm'; did you mean 'random'"):
         CurveSettings(controls=("randm",))
-    with pytest.raises(ValueError, match="at least 0, got -2"):
+    with pytest.raises(ValueError, match="at least 0, but is -2"):
         CurveSettings(ks=(-2,))
     with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
         CurveSettings(rows=0)

@@ -60,6 +60,13 @@ def heldout_text(given: str | None) -> str:
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
 
 
+def text_of(loaded: Loaded, ids: Any) -> str:
+    """A completion, an array of ids, as text; where there is no tokenizer, its ids."""
+    if loaded.tokenizer is None:
+        return " ".join(map(str, ids.tolist()))
+    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
 def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
     """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
     config: Any = loaded.model.config
