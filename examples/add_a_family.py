@@ -31,12 +31,10 @@ class Toy(Family):
 
 if __name__ == "__main__":
     config = {"architectures": ["ToyDLM"], "width": 32, "depth": 2, "heads": 4, "words": 50}
-    family, ids = Toy(), torch.arange(9)[None]
-    plan = family.read(config, None)
+    plan, ids = Toy().read(config, None), torch.arange(9)[None]
     model = LlamaForCausalLM(plan.backbone)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         Path(folder, "config.json").write_text(json.dumps(config))
-        tensors = {family.source(plan, name)[0]: tensor for name, tensor in model.state_dict().items()}
+        tensors = {plan.family.source(plan, name)[0]: tensor for name, tensor in model.state_dict().items()}
         save_file(tensors, Path(folder, "model.safetensors"))
         assert torch.allclose(sinklab.load(folder).model(ids, causal=True).logits, model(ids).logits, atol=1e-5)
-        print("tensors in the file:", *list(tensors)[:3], "…")
