@@ -270,7 +270,7 @@ families = Registry(
     "sinklab.checkpoints.smdm",
 )
 figures = Registry("figure", "sinklab.reports.figures")
-studies = Registry("study", "sinklab.studies.trace.run")
+studies = Registry("study", "sinklab.studies.curve.study")
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
