@@ -2,9 +2,26 @@
 when one of them is upgraded.
 """
 
+from typing import Any
+
 from torch import _C
 
 
 def is_replayed() -> bool:
     """Whether this thread is inside a backward pass, where gradient checkpointing runs layers a second time."""
     return _C._current_graph_task_id() != -1
+
+
+def choose_attention(config: Any, name: str) -> None:
+    """Give a transformers config this attention without a look at the Hub, where another name may be a repository."""
+    config._attn_implementation = name
+
+
+def indivisible_layers(model: Any) -> list[str]:
+    """Classes of a transformers model's layers that a device map may not divide."""
+    return list(model._no_split_modules or ())
+
+
+def mark_initialized(parameter: Any, initialized: bool) -> None:
+    """Whether transformers' ``_init_weights`` leaves this parameter as it is."""
+    parameter._is_hf_initialized = initialized

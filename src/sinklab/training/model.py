@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, loading
 from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
 from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.resolve import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
 from sinklab.data.rows import check_vocabulary
 from sinklab.models import diffusion_lm
@@ -26,8 +26,6 @@ from sinklab.models.gate import Gate
 from sinklab.records.storage import weights_hash
 from sinklab.training.checks import variant
 from sinklab.training.settings import TrainSettings
-
-BACKBONES: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ def started_from(settings: TrainSettings) -> Start:
 
 def _config_of(name: str) -> dict[str, Any] | None:
     """What a diffusion checkpoint's config says besides its backbone; None of a causal one."""
-    raw = families.read_config(loading.find(name, None, ()) / "config.json", name)
-    return families.read(raw, name).settings
+    return read_plan(name)[0].settings
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -107,7 +104,8 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     """
     if tokenizer.mask_token_id is None and settings.objective != "autoregressive":
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
-    backbone = BACKBONES[settings.backbone](
+    backbone = AutoConfig.for_model(
+        settings.backbone,
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
         intermediate_size=settings.mlp_size,
