@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from sinklab.checkpoints import families
 from sinklab.checkpoints.weights import Part, Plan, Weights
 from sinklab.models import diffusion_lm
-from sinklab.models.config import SINK_NAMES, DiffusionLMConfig
+from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.models.sinks.base import known_tensors, tensors_of
 
 DeviceMap = str | dict[str, Any]
 
@@ -96,13 +97,13 @@ def _beside_their_layers(model: PreTrainedModel, places: dict[str, Any]) -> dict
     """A gate multiplies inside its layer, and the sinks enter like embeddings: they live where those do."""
     if "" in places:
         return places
-    ours = ("gates", *SINK_NAMES)
+    sinks = tensors_of(model.config)
+    ours = ("gates", *sinks)
     places = {name: device for name, device in places.items() if not name.startswith(ours)}
     for index in range(len(getattr(model, "gates", ()))):
         places[f"gates.{index}"] = device_in(places, f"model.layers.{index}")
-    for name in SINK_NAMES:
-        if hasattr(model, name):
-            places[name] = device_in(places, "model.embed_tokens")
+    for name in sinks:
+        places[name] = device_in(places, "model.embed_tokens")
     return places
 
 
@@ -131,7 +132,6 @@ def dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel:
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-OURS = (*SINK_NAMES, "gates.")
 
 
 def hollow(config: PreTrainedConfig, name: str) -> PreTrainedModel:
@@ -174,8 +174,9 @@ def complete_plan(
     gone = _removed(model, (part.target for parts in plan.values() for part in parts), asked)
     plan = {source: tuple(part for part in parts if part.target not in gone) for source, parts in plan.items()}
     filled = {part.target for source, parts in plan.items() if source in weights.shapes for part in parts}
+    ours = (*tensors_of(model.config), "gates.")
     start_new = bool({"sink_kind", "sink_count", "gate", "gate_bias"} & {*asked})
-    new = {name for name in names if start_new and name.startswith(OURS) and name not in filled}
+    new = {name for name in names if start_new and name.startswith(ours) and name not in filled}
     return {source: parts for source, parts in plan.items() if not new & {part.target for part in parts}}, new
 
 
@@ -183,7 +184,7 @@ def _removed(model: PreTrainedModel, targets: Iterable[str], asked: Collection[s
     """Those of these tensors that belong to a sink or gate which the caller's settings took away."""
     gone: set[str] = set()
     if {"sink_kind", "sink_count"} & {*asked}:
-        gone |= {name for name in SINK_NAMES if not hasattr(model, name)}
+        gone |= {*known_tensors()} - {*tensors_of(model.config)}
     if "gate" in asked and not hasattr(model, "gates"):
         gone |= {f"gates.{layer}.{kind}" for layer in range(len(model.model.layers)) for kind in ("weight", "bias")}
     return {name: None for name in targets if name in gone}
