@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "training": CORE | {"checkpoints", "records", "analysis", "data"},
     "scoring": CORE | {"checkpoints", "records", "data"},
     "reports": EVERYWHERE | {"records", "analysis", "sinks"},
+    "testing": CORE,
 }
 MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "studies", "sinklab"}
