@@ -3,6 +3,7 @@
 import ast
 import collections
 import graphlib
+import importlib
 import io
 import tokenize
 from pathlib import Path
@@ -247,3 +248,10 @@ def test_a_splinter_is_seen(tmp_path: Path) -> None:
     assert splinters(source) == ["sinklab.b"]
     (source / "d.py").write_text("from sinklab.b import f", "utf-8")
     assert splinters(source) == []
+
+
+@pytest.mark.parametrize("room", sorted({*MAY_IMPORT} - {"cli"}))
+def test_no_public_name_is_hidden_by_a_module_of_its_package(room: str) -> None:
+    """Importing a module sets it as an attribute of its package, over the function of the same name."""
+    names = getattr(importlib.import_module(f"sinklab.{room}"), "__all__", [])
+    assert not {path.stem for path in (SOURCE / room).glob("*.py")} & set(names)
