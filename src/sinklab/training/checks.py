@@ -16,6 +16,7 @@ from transformers.integrations import TensorBoardCallback
 
 from sinklab.diffusion import TimeSampler
 from sinklab.models.config import DiffusionLMConfig
+from sinklab.registry import rules
 from sinklab.training.settings import TrainSettings, one_of
 
 AT_LEAST_ONE: tuple[str, ...] = (
@@ -66,6 +67,7 @@ def check(settings: TrainSettings) -> None:
             raise ValueError(f"{name} must be at least 0 and less than 1, but is {getattr(settings, name)}")
     for name, choices in CHOICES.items():
         one_of(name, getattr(settings, name), choices)
+    rules.parse(settings.monitor_rule)
     for name in FRACTIONS:
         if not 0 <= getattr(settings, name) <= 1:
             raise ValueError(f"{name} is a fraction from 0 to 1, but is {getattr(settings, name)}")

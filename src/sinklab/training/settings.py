@@ -169,6 +169,8 @@ class EngineSettings:
     """Steps between two looks of the sink monitor at fixed held-out text; 0 is never."""
     monitor_rows: int = 8
     """Rows of held-out text that the sink monitor looks at."""
+    monitor_rule: str = "excess"
+    """What the sink monitor counts as a sink: a rule as text, such as excess:epsilon=5 or gu."""
     spike: float = 3.0
     """Stop when the loss is so many times its recent median; 0 is never."""
     log_to: str = "auto"
