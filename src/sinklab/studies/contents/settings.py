@@ -39,8 +39,8 @@ class ContentsSettings(DecodingSettings):
     seed: int | None = 0
     """Seed of all noise; each text has its own, which follows from this one and its number."""
     choose: str = "excess"
-    """Which keys are sinks: excess (those above epsilon in some head), or strongest (in each head the key of each place
-    that receives most, however little)."""
+    """Which keys are sinks: those that a rule names in some head (excess, with epsilon; or another one as text, such as
+    gu:weight=0.3), or strongest (in each head the key of each place that receives most, however little)."""
     epsilon: float = 3.0
     """With choose=excess: sinks receive more than 1 + epsilon (S - 1) / S times an even share."""
     every: int = 4
