@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sinklab.attention.received import attention_statistics, key_norms, value_norms
 from sinklab.probing.call import AttentionCall
+from sinklab.sinks.states import STATES
 
-STATES = ("masked", "committed", "prompt")
 STATE_OF = ("predicted", "own")
 
 
