@@ -20,8 +20,8 @@ from sinklab.scoring.requests import limit_of
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.sinks.states import MASKED, PROMPT
-from sinklab.studies.base import Progress
 from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import RequestCache, request_key, request_number
 
 DEFAULT_TOKENS = 256
