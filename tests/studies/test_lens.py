@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.analysis import linear_probes as probes
+from sinklab.analysis.intervals import percentile_interval
 from sinklab.probing import trace
 from sinklab.sinks import Excess
 from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
@@ -302,9 +303,9 @@ def test_resampled_scores_are_those_of_the_texts_written_out() -> None:
     for draw in (0, 99):
         taken = torch.cat([value[text == one].repeat(int(count[draw, one])) for one in range(7)])
         assert values[draw].item() == pytest.approx(taken.nanmean().item(), rel=1e-5)
-    low, high = probes.interval(values)
+    low, high = percentile_interval(values)
     assert low < value.nanmean() < high
-    assert all(np.isnan(probes.interval(torch.full((3,), torch.nan))))
+    assert all(np.isnan(percentile_interval(torch.full((3,), torch.nan))))
 
 
 def test_shuffling_keeps_the_rows() -> None:
