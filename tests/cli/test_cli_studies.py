@@ -14,7 +14,9 @@ from sinklab.cli import main
 from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
 from sinklab.cli.showing import _lines
+from sinklab.probing import MaskSinks
 from sinklab.records import open_run
+from sinklab.registry import interventions
 from tiny_diffusion import save_tiny
 from tiny_llama import tiny_llama
 
@@ -117,7 +119,8 @@ def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: py
     options += " --also mask_positions:positions=1"
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 0
     printed = capsys.readouterr().out
-    spec = "mask_sinks:epsilon=0.5,source=clean_pass,control=random,removal=zero_value"
+    edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")
+    spec = interventions.as_text(edit)
     assert printed.startswith(f"edits: {spec} mask_positions:positions=1\nremoved by ")
     assert "removed by mask_positions: 1 keys per head in 3 forwards" in printed
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 2
