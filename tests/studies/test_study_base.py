@@ -183,6 +183,13 @@ def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path: Path) -> N
         conduct(Several(), ("no-such-model/a", "no-such-model/b"), tmp_path, CurveSettings())
 
 
+def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path: Path) -> None:
+    model = str(save_tiny(tmp_path / "model"))
+    with pytest.raises(ValueError, match="no model can be loaded from 'tiny-snik'"):
+        conduct(Curve(), (model, "tiny-snik"), tmp_path / "out", CurveSettings(), resume=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_both_or_neither_of_k_and_epsilon() -> None:
     assert MaskSettings().edited(by_last_row=False).edits[0].k == 5
     assert MaskSettings(k=2).edited(by_last_row=True).edits[0].selector == "last_row"

@@ -163,18 +163,14 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
             print(line)
 
     call.__name__ = name
-    call.__doc__ = (
-        inspect.cleandoc(study.__doc__ or "")
-        + "\n\nArgs:\n"
-        + "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
-    )
+    arguments = "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
+    call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
     call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-            for part, (kind, default) in kinds.items()
-        ]
-    )
+    parameters = [
+        inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for part, (kind, default) in kinds.items()
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
@@ -198,13 +194,18 @@ def conduct(
     from sinklab.records.reading import open_run
 
     several = isinstance(study.model, tuple)
+    # the last model may be hours away: a folder that is taken, and a model that is not there, show now
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
     places = [out / folder for folder in folder_names(models)] if several else [out]
     if not resume:
-        # the last model may be hours away: a folder that is taken shows now
         for place in places:
             refuse_taken(place)
+    if len(models) > 1:
+        from sinklab.checkpoints.model_card import describe
+
+        for model in models:
+            describe(model)
     with working() as progress:
         for model, place in zip(models, places, strict=True):
             if several:
