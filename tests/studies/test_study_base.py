@@ -132,11 +132,11 @@ def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) ->
 def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -> None:
     record = as_record(Composed(texts=4))
     assert record == {"texts": 4, "rows": 8, "block_length": 32, "edits": ["mask_sinks:k=2"]}
-    assert list(field_names(Composed)) == list(record)
-    assert from_record(Composed, record) == Composed(texts=4)
-    assert from_record(Composed, {"rows": 2}).source == Source(rows=2)
+    assert list(field_names(Composed())) == list(record)
+    assert from_record(Composed(), record) == Composed(texts=4)
+    assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
     with pytest.raises(ValueError, match="settings of Composed has no field 'text'; did you mean 'texts'"):
-        from_record(Composed, {"text": 3})
+        from_record(Composed(), {"text": 3})
     given = typed(Composed())
     assert (given.texts, given.source.block_length, given.edits) == (3, 32, ("mask_sinks:k=2",))
     assert checked(given) == Composed()

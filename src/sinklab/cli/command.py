@@ -21,6 +21,8 @@ from sinklab.studies.processes import Processes, refuse_taken
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
 
+# types that are made here are marked too, which no checker follows
+MARK: Any = tyro.conf
 ARGUMENTS = {
     "prompt": "beginnings to continue, one sample each; the study's own when left out.",
     "model": '"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.',
@@ -88,23 +90,24 @@ def typed(settings: Any, *hidden: str) -> Any:
 
     tyro would draw a box around what a settings class refuses; `checked` makes the settings themselves of it, once.
     """
-    kind, defaults = type(settings), dict[str, Any]()
-    annotations = dict[str, Any]()
+    kind: Any = type(settings)
+    defaults, annotations = dict[str, Any](), dict[str, Any]()
     for field in dataclasses.fields(kind):
         value = getattr(settings, field.name)
         hint = typing.get_type_hints(kind)[field.name]
         if (registry := field.metadata.get("registry")) is not None:
             is_several = isinstance(value, tuple)
             value = tuple(map(registry.as_text, value)) if is_several else value and registry.as_text(value)
-            hint = tuple[str, ...] if is_several else str
+            hint = tuple[str, ...] if is_several else str | None
         elif dataclasses.is_dataclass(value):
             value = typed(value, *hidden)
-            hint = tyro.conf.OmitArgPrefixes[type(value)]  # type: ignore[misc]
+            hint = MARK.OmitArgPrefixes[type(value)]
         defaults[field.name] = value
-        annotations[field.name] = tyro.conf.Suppress[hint] if field.name in hidden else hint
+        annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
     members |= {"__module__": kind.__module__, **defaults}
-    return dataclass(frozen=True)(type(kind.__name__, (kind,), members))()
+    made: Any = dataclass(frozen=True)(type(kind.__name__, (kind,), members))
+    return made()
 
 
 def checked(given: Any, **changes: Any) -> Any:
@@ -136,22 +139,22 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         again: run folder whose settings are the defaults.
     """
     settings = study.Settings() if again is None else study.settings_of(again)
-    takes_prompts = "prompts" in field_names(type(settings))
+    takes_prompts = "prompts" in field_names(settings)
     several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:
-        kinds["prompt"] = tyro.conf.Positional[tuple[str, ...]], ()
-    of_model = tuple[str, ...] if several else str
-    kinds["model"] = (tyro.conf.Positional[of_model] if study.positional else of_model), study.model
+        kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
+    of_model: Any = tuple[str, ...] if several else str
+    kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
     kinds["out"] = Path, Path("runs") / name
     if study.parts:
         kinds["resume"] = bool, False
     kinds["reproduce"] = Path | None, again
-    groups = {"inputs": Inputs()} if takes_prompts else {}
+    groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
     groups |= {"reading": Reading(), "drawing": study.Options(), "settings": typed(settings, "prompts")}
     for group, value in groups.items():
         if dataclasses.fields(value):
-            kinds[group] = tyro.conf.OmitArgPrefixes[type(value)], value  # type: ignore[misc]
+            kinds[group] = MARK.OmitArgPrefixes[type(value)], value
 
     def call(**given: Any) -> None:
         models = given["model"] if several else (given["model"],)

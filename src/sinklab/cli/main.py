@@ -28,8 +28,8 @@ ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
     "--plugin FILE.py, with any command, loads rules, interventions, studies, … of your own."
 )
-KINDS = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules", "families")
-KINDS += ("figures", "studies")
+KINDS: tuple[str, ...] = ("rules", "statistics", "interventions", "sinks", "unmasking_rules", "caches", "schedules")
+KINDS += ("families", "figures", "studies")
 
 
 def list_registered(kind: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
@@ -104,9 +104,9 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
     app = tyro.extras.SubcommandApp()
     for name, about, make in _commands(arguments[1:]):
         if name in arguments[:1]:
-            app.command(make(), name=name)
+            app.command(name=name)(make())
         else:
-            app.command(_listed, name=name, help=about)
+            app.command(name=name, help=about)(_listed)
     return app
 
 
