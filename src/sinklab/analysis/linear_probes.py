@@ -120,22 +120,18 @@ def ridge(
     mixing_CM = torch.block_diag(*map(_mixing, sizes))
     narrow_NM, narrow_sizes = y_NC @ mixing_CM, [min(size, MIXED) for size in sizes]
     mixing = torch.block_diag(torch.eye(len(total), dtype=torch.float64), mixing_CM)
-    mixed = {fold: gram @ mixing for fold, gram in grams.items()}
     predicted_NC, mean_NC = torch.empty_like(y_NC), torch.empty_like(y_NC)
     for fold in numbers:
         left = total - grams[fold]
-        narrow_left = left @ mixing
         error_AM = y_NC.new_zeros(len(penalties), narrow_NM.shape[1])
         for inner in numbers:
             if inner != fold:
-                fit, part_N = _Fit.of(narrow_left - mixed[inner]), rows[inner]
+                fit, part_N = _Fit.of((left - grams[inner]) @ mixing), rows[inner]
                 turned_ND, wanted_NM = fit.turned(x_ND[part_N]), narrow_NM[part_N]
                 for error_M, penalty in zip(error_AM, penalties, strict=True):
                     error_M += (fit.predicted(turned_ND, penalty) - wanted_NM).square().sum(0)
-        best = [part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)]
-        penalty_C = torch.cat(
-            [y_NC.new_full((size,), penalties[int(place)]) for place, size in zip(best, sizes, strict=True)]
-        )
+        best = torch.stack([part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)])
+        penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best].repeat_interleave(torch.tensor(sizes))
         fit = _Fit.of(left)
         mean_NC[rows[fold]] = fit.mean_C
         predicted_NC[rows[fold]] = fit.predicted(fit.turned(x_ND[rows[fold]]), penalty_C)
@@ -162,8 +158,8 @@ class Score:
 
     def value(self, count_RG: Tensor | None = None) -> Tensor:
         """The score, (), or of texts taken so many times, (R,); NaN where nothing was counted."""
-        top, bottom = (part if count_RG is None else count_RG @ part for part in (self.top_G, self.bottom_G))
-        ratio = (top.sum() / bottom.sum()) if count_RG is None else top / bottom
+        count_RG = torch.ones_like(self.top_G) if count_RG is None else count_RG
+        ratio = (count_RG @ self.top_G) / (count_RG @ self.bottom_G)
         return 1 - ratio if self.is_error else ratio
 
 

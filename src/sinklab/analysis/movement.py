@@ -113,20 +113,23 @@ def motion(
         length[index] = np.nan_to_num(seen).max(initial=0)
         life.add(sinks_LHK, exists_LH)
     crossed = (np.maximum((length > 0).sum(-1) - 1, 0) / np.maximum(length.max(-1), 1))[..., None, None]
-    return _motion(main, counted, share, crossed, lives, added, jump, keys)
+    return _motion(main, counted, share * counted, crossed, lives, added, jump)
 
 
 def _motion(
     main: np.ndarray,
     counted: np.ndarray,
-    share: np.ndarray,
+    drawn: np.ndarray,
     crossed: np.ndarray,
     lives: np.ndarray,
     added: int,
     jump: int,
-    keys: int,
 ) -> Motion:
-    """crossed: (..., 1, 1) number of steps over the sequence's length; lives: counts of `_Lifetimes`, (5, ...)."""
+    """The paths in numbers.
+
+    drawn: share of the main sink where it counts. crossed: (..., 1, 1) number of steps over the sequence's length.
+    lives: counts of `_Lifetimes`, (5, ...).
+    """
     place, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
     steps, text = here.sum(0), here & (place >= added)
     pairs = here[1:] & here[:-1]
@@ -139,8 +142,8 @@ def _motion(
         expected = at_risk / deaths
     fields = {
         "steps": steps,
-        "strength": np.moveaxis(share * counted, -3, 0).sum(0) / np.maximum(steps, 1),
-        "mobility": _mobility(place, here, keys),
+        "strength": np.moveaxis(drawn, -3, 0).sum(0) / np.maximum(steps, 1),
+        "mobility": _mobility(place, here),
         "moves": moved.sum(0),
         "transitions": pairs.sum(0),
         "longest_stay": _longest_stay(here, pairs & ~moved),
@@ -159,10 +162,10 @@ def _motion(
     return Motion(main, counted, **fields, overall=summarised(fields, line.scores, at_risk))
 
 
-def _mobility(main: np.ndarray, here: np.ndarray, keys: int) -> np.ndarray:
+def _mobility(main: np.ndarray, here: np.ndarray) -> np.ndarray:
     """1 - sum over places of n (n - 1) / (N (N - 1)): the unbiased Gini-Simpson index of the places."""
     flat, flags = main.reshape(len(main), -1), here.reshape(len(main), -1)
-    paths = flat.shape[1]
+    paths, keys = flat.shape[1], int(main.max(initial=0)) + 1
     cell = (np.arange(paths) * keys + np.maximum(flat, 0))[flags]
     visits = np.bincount(cell, minlength=paths * keys).reshape(paths, keys).astype(float)
     total = visits.sum(-1)

@@ -51,11 +51,9 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
     for index in np.ndindex(flags.shape[:-3]):
         # No number of heads comes near the limit of int16, and small numbers are quick.
         count_LK = flags[index].sum(1, dtype=np.int16)
-        sums_L = count_LK.sum(-1, dtype=np.int64)
-        lesser = np.minimum(count_LK[:, None], count_LK[None]).sum(-1, dtype=np.int64)
-        greater = sums_L[:, None] + sums_L[None] - lesser
-        total += lesser / np.maximum(greater, 1)
-        seen += greater > 0
+        overlap_LL = jaccard(count_LK[:, None], count_LK[None])
+        total += np.nan_to_num(overlap_LL)
+        seen += ~np.isnan(overlap_LL)
     return ratio(total, seen)
 
 
@@ -187,12 +185,7 @@ def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
     pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
     moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
     border = (block[..., 1:] != block[..., :-1])[..., None, None]
-    return BlockEffects(
-        int((moved & border).sum()),
-        int((pairs & border).sum()),
-        int((moved & ~border).sum()),
-        int((pairs & ~border).sum()),
-    )
+    return BlockEffects(*(int((what & where).sum()) for where in (border, ~border) for what in (moved, pairs)))
 
 
 @dataclass(frozen=True)

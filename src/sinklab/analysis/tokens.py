@@ -6,7 +6,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -69,15 +69,10 @@ def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.
     texts = np.asarray(texts, dtype=object)
     roles = np.broadcast_to(np.asarray(specials, dtype=object), texts.shape)
     flags = np.broadcast_to(np.asarray(templates, dtype=bool), texts.shape)
-    known: dict[tuple[str, str, bool], str] = {}
-    found = np.full(texts.size, None, dtype=object)
-    for place, token in enumerate(zip(texts.flat, roles.flat, flags.flat, strict=True)):
-        if token[0] is None:
-            continue
-        if token not in known:
-            known[token] = token_class(*token)
-        found[place] = known[token]
-    return found.reshape(texts.shape)
+    classed = cache(token_class)
+    tokens = zip(texts.flat, roles.flat, flags.flat, strict=True)
+    found = [None if token[0] is None else classed(*token) for token in tokens]
+    return np.array(found, dtype=object).reshape(texts.shape)
 
 
 def token_ages(states_TS: Any) -> np.ndarray:
