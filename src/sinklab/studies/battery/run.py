@@ -20,9 +20,9 @@ from sinklab.errors import free_fields
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.specs import parse_edit
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
+from sinklab.registry import interventions
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Asked, ContinuingRows, DenoisingRows
@@ -51,7 +51,7 @@ class Cell:
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
         """Its interventions, those of the condition first; draws follow from the seed."""
         specs = (*self.condition.edits, *hidden_edit(self.control, self.k, by_last_row=loaded.family != "diffusion"))
-        edits = map(parse_edit, specs)
+        edits = map(interventions.parse, specs)
         return tuple(replace(edit, seed=seed) if isinstance(edit, MaskSinks) else edit for edit in edits)
 
     def misfit(self, keys: int) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.specs import parse_edit
 from sinklab.probing.tracing import trace
+from sinklab.registry import interventions
 from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.settings import LikelihoodSettings, Scored
@@ -238,7 +238,7 @@ def _ask(model: Scoring, asked: Sequence[_Asked]) -> None:
 
 
 def _scores(model: Scoring, asked: Sequence[_Asked], *, greedy: bool) -> dict[str, dict[str, Any]]:
-    edits = [parse_edit(spec) for spec in model.settings.specs()]
+    edits = [interventions.parse(spec) for spec in model.settings.specs()]
 
     def run() -> list[Scored]:
         return score(
@@ -290,7 +290,7 @@ def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str
 
 def rolled(model: Scoring, requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers to requests for the likelihood of a whole text, in their order."""
-    edits = [parse_edit(spec) for spec in model.settings.specs()]
+    edits = [interventions.parse(spec) for spec in model.settings.specs()]
     model.teller.stage(f"scoring {len(requests)} texts")
     answers = []
     for done, request in enumerate(requests):

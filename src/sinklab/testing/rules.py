@@ -1,4 +1,4 @@
-"""Conformance suites: what every rule, sink, cache, … must hold, for those of the package and for your own."""
+"""The conformance suite of sink rules."""
 
 from __future__ import annotations
 
