@@ -137,6 +137,21 @@ def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, s
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
 
 
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
+    """Refuse a tokenizer with ids that an embedding of ``rows`` rows does not have; spare rows are fine.
+
+    Raises:
+        ValueError: naming the largest id.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if largest >= rows:
+        raise ValueError(
+            f"every id of the tokenizer must have a row in the embedding of {name}, but its largest id is {largest} "
+            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
+            "the embedding"
+        )
+
+
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()

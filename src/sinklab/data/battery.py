@@ -6,13 +6,14 @@ tokens is written. All of it is single letters and digits: a byte-level vocabula
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import random
 import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+from sinklab.errors import one_of
 
 BATTERY = "battery"
 SPLITS = ("train", "test")
@@ -167,9 +168,9 @@ def problems(
             questions do not exist.
     """
     skills, levels = tuple(skills), tuple(levels)
-    _known("split", split, SPLITS)
+    one_of("split", split, SPLITS)
     for skill in skills:
-        _known("skill", skill, SKILLS)
+        one_of("skill", skill, SKILLS)
     if not skills or not levels or not set(levels) <= set(LEVELS):
         raise ValueError(f"a battery needs skills, and levels among {LEVELS}, but has {skills} and {levels}")
     if count < 1:
@@ -231,11 +232,3 @@ def named_problems(source: str) -> Iterator[Problem]:
             f"the reasoning battery is called {BATTERY}, {BATTERY}:SPLIT or {BATTERY}:SPLIT:COUNT, but is {source!r}"
         )
     return problems(split, int(count))
-
-
-def _known(what: str, given: str, choices: Iterable[str]) -> None:
-    choices = tuple(choices)
-    if given not in choices:
-        near = difflib.get_close_matches(given, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"{what} must be one of {', '.join(choices)}, but is {given!r}{hint}")
