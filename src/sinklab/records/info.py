@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.records.storage import ARRAYS_SUFFIX, READABLE, SCHEMA, TABLE_SUFFIX
+from sinklab.records.storage import ARRAYS, READABLE, SCHEMA, TABLES, Kind
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -41,6 +44,16 @@ class RunInfo:
     parts: dict[str, list[int]]
     """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
 
+    def files(self, kind: Kind, name: str) -> list[str]:
+        """The files of one table or of one name of arrays, in the order of their parts."""
+        return [kind.file(name, part) for part in self.parts.get(kind.file(name), [None])]
+
+    def all_files(self) -> Iterator[tuple[Kind, str]]:
+        """Every file that the run lists."""
+        for kind in (TABLES, ARRAYS):
+            for name in getattr(self, kind.listed):
+                yield from ((kind, file) for file in self.files(kind, name))
+
 
 def read_info(path: Path) -> RunInfo:
     """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
@@ -64,22 +77,10 @@ def read_info(path: Path) -> RunInfo:
             )
         # Before there were parts everything was whole.
         raw.setdefault("parts", {})
-    fields = [field.name for field in dataclasses.fields(RunInfo)]
-    if missing := [name for name in fields if name not in raw]:
+    hints = typing.get_type_hints(RunInfo)
+    if missing := [name for name in hints if name not in raw]:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
-    expected: dict[str, type | tuple[type, ...]] = {
-        "kind": str,
-        "model": dict,
-        "settings": dict,
-        "seed": (int, type(None)),
-        "versions": dict,
-        "created": str,
-        "error": (str, type(None)),
-        "tables": list,
-        "arrays": list,
-        "parts": dict,
-    }
-    wrong = [name for name, types in expected.items() if not isinstance(raw[name], types)]
+    wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
     wrong += ["status"] if raw["status"] not in STATUSES else []
     # A name with a path in it would lead out of the folder.
     wrong += [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
@@ -89,7 +90,12 @@ def read_info(path: Path) -> RunInfo:
             f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
             "Restore the file or run again."
         )
-    return RunInfo(**{name: raw[name] for name in fields})
+    return RunInfo(**{name: raw[name] for name in hints})
+
+
+def _class_of(hint: Any) -> Any:
+    """What isinstance takes of a type hint: dict for ``dict[str, Any]``."""
+    return hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
 
 
 def _is_plain(name: Any) -> bool:
@@ -99,7 +105,7 @@ def _is_plain(name: Any) -> bool:
 def _are_parts(parts: dict[Any, Any], names: set[str]) -> bool:
     return all(
         isinstance(name, str)
-        and name.removesuffix(TABLE_SUFFIX).removesuffix(ARRAYS_SUFFIX) in names
+        and name.removesuffix(TABLES.suffix).removesuffix(ARRAYS.suffix) in names
         and isinstance(numbers, list)
         and numbers
         and all(isinstance(number, int) and number >= 0 for number in numbers)

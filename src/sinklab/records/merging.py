@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import ARRAYS_SUFFIX, RUN_FILE, TABLE_SUFFIX, file_name, moved, write_beside
+from sinklab.records.storage import ARRAYS, RUN_FILE, TABLES, moved, write_beside
 from sinklab.records.writing import begun_before, remove_leftovers
 
 
@@ -33,7 +33,7 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
         infos = {target: read_info(target / RUN_FILE)} | infos
     owners: dict[str, Path] = {}
     for folder, info in infos.items():
-        for file in _files(info):
+        for _, file in info.all_files():
             # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
             if folder != target and not (folder / file).exists() and (target / file).exists():
                 owners[file] = target
@@ -56,20 +56,11 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     return open_run(target)
 
 
-def _files(info: RunInfo) -> list[str]:
-    files = []
-    for names, suffix in ((info.tables, TABLE_SUFFIX), (info.arrays, ARRAYS_SUFFIX)):
-        for name in names:
-            parts = info.parts.get(f"{name}{suffix}")
-            files += [file_name(name, suffix, part) for part in ([None] if parts is None else parts)]
-    return files
-
-
 def _joined(infos: list[RunInfo]) -> RunInfo:
     facts = asdict(infos[0])
     for info in infos:
-        for kind in ("tables", "arrays"):
-            facts[kind] = [*facts[kind], *(name for name in getattr(info, kind) if name not in facts[kind])]
+        for kind in (TABLES.listed, ARRAYS.listed):
+            facts[kind] = [*dict.fromkeys([*facts[kind], *getattr(info, kind)])]
         for name, parts in info.parts.items():
             facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
     unfinished = [info for info in infos if info.status != "complete"]
