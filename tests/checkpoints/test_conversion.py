@@ -181,7 +181,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
     [
         (
             {"mask_token": "unsued"},
-            "mask_token must be one of auto, unused, add or an id, but is 'unsued'; did you mea",
+            "mask_token must be one of auto, unused, add, an id, but is 'unsued'; did you mea",
         ),
         (
             {"mask_token": WORDS},

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.checkpoints.resolve import read_plan
 from sinklab.checkpoints.vocabularies import check_vocabulary
-from sinklab.errors import near
+from sinklab.errors import one_of
 from sinklab.models.config import BACKBONES
 
 MASK_TOKEN = "<|mask|>"
@@ -83,12 +83,7 @@ def _choice(mask_token: str | int) -> str | int:
     text = str(mask_token)
     if text.isdecimal():
         return int(text)
-    if text not in CHOICES:
-        hint = near(text, CHOICES)
-        raise ValueError(
-            f"mask_token must be one of {', '.join(CHOICES)} or an id, but is {mask_token!r}"
-            + (f"; {hint}" if hint else "")
-        )
+    one_of("mask_token", text, (*CHOICES, "an id"))
     return text
 
 

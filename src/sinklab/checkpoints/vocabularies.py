@@ -14,9 +14,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
 from sinklab.models.config import DiffusionLMConfig
-from sinklab.registry import families
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes that are their ``tokenizer.json`` and nothing besides."""
@@ -46,8 +45,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     foreign = kind is not None and not hasattr(transformers, kind)
     family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
-        decoder: Any = families[plan.backbone.model_type]
-        own = decoder.foreign_tokenizer_class or own
+        own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
     if own is None and (foreign or kind in PLAIN):
         # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
         own = PreTrainedTokenizerFast

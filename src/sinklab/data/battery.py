@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -136,12 +137,7 @@ def copying(level: int, source: random.Random) -> tuple[str, str]:
 
 
 SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
-    "arithmetic": arithmetic,
-    "deduction": deduction,
-    "planning": planning,
-    "rewriting": rewriting,
-    "retrieval": retrieval,
-    "copying": copying,
+    skill.__name__: skill for skill in (arithmetic, deduction, planning, rewriting, retrieval, copying)
 }
 
 
@@ -224,11 +220,10 @@ def named_problems(source: str) -> Iterator[Problem]:
     Raises:
         ValueError: for another form of name.
     """
-    name, *rest = source.split(":")
-    split = rest[0] if rest else "train"
-    count = rest[1] if len(rest) > 1 else str(_TRAIN_COUNT if split == "train" else 2400)
-    if name != BATTERY or len(rest) > 2 or not count.isdecimal():
+    named = re.fullmatch(rf"{BATTERY}(?::(\w+))?(?::(\d+))?", source)
+    if not named:
         raise ValueError(
             f"the reasoning battery is called {BATTERY}, {BATTERY}:SPLIT or {BATTERY}:SPLIT:COUNT, but is {source!r}"
         )
-    return problems(split, int(count))
+    split = named[1] or "train"
+    return problems(split, int(named[2] or (_TRAIN_COUNT if split == "train" else 2400)))

@@ -214,10 +214,7 @@ def pair_rows(
     one_of("style", style, STYLES)
     completed, padded = style == "completion", style != "published"
     given = list(pairs)
-    if completed:
-        made: Iterator[_Examples] = _completions(given, tokenizer, answer_length)
-    else:
-        made = _examples(given, tokenizer, corrected=padded)
+    made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, padded)
     pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     # room for every pair is taken at once: rows of a whole data set are gigabytes, which joining would double
     ids_RS = torch.full(((1 if completed else 2) * len(given), length), int(pad), dtype=torch.int32)
@@ -225,8 +222,7 @@ def pair_rows(
     attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool) if padded else None
     rows, dropped, longest = 0, 0, 0
     for examples in made:
-        most = max(len(prompt) + len(target) for prompt, target in examples)
-        longest = max(longest, most)
+        longest = max(longest, most := max(len(prompt) + len(target) for prompt, target in examples))
         # an answer without room for its end token is too long as well
         if most > length or (completed and len(examples[0][1]) > answer_length):
             dropped += 1

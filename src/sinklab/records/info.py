@@ -81,10 +81,11 @@ def read_info(path: Path) -> RunInfo:
     if missing := [name for name in hints if name not in raw]:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
     wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
-    wrong += ["status"] if raw["status"] not in STATUSES else []
-    # A name with a path in it would lead out of the folder.
-    wrong += [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
-    wrong += [] if wrong or _are_parts(raw["parts"], {*raw["tables"], *raw["arrays"]}) else ["parts"]
+    if not wrong:
+        # A name with a path in it would lead out of the folder.
+        wrong = [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
+        wrong += [] if raw["status"] in STATUSES else ["status"]
+        wrong += [] if wrong or _are_parts(raw["parts"], {*raw["tables"], *raw["arrays"]}) else ["parts"]
     if wrong:
         raise ValueError(
             f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
