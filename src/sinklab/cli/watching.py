@@ -104,12 +104,12 @@ def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resu
 
 def compare_masked(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
     """`sinklab mask`: a plain run and one under the settings' edits, and what the edits did."""
-    from sinklab.probing.specs import parse_edit
     from sinklab.records.reading import open_run
+    from sinklab.registry import interventions
     from sinklab.studies.trace.run import check_study, study
 
     for spec in settings.edits:
-        parse_edit(spec)
+        interventions.parse(spec)
     if not resume:
         refuse_taken(out)
     folders = {"plain": dataclasses.replace(settings, edits=()), "masked": settings}
