@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.records.storage import ARRAYS, READABLE, SCHEMA, TABLES, Kind
+from sinklab.records.storage import ARRAYS, READABLE, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -33,15 +33,15 @@ class RunInfo:
     """python, torch, transformers, sinklab"""
     created: str
     """ISO 8601 time of the start, UTC"""
-    status: str
+    status: str = "running"
     """"running" (or killed), "complete" or "interrupted" """
-    error: str | None
+    error: str | None = None
     """what interrupted the run"""
-    tables: list[str]
+    tables: list[str] = dataclasses.field(default_factory=list)
     """names of the tables"""
-    arrays: list[str]
+    arrays: list[str] = dataclasses.field(default_factory=list)
     """names of the files of dense arrays"""
-    parts: dict[str, list[int]]
+    parts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
 
     def files(self, kind: Kind, name: str) -> list[str]:
@@ -53,6 +53,11 @@ class RunInfo:
         for kind in (TABLES, ARRAYS):
             for name in getattr(self, kind.listed):
                 yield from ((kind, file) for file in self.files(kind, name))
+
+    def save(self, folder: Path) -> None:
+        """Write the run.json of ``folder``."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        write_beside(folder / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def read_info(path: Path) -> RunInfo:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import ARRAYS, RUN_FILE, TABLES, moved, write_beside
+from sinklab.records.storage import ARRAYS, RUN_FILE, TABLES, moved
 from sinklab.records.writing import begun_before, remove_leftovers
 
 
@@ -27,9 +26,9 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
         raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
     first = next(iter(infos.values()))
     for folder in infos:
-        begun_before(folder, asdict(first))
+        begun_before(folder, first)
     if (target / RUN_FILE).exists():
-        begun_before(target, asdict(first))
+        begun_before(target, first)
         infos = {target: read_info(target / RUN_FILE)} | infos
     owners: dict[str, Path] = {}
     for folder, info in infos.items():
@@ -45,9 +44,7 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     for file, folder in owners.items():
         if folder != target:
             moved(folder / file, target / file)
-    merged = _joined(list(infos.values()))
-    text = json.dumps(asdict(merged), indent=2, ensure_ascii=False) + "\n"
-    write_beside(target / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    _joined(list(infos.values())).save(target)
     for folder in sources:
         (folder / RUN_FILE).unlink()
         remove_leftovers(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sinklab.records.info import read_info
+from sinklab.records.info import RunInfo, read_info
 from sinklab.records.storage import (
     ARRAYS,
     PART_SUFFIX,
@@ -34,18 +34,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def begun_before(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What an unfinished run in ``path`` has already; ValueError naming the first thing in which it is another run."""
+def begun_before(path: Path, given: RunInfo) -> RunInfo:
+    """``given`` with what an unfinished run in ``path`` has already; ValueError naming the first thing in which it is
+    another run.
+    """
     before = read_info(path / RUN_FILE)
     for field in ("kind", "seed", "model", "settings"):
-        if getattr(before, field) != given[field]:
-            name, old, new = _difference(field, getattr(before, field), given[field])
+        if getattr(before, field) != getattr(given, field):
+            name, old, new = _difference(field, getattr(before, field), getattr(given, field))
             raise ValueError(
                 f"{path} can be continued only as it was begun: its {name} is {old!r}, and now it is {new!r}. "
                 "Give the same settings, or write into another folder."
             )
     remove_leftovers(path)
-    return {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts")}
+    kept = {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts")}
+    return dataclasses.replace(given, **kept)
 
 
 def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
@@ -141,27 +144,22 @@ class RunWriter:
         self.path = Path(path)
         self._overwrite, self._resume = overwrite, resume
         self._open = False
-        self._info: dict[str, Any] = {
-            "schema": SCHEMA,
-            "kind": checked_name(kind, "kind of run"),
-            "model": _json_ready(dict(model), "model"),
-            "settings": _json_ready(dict(settings), "settings"),
-            "seed": seed,
-            "versions": _versions(),
-            "created": _now(),
-            "status": "running",
-            "error": None,
-            "tables": [],
-            "arrays": [],
-            "parts": {},
-        }
+        self._info = RunInfo(
+            schema=SCHEMA,
+            kind=checked_name(kind, "kind of run"),
+            model=_json_ready(dict(model), "model"),
+            settings=_json_ready(dict(settings), "settings"),
+            seed=seed,
+            versions=_versions(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
     def __enter__(self) -> Self:
         if self._resume and (self.path / RUN_FILE).exists():
-            self._info |= begun_before(self.path, self._info)
+            self._info = begun_before(self.path, self._info)
         else:
             emptied(self.path, overwrite=self._overwrite, resume=self._resume)
-        self._save_info()
+        self._info.save(self.path)
         self._open = True
         return self
 
@@ -169,11 +167,11 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._open = False
-        self._info["status"] = "complete" if kind is None else "interrupted"
-        if error is not None:
-            self._info["error"] = f"{type(error).__name__}: {error}".removesuffix(": ")
+        status = "complete" if kind is None else "interrupted"
+        cause = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._info = dataclasses.replace(self._info, status=status, error=cause)
         try:
-            self._save_info()
+            self._info.save(self.path)
         except OSError as failure:
             # The first error is the one to report; the folder stays readable with status "running".
             if error is None:
@@ -183,8 +181,8 @@ class RunWriter:
     def has(self, name: str, part: int | None = None) -> bool:
         """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
         if part is None:
-            return name in [*self._info["tables"], *self._info["arrays"]]
-        return any(part in self._info["parts"].get(kind.file(name), ()) for kind in (TABLES, ARRAYS))
+            return name in [*self._info.tables, *self._info.arrays]
+        return any(part in self._info.parts.get(kind.file(name), ()) for kind in (TABLES, ARRAYS))
 
     def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
         """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.
@@ -247,24 +245,23 @@ class RunWriter:
         checked_name(name, kind.what)
         if part is not None and part < 0:
             raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
-        in_parts = kind.file(name) in self._info["parts"]
-        if name in self._info[kind.listed] and in_parts == (part is None):
+        in_parts = kind.file(name) in self._info.parts
+        if name in getattr(self._info, kind.listed) and in_parts == (part is None):
             now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
             raise ValueError(f"{name!r} is already written {before} in {self.path} and cannot be written {now} too.")
         return self.path / kind.file(name, part)
 
     def _note(self, kind: Kind, name: str, part: int | None) -> None:
-        before = json.dumps(self._info)
-        self._info[kind.listed] = [*dict.fromkeys([*self._info[kind.listed], name])]
-        if part is not None:
-            parts = self._info["parts"]
-            parts[kind.file(name)] = sorted({*parts.get(kind.file(name), ()), part})
-        if json.dumps(self._info) != before:
-            self._save_info()
-
-    def _save_info(self) -> None:
-        text = json.dumps(self._info, indent=2, ensure_ascii=False) + "\n"
-        write_beside(self.path / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+        """List a file in run.json, unless it is listed."""
+        listed, parts = getattr(self._info, kind.listed), self._info.parts
+        new_part = part is not None and part not in parts.get(kind.file(name), ())
+        if name not in listed:
+            listed.append(name)
+        elif not new_part:
+            return
+        if new_part:
+            parts[kind.file(name)] = sorted([*parts.get(kind.file(name), ()), part])
+        self._info.save(self.path)
 
 
 def _versions() -> dict[str, str]:
@@ -279,10 +276,6 @@ def _versions() -> dict[str, str]:
     if found["sinklab"] == "not installed" and source is not None:
         found["sinklab"] = f"{source.__version__} (source tree)"
     return found
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _listed(values: Any) -> Any:
