@@ -10,8 +10,7 @@ itself alone gives.
 # A attention width (query heads × D), E hidden size
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,7 @@ class SinkPrefix:
 
 
 class _Recorder:
-    """A cache that keeps what one pass of isolated sinks puts into it."""
+    """A cache that keeps what one pass of isolated sinks puts into it (checkpointed layers may do so once more)."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change = change
@@ -59,21 +58,6 @@ class _Recorder:
         self.keys.append(k)
         self.values.append(self.change(v))
         return k, self.values[-1]
-
-
-@contextmanager
-def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """The sinks' own pass writes what it computes into a recorder; a replay in the backward pass must not do it
-    again.
-    """
-    flags = [getattr(layer, "gradient_checkpointing", False) for layer in decoder.layers]
-    for layer in decoder.layers:
-        layer.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for layer, flag in zip(decoder.layers, flags, strict=True):
-            layer.gradient_checkpointing = flag
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
@@ -100,7 +84,7 @@ def run_alone(
     """
     rows, count = positions_UN.shape
     recorder = _Recorder(values)
-    with unobserved(), _no_checkpointing(decoder):
+    with unobserved():
         # .forward: a compiled decoder would trace the recorder
         decoder.forward(
             inputs_embeds=sinks_NE.repeat(rows, 1)[:, None],
@@ -221,10 +205,10 @@ def takes_part(model: Any) -> bool:
     return (
         wanted
         and sink is not None
+        and sink.positions > 0
         and model.training
         and torch.is_grad_enabled()
         and not is_watched(model)
-        and sink.embeddings(model) is not None
         and _is_attached(model.model)
     )
 
