@@ -198,6 +198,9 @@ def save(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, s
     written.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     (beside / "weights.sha256").write_text(weights_hash(written.state_dict()) + "\n")
+    for file in beside.iterdir():
+        # the writers of safetensors make files that only their owner may read
+        file.chmod((beside / "config.json").stat().st_mode)
     shutil.rmtree(folder / "model", ignore_errors=True)
     beside.rename(folder / "model")
     if settings.train_only == "sink":
