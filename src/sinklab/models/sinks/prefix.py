@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.context import is_watched, unobserved
 from sinklab.errors import one_of
-from sinklab.models.sinks.base import sink_of
 
 
 @dataclass(frozen=True)
@@ -201,11 +200,9 @@ def takes_part(model: Any) -> bool:
     """
     one_of("sink_form", model.sink_form, FORMS)
     wanted = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
-    sink = sink_of(model.config)
     return (
         wanted
-        and sink is not None
-        and sink.positions > 0
+        and model.config.sink_positions > 0
         and model.training
         and torch.is_grad_enabled()
         and not is_watched(model)
