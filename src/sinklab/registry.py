@@ -150,6 +150,20 @@ def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 
+def value_of(registry: Registry, given: Any, method: str) -> Any:
+    """A value from its text, or any object that has the method: what an argument may hold that takes either.
+
+    Raises TypeError for a class in place of its object, and for what lacks the method.
+    """
+    if isinstance(given, str):
+        return registry.parse(given)
+    if isinstance(given, type):
+        raise TypeError(f"a {registry.what.split()[-1]} is an object, got the class {given.__name__}; pass {given.__name__}().")
+    if not callable(getattr(given, method, None)):
+        raise TypeError(f"a {registry.what.split()[-1]} is a name or an object that has {method}(), got {given!r}")
+    return given
+
+
 def _is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -264,6 +278,17 @@ caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies"
 families = Registry("checkpoint family", "sinklab.checkpoints.families")
 figures = Registry("figure", "sinklab.reports.figures")
 studies = Registry("study", "sinklab.studies.trace.run")
+fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
+fast_losses = Registry("fast loss", "sinklab.fast.liger")
+fast_products = Registry("fast product", "sinklab.fast.onednn")
+
+
+def fast_path(paths: Registry, *call: Any) -> Any:
+    """The first fast path that serves this call, what its class's ``serving(*call)`` returns; None: take the plain one.
+
+    Every fast path has a plain twin in the core, which runs without them.
+    """
+    return next((path for kind in paths.values() if (path := kind.serving(*call)) is not None), None)  # type: ignore[attr-defined]
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

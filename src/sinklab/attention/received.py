@@ -8,14 +8,15 @@
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M removed keys
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.chunks import LN2, Chunk, chunks
 from sinklab.attention.scores import Scores
+from sinklab.errors import one_of
 
 STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 
@@ -36,10 +37,7 @@ def attention_statistics(
     Raises ValueError for an unknown name, and when shapes do not fit.
     """
     for name in names:
-        if name not in STATISTICS:
-            near = difflib.get_close_matches(name, STATISTICS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "choose among them"
-            raise ValueError(f"statistics of a pass are {STATISTICS}, got {name!r}: {hint}")
+        one_of("a statistic of a pass", name, STATISTICS)
     batch, heads, _ = scores.rows_shape
     device = scores.q_BHQD.device
     groups = _checked_groups(groups_BGQ, scores)
@@ -108,16 +106,30 @@ def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
     return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 
-def received_attention(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    groups_BGQ: Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+def _alone(name: str, statistic: str, doc: str) -> Callable[..., Tensor]:
+    """The function that computes one statistic by itself, from the arguments of `scaled_dot_product_attention`."""
+
+    def alone(
+        q_BHQD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **options: Any,
+    ) -> Tensor:
+        scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
+        return attention_statistics(scores, (statistic,), v_BKSD=v_BKSD, **options)[statistic]
+
+    alone.__name__ = alone.__qualname__ = name
+    alone.__doc__ = doc
+    return alone
+
+
+received_attention = _alone(
+    "received_attention",
+    "received",
     """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3 without its 1/S).
 
     Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded under grouped heads,
@@ -127,55 +139,26 @@ def received_attention(
     Memory O(S): a few buffers of `chunk` query rows (None: chosen to stay near the caches of the processor).
 
     Raises ValueError when shapes do not fit.
-    """
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)["received"]
-
-
-def row_logsumexp(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    chunk: int | None = None,
-) -> Tensor:
-    """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key."""
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
-
-
-def row_entropy(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    chunk: int | None = None,
-) -> Tensor:
-    """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key."""
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("row_entropy",), chunk=chunk)["row_entropy"]
-
-
-def noop_bound(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    v_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+    """,
+)
+row_logsumexp = _alone(
+    "row_logsumexp",
+    "row_logsumexp",
+    "Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key.",
+)
+row_entropy = _alone(
+    "row_entropy",
+    "row_entropy",
+    "Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key.",
+)
+noop_bound = _alone(
+    "noop_bound",
+    "noop_bound",
     """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q).
 
-    Small where attention rests on keys of small values: attending there approximates doing nothing.
-    """
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, chunk=chunk)["noop_bound"]
+    Small where attention rests on keys of small values, `v_BKSD`: attending there approximates doing nothing.
+    """,
+)
 
 
 def attention_map(
