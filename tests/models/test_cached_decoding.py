@@ -130,9 +130,9 @@ def road(model, attention_BS=None):
     session = model.denoiser(attention_BS).session()
     taken, own = [], fast.FastDecoder.__call__
 
-    def spy(self, *args):
+    def spy(self, *args, **options):
         taken.append("lean")
-        return own(self, *args)
+        return own(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast.FastDecoder, "__call__", spy)

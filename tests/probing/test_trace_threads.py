@@ -70,9 +70,9 @@ def written(model, cache):
 def test_another_models_decoding_is_the_same_bit_for_bit(monkeypatch, run, cache, sinks):
     model, other, taken, own = tiny_model(sinks), tiny_model(1, seed=1), [], decoder.FastDecoder.__call__
 
-    def spy(self, *args):
+    def spy(self, *args, **options):
         taken.append(self.decoder)
-        return own(self, *args)
+        return own(self, *args, **options)
 
     monkeypatch.setattr(decoder.FastDecoder, "__call__", spy)
     alone = written(model, cache)
