@@ -134,13 +134,12 @@ class Registry(Mapping[str, type]):
 
     def as_dict(self, value: Any) -> dict[str, Any]:
         """The value as a JSON object, its name and every field; `parse` makes the value of it again."""
-        return {"name": self.name_of(value)} | {
-            field.name: _to_json(field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init
-        }
+        fields = {field.name: _to_json(field, getattr(value, field.name)) for field in _options(value)}
+        return {"name": self.name_of(value)} | fields
 
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short label."""
-        given = [field for field in dataclasses.fields(value) if field.init and not _is_default(field, value)]
+        given = [field for field in _options(value) if not _is_default(field, value)]
         texts = [f"{field.name}={_to_text(field, getattr(value, field.name))}" for field in given]
         return ":".join([self.name_of(value), ",".join(texts)]) if texts else self.name_of(value)
 
@@ -157,11 +156,19 @@ def value_of(registry: Registry, given: Any, method: str) -> Any:
     """
     if isinstance(given, str):
         return registry.parse(given)
+    what = registry.what.split()[-1]
     if isinstance(given, type):
-        raise TypeError(f"a {registry.what.split()[-1]} is an object, got the class {given.__name__}; pass {given.__name__}().")
+        raise TypeError(f"a {what} is an object, got the class {given.__name__}; pass {given.__name__}().")
     if not callable(getattr(given, method, None)):
-        raise TypeError(f"a {registry.what.split()[-1]} is a name or an object that has {method}(), got {given!r}")
+        raise TypeError(f"a {what} is a name or an object that has {method}(), got {given!r}")
     return given
+
+
+def _options(value: Any) -> list[dataclasses.Field]:
+    """The fields of a value in the order of its class's parameters: those that only keywords reach come last."""
+    if isinstance(value, type):
+        raise ValueError(f"text and JSON are those of a value, got the class {value.__name__}; pass an instance")
+    return sorted((field for field in dataclasses.fields(value) if field.init), key=lambda field: bool(field.kw_only))
 
 
 def _is_required(field: dataclasses.Field) -> bool:
@@ -277,7 +284,7 @@ schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
 families = Registry("checkpoint family", "sinklab.checkpoints.families")
 figures = Registry("figure", "sinklab.reports.figures")
-studies = Registry("study", "sinklab.studies.trace.run")
+studies = Registry("study", "sinklab.studies.curve.study")
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
