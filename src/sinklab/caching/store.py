@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinklab.attention.received import received_attention
 from sinklab.models.keyvalues import KeyValueStore
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.sampling.caches import BlockWork
 
 

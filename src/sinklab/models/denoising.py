@@ -18,7 +18,7 @@ from torch import Tensor
 from sinklab.attention.context import running
 from sinklab.models import masks
 from sinklab.models.keyvalues import KeyValueStore, take
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.registry import fast_decoders, fast_path
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
 
 
 def take(values: Tensor, columns: slice | Tensor) -> Tensor:
