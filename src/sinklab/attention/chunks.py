@@ -14,7 +14,7 @@ from sinklab.attention.scores import Scores
 from sinklab.registry import fast_path, fast_products
 
 Product = Callable[[Tensor, Tensor], Tensor]
-"""(q_CD, k_SD) -> q · kᵀ, (C, S), contiguous: one that beats `torch.bmm` where the product costs most of a statistic."""
+"""(q_CD, k_SD) -> q · kᵀ, (C, S), contiguous: one that beats `torch.bmm`."""
 
 LN2 = math.log(2.0)
 # One block of scores should stay near the caches of a CPU; an accelerator wants few, large launches.
@@ -74,7 +74,7 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
                 result = None if shifted else block.unshifted(part)
                 shifted = result is None
                 yield block.shifted(part) if result is None else result
-                # Whoever reads drops it as well: the room is wanted for the next.
+                # The reader drops it as well: the room is wanted for the next.
                 del result
 
 
@@ -82,13 +82,7 @@ class _Block:
     """Some batch rows and heads of a call, scaled and laid out for the product once for all their chunks."""
 
     def __init__(
-        self,
-        scores: Scores,
-        batches: slice,
-        heads: slice,
-        product: Product | None,
-        buffer: Tensor,
-        exponents: bool,
+        self, scores: Scores, batches: slice, heads: slice, product: Product | None, buffer: Tensor, exponents: bool
     ) -> None:
         self.scores, self.batches, self.heads = scores, batches, heads
         self.product, self.buffer, self.exponents = product, buffer, exponents

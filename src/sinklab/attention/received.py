@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import update_wrapper
 from typing import Any
 
 import torch
@@ -106,30 +107,33 @@ def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
     return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 
-def _alone(name: str, statistic: str, doc: str) -> Callable[..., Tensor]:
-    """The function that computes one statistic by itself, from the arguments of `scaled_dot_product_attention`."""
+def _of_a_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function of checked `Scores` as one of the arguments of `scaled_dot_product_attention` (values where needed).
 
-    def alone(
+    Keys unexpanded under grouped heads; boolean mask (True = may attend) or additive mask, both broadcastable to
+    (B, H, Q, S).
+    """
+
+    def of_a_call(
         q_BHQD: Tensor,
         k_BKSD: Tensor,
-        v_BKSD: Tensor | None = None,
-        *,
+        *v_BKSD: Tensor,
         mask: Tensor | None = None,
         is_causal: bool = False,
         scale: float | None = None,
+        heads: Collection[int] | None = None,
         **options: Any,
     ) -> Tensor:
-        scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-        return attention_statistics(scores, (statistic,), v_BKSD=v_BKSD, **options)[statistic]
+        chosen = None if heads is None else list(heads)
+        return function(Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale, chosen), *v_BKSD, **options)
 
-    alone.__name__ = alone.__qualname__ = name
-    alone.__doc__ = doc
-    return alone
+    update_wrapper(of_a_call, function)
+    del of_a_call.__wrapped__  # type: ignore[attr-defined]  # help() is to show the arguments of the call
+    return of_a_call
 
 
-received_attention = _alone(
-    "received_attention",
-    "received",
+@_of_a_call
+def received_attention(scores: Scores, **options: Any) -> Tensor:
     """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3 without its 1/S).
 
     Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded under grouped heads,
@@ -139,45 +143,41 @@ received_attention = _alone(
     Memory O(S): a few buffers of `chunk` query rows (None: chosen to stay near the caches of the processor).
 
     Raises ValueError when shapes do not fit.
-    """,
-)
-row_logsumexp = _alone(
-    "row_logsumexp",
-    "row_logsumexp",
-    "Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key.",
-)
-row_entropy = _alone(
-    "row_entropy",
-    "row_entropy",
-    "Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key.",
-)
-noop_bound = _alone(
-    "noop_bound",
-    "noop_bound",
+    """
+    return attention_statistics(scores, ("received",), **options)["received"]
+
+
+@_of_a_call
+def row_logsumexp(scores: Scores, **options: Any) -> Tensor:
+    """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key."""
+    return attention_statistics(scores, ("row_logsumexp",), **options)["row_logsumexp"]
+
+
+@_of_a_call
+def row_entropy(scores: Scores, **options: Any) -> Tensor:
+    """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key."""
+    return attention_statistics(scores, ("row_entropy",), **options)["row_entropy"]
+
+
+@_of_a_call
+def noop_bound(scores: Scores, v_BKSD: Tensor, **options: Any) -> Tensor:
     """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q).
 
-    Small where attention rests on keys of small values, `v_BKSD`: attending there approximates doing nothing.
-    """,
-)
+    Small where attention rests on keys of small values, the third argument: attending there approximates doing nothing.
+    """
+    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, **options)["noop_bound"]
 
 
-def attention_map(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    heads: Collection[int] | None = None,
-) -> Tensor:
+@_of_a_call
+def attention_map(scores: Scores) -> Tensor:
     """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs); no gradient.
 
-    The one function here that is not O(S): ask for the heads you mean to look at. A query that may see no key has a
-    row of zeros. Raises ValueError when shapes do not fit, or for a head that is not there.
+    The one function here that is not O(S): name the `heads` to look at. A query that may see no key has a row of zeros.
+    Raises ValueError when shapes do not fit, or for a head that is not there.
     """
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale, None if heads is None else list(heads))
-    map_BHQS = torch.zeros(*scores.rows_shape, k_BKSD.shape[2], dtype=scores.dtype, device=q_BHQD.device)
-    with torch.no_grad(), torch.autocast(q_BHQD.device.type, enabled=False):
+    device = scores.q_BHQD.device
+    map_BHQS = torch.zeros(*scores.rows_shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for part in chunks(scores):
             weights_BHCS = part.weights_BHCS * part.inverse_total().unsqueeze(-1)
             map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
@@ -190,7 +190,9 @@ def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
     `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the mean over query
     heads, since every value head serves the same number of query heads.
     """
-    return _norms(v_BKSD, per_head)
+    dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
+    norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)
+    return norms_BKS if per_head else norms_BKS.mean(1)
 
 
 def key_norms(k_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
@@ -198,13 +200,7 @@ def key_norms(k_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
 
     `per_head=True` leaves out the average: (B, K, S).
     """
-    return _norms(k_BKSD, per_head)
-
-
-def _norms(x_BKSD: Tensor, per_head: bool) -> Tensor:
-    dtype = torch.promote_types(x_BKSD.dtype, torch.float32)
-    norms_BKS = torch.linalg.vector_norm(x_BKSD.detach(), dim=-1, dtype=dtype)
-    return norms_BKS if per_head else norms_BKS.mean(1)
+    return value_norms(k_BKSD, per_head=per_head)
 
 
 def remove_keys(
