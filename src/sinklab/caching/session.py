@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from sinklab.attention.context import is_watched
 from sinklab.caching.store import BlockStore, Window
 from sinklab.models.denoising import CanvasGeometry, ModelDenoiser
 from sinklab.sampling.caches import BlockWork
@@ -90,7 +91,7 @@ class BlockSession:
             )
         columns, where_Q = store.resume(spread=not is_fast), self._where(wanted_BS, store.window.run)
         fast: dict[str, Any] = {"mask": store.compact_mask()} if self.policy.evicts else {}
-        if not self.policy.evicts and not is_fast and len(ids_BS) > 1:
+        if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
                 "each row recomputes its own sinks, and a trace or intervention reads columns that all rows share, "
                 f"but there are {len(ids_BS)} rows; decode them one by one while attention is watched"

@@ -135,7 +135,7 @@ class ModelDenoiser:
         embeds_BWE = decoder.embed_tokens(take(ids_BS, columns))
         if self.is_fast:
             return self._fast(embeds_BWE, geometry, columns, where_Q, store, **fast)
-        # what the rows run apart is known to a trace only where there is one row
+        # columns that differ between rows are never watched: a trace reads columns that all rows share
         shared = columns[0] if isinstance(columns, Tensor) and columns.ndim == 2 else columns
         with running(ids_BS, shared):
             states_BWE = decoder(
