@@ -237,13 +237,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             )
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 
-    def denoiser(self, attention_mask: Tensor | None = None) -> ModelDenoiser:
+    def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> ModelDenoiser:
         """This model as a function from (ids, wanted positions) to logits, for canvases with this padding.
 
-        Its ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after
-        the weights change: what does not depend on the text is computed once.
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may stand for it. Its
+        ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after the
+        weights change: what does not depend on the text is computed once.
         """
-        return ModelDenoiser(self, attention_mask)
+        return ModelDenoiser(self, attention_mask, plain=plain)
 
 
 AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)

@@ -15,7 +15,7 @@ from sinklab.sampling.caches import Cache
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.loop import Step
-from sinklab.sampling.rules import Rule
+from sinklab.sampling.rules import UnmaskingRule
 from sinklab.sampling.schedules import Schedule
 from sinklab.sampling.settings import DecodingSettings
 
@@ -41,7 +41,7 @@ class GenerateByDenoising:
         attention_mask: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         max_new_tokens: int | None = None,
-        rule: Rule | str | None = None,
+        rule: UnmaskingRule | str | None = None,
         schedule: Schedule | str | None = None,
         cache: Cache | str | None = None,
         settings: DecodingSettings | None = None,

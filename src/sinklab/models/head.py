@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from sinklab.fast import liger as liger_module
 from sinklab.models.loss import chunked_cross_entropy
+from sinklab.registry import fast_losses, fast_path
 
 
 class Head(nn.Linear):
@@ -46,8 +46,10 @@ class Head(nn.Linear):
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)
-            if liger_module.chosen(liger, states_MD.device):
-                return liger_module.cross_entropy(states_MD, self.weight, labels_M, weights_M)
+            if fused := fast_path(fast_losses, liger, states_MD.device):
+                return fused(states_MD, self.weight, labels_M, weights_M)
+            if liger:
+                raise ValueError("Liger's loss is asked for, but no fast loss is installed; leave liger out")
             return chunked_cross_entropy(states_MD, self.weight, labels_M, weights_M, chunk=chunk)
         logits_MR = super().forward(states_MD)
         if self.vocab_size == self.out_features:
