@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.context import is_watched, unobserved
+from sinklab.compat import forward_hooks
 from sinklab.errors import one_of
 
 
@@ -213,6 +214,6 @@ def takes_part(model: Any) -> bool:
 def _is_attached(decoder: Any) -> bool:
     """Whether every output projection still has its hook; one that adapters were wrapped around has not."""
     return all(
-        any(isinstance(getattr(hook, "__self__", None), Isolation) for hook in projection._forward_pre_hooks.values())
+        any(isinstance(getattr(hook, "__self__", None), Isolation) for hook in forward_hooks(projection)[0].values())
         for projection in (layer.self_attn.o_proj for layer in decoder.layers)
     )
