@@ -22,7 +22,7 @@ class KeySink(Sink):
         return (config.backbone.num_hidden_layers, config.sink_count, config.kv_heads, config.head_dim)
 
     def prefix(self, model, length, lengths_B=None):
-        return per_layer(model.model, model.sink_keys, torch.zeros_like(model.sink_keys))
+        return per_layer(model.sink_keys, torch.zeros_like(model.sink_keys))
 
 
 if __name__ == "__main__":

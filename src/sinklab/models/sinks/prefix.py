@@ -40,9 +40,9 @@ class SinkPrefix:
 
     def update(self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Put the sinks in front of this layer's keys and values (the method that an attention calls on its cache)."""
-        batch = k_BGSD.shape[0]
-        sink_k = self.keys[layer_idx].to(k_BGSD.dtype).expand(batch, -1, -1, -1)
-        sink_v = self.values[layer_idx].to(v_BGSD.dtype).expand(batch, -1, -1, -1)
+        # of the layer's type, and on its device, which may be another than the parameters'
+        sink_k = self.keys[layer_idx].to(k_BGSD).expand(len(k_BGSD), -1, -1, -1)
+        sink_v = self.values[layer_idx].to(v_BGSD).expand(len(v_BGSD), -1, -1, -1)
         return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
 
 
@@ -101,19 +101,15 @@ def run_alone(
     return SinkPrefix(tuple(map(rowwise, recorder.keys)), tuple(map(rowwise, recorder.values)))
 
 
-def per_layer(decoder: Any, keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
-    """Given keys and values as a prefix: one row, each layer's part on that layer's device. Gradients flow through it.
+def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
+    """Given keys and values of each layer as a prefix of one row. Gradients flow through it.
 
     Keys are not rotated, so that they mean the same at every distance.
     """
-    devices = [layer.input_layernorm.weight.device for layer in decoder.layers]
-
-    def placed(states_LNGD: Tensor) -> tuple[Tensor, ...]:
-        rows = (states_NGD.transpose(0, 1)[None] for states_NGD in states_LNGD.unbind())
-        # the weights of an offloaded layer are on no device until it runs
-        return tuple(row if at.type == "meta" else row.to(at) for row, at in zip(rows, devices, strict=True))
-
-    return SinkPrefix(placed(keys_LNGD), placed(values_LNGD))
+    keys, values = (
+        tuple(row_NGD.transpose(0, 1)[None] for row_NGD in states_LNGD) for states_LNGD in (keys_LNGD, values_LNGD)
+    )
+    return SinkPrefix(keys, values)
 
 
 FORMS = ("auto", "prefix", "sequence")
