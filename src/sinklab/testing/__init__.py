@@ -2,4 +2,10 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, families="check_family", rules="check_rule")
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    decoding="check_cache check_unmasking_rule",
+    families="check_family",
+    rules="check_rule",
+    sinks="check_sink",
+)
