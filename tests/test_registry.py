@@ -280,9 +280,9 @@ class Settings(errors.Checked):
 def test_settings_are_checked_in_one_place() -> None:
     assert Settings(kinds="b") == Settings(kinds=["b"]) == Settings(kinds=("b",))  # type: ignore[arg-type]
     for given, message in (
-        ({"count": 0}, "count must be at least 1, got 0"),
-        ({"count": 10}, "count must be at most 9, got 10"),
-        ({"rate": 0.0}, "rate must be above 0, got 0.0"),
+        ({"count": 0}, "count must be at least 1 and at most 9, but is 0"),
+        ({"count": 10}, "count must be at least 1 and at most 9, but is 10"),
+        ({"rate": 0.0}, "rate must be above 0, but is 0.0"),
         ({"kinds": ("a", "c")}, "kinds must be one of a, b, but is 'c'"),
         ({"kinds": ()}, "kinds must not be empty"),
     ):

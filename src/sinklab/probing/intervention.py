@@ -10,15 +10,26 @@ from torch import nn
 
 from sinklab.attention.context import decoding_run
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.editing import count_layers
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
 class Intervention(Protocol):
-    """A frozen dataclass that says what to change; `handler` makes the listener that does it."""
+    """A frozen dataclass that says what to change in attention calls; `handler` makes the listener that does it.
+
+    `sinklab.probing.KeyIntervention` (keys are taken away) and `LayerIntervention` (any change of a call) are bases.
+    """
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
+
+
+def count_layers(model: nn.Module) -> int | None:
+    """The number of layers the model's config names; None where it names none."""
+    for module in model.modules():
+        number = getattr(getattr(module, "config", None), "num_hidden_layers", None)
+        if isinstance(number, int):
+            return number
+    return None
 
 
 class _Counter(Listener):

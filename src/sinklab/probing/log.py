@@ -63,11 +63,11 @@ class InterventionLog:
     prefix: int | None = None
     """Sink columns in front of the keys, read off the first forward of the sequence."""
     measure: bool = True
-    """Whether editors measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
+    """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
     """Module paths of the attention calls seen so far, each with its number in the order of execution."""
     layer_count: int | None = field(default=None, repr=False)
-    """Number of attention calls of a forward; None before anybody knows."""
+    """Number of attention calls of a forward; None before it is known."""
     labels: list[str] = field(default_factory=list, repr=False)
     on_reset: list[Callable[[], None]] = field(default_factory=list, repr=False)
     on_start: list[Callable[[], None]] = field(default_factory=list, repr=False)
@@ -165,25 +165,21 @@ class InterventionLog:
             table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
-    def add(self, removal: RemovalRecord) -> None:
-        """Used by editors: what they took away in the forward that just ended."""
-        self.removals.append(removal)
-
     def named(self, name: str) -> str:
-        """Used by editors: the label of one more edit of this name."""
+        """Used by handlers: the label of one more edit of this name."""
         count = sum(label.split("#")[0] == name for label in self.labels) + 1
         self.labels.append(name if count == 1 else f"{name}#{count}")
         return self.labels[-1]
 
     def note_layer(self, layer: str) -> int:
-        """Used by editors: the number of a layer in the order of execution."""
+        """Used by handlers: the number of a layer in the order of execution."""
         return self.layers.setdefault(layer, len(self.layers))
 
     def note_prefix(self, call: AttentionCall) -> int:
-        """Used by editors: the number of sink columns, the keys that are no columns of the canvas.
+        """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
 
         Read off the canvas that runs where the model says so, else off the first call of the sequence, which
-        should be a full one: keys that somebody sees less the queries that are not padding.
+        should be a full one: keys that are seen, less the queries that are not padding.
         """
         if self.prefix is None:
             self.prefix = call.visibility.prefix

@@ -47,6 +47,30 @@ def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int,
     return numbers
 
 
+def layer_names(given: Any) -> tuple[int | str, ...] | None:
+    """`layers` of an edit as a tuple; None means all. Raises ValueError for what is neither number nor path."""
+    if given is None:
+        return None
+    found = [one if isinstance(one, str) else whole(one) for one in several(given)]
+    layers = tuple(one for one in found if one is not None)
+    if not layers or len(layers) < len(found):
+        raise ValueError(
+            f"layers are numbers in the order of execution (-1 is the last) or module paths, got {given!r}: write a "
+            'tuple such as (0, -1) or ("layers.3",); None means all'
+        )
+    return layers
+
+
+def head_numbers(given: Any) -> tuple[int, ...] | None:
+    """`heads` of an edit as a tuple; None means all. Raises ValueError for what is no number, and for no head."""
+    if given is None:
+        return None
+    heads = whole_numbers("heads", given, least=None)
+    if not heads:
+        raise ValueError("heads names at least one query head, got none: None means all")
+    return tuple(dict.fromkeys(heads))
+
+
 @dataclass
 class RecordingScope:
     """What was chosen. Layers are known by name and number once the first forward has shown them."""

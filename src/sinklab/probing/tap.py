@@ -1,4 +1,4 @@
-"""The tap: sees every attention call of one model, lets editors rewrite it, then shows it to observers."""
+"""The tap: sees every attention call of one model, lets interventions rewrite it, then shows it to observers."""
 
 from __future__ import annotations
 
