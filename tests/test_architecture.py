@@ -53,10 +53,9 @@ OWED = {
     ("studies.benchmarks.run", "trace"),
     ("studies.contents.run", "trace"),
     ("studies.contents.settings", "trace"),
-    ("studies.curve.run", "trace"),
 }
 OWED_SPLINTERS = {"sinklab.cli.probing", "sinklab.fast.onednn", "sinklab.fast.liger", "sinklab.reports.build"}
-SHARED_BY_STUDIES = {"base", "request_cache"}
+SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_300, 23_900, 400, 60
 FUNCTION_LINES, PARAMETERS = 78, 13

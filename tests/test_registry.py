@@ -282,7 +282,7 @@ def test_settings_are_checked_in_one_place() -> None:
     for given, message in (
         ({"count": 0}, "count must be at least 1 and at most 9, but is 0"),
         ({"count": 10}, "count must be at least 1 and at most 9, but is 10"),
-        ({"rate": 0.0}, "rate must be above 0, but is 0.0"),
+        ({"rate": 0.0}, "rate must be more than 0 or left out, but is 0.0"),
         ({"kinds": ("a", "c")}, "kinds must be one of a, b, but is 'c'"),
         ({"kinds": ()}, "kinds must not be empty"),
     ):

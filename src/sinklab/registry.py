@@ -269,7 +269,7 @@ schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
 families = Registry("checkpoint family", "sinklab.checkpoints.families")
 figures = Registry("figure", "sinklab.reports.figures")
-studies = Registry("study", "sinklab.studies.trace.run")
+studies = Registry("study", "sinklab.studies.curve.study")
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -16,13 +16,13 @@ from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
 from sinklab.records import open_run
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import encode
-from sinklab.studies.base import Meter, Progress
 from sinklab.studies.battery import run as battery
 from sinklab.studies.battery import run as battery_answers
 from sinklab.studies.battery import settings as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer, score_battery
 from sinklab.studies.battery.settings import BatterySettings, Condition
 from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
+from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import follow
 from tiny_diffusion import tiny_loaded

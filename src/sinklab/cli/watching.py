@@ -12,7 +12,7 @@ import tyro
 
 from sinklab.cli.progress import working
 from sinklab.cli.writing import Reading
-from sinklab.studies.base import refuse_taken
+from sinklab.studies.processes import refuse_taken
 from sinklab.studies.trace.settings import PROMPTS, StudySettings
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _by_last_row(spec: str) -> str:
 
 
 def _first(lines: list[str]) -> list[str]:
-    from sinklab.studies.base import Processes
+    from sinklab.studies.processes import Processes
 
     return lines if Processes.here().is_first else []
 

@@ -25,9 +25,9 @@ from sinklab.registry import interventions
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Asked, ContinuingRows, DenoisingRows
-from sinklab.studies.base import Processes, Progress, as_progress
 from sinklab.studies.battery.settings import BatterySettings, Condition, hidden_edit
 from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
+from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import request_number
 from sinklab.studies.trace.run import describe
 

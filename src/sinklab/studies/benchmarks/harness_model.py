@@ -18,10 +18,10 @@ from sinklab.registry import interventions
 from sinklab.scoring.decoding import DENOISING_ONLY, check_cache
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.writing import Asked, is_lonely, write_batch
-from sinklab.studies.base import Processes, Progress, as_progress
 from sinklab.studies.benchmarks import requests as scored_requests
 from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
 from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
+from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import RequestCache, request_number
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")

@@ -19,8 +19,8 @@ from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.sink_facts import STATES, SinkFacts
-from sinklab.studies.base import Progress
 from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import RequestCache, request_key, request_number
 
 DEFAULT_TOKENS = 256

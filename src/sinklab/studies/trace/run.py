@@ -21,7 +21,7 @@ from sinklab.registry import interventions
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode
-from sinklab.studies.base import Meter, Processes, Progress, as_progress, rank_folders
+from sinklab.studies.processes import Meter, Processes, Progress, as_progress, rank_folders
 from sinklab.studies.trace.recording import Selection
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import sample_seed, seeded, write_sample

@@ -20,7 +20,7 @@ from sinklab.probing.statistics import STATES
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.decoding import Moment, Task
-from sinklab.studies.base import Meter
+from sinklab.studies.processes import Meter
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of, dims_of_maps
 
 EPSILON = 3.0
