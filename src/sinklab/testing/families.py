@@ -1,4 +1,4 @@
-"""Conformance suites: what a registered class must keep, for those of the package and for one's own."""
+"""The conformance suite of checkpoint families."""
 
 from __future__ import annotations
 

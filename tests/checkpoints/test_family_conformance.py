@@ -15,7 +15,7 @@ from sinklab.registry import Registry, families, interventions, load_plugin, sta
 from sinklab.testing import check_family, check_intervention, check_statistic
 from tiny_diffusion import save_tiny, tiny_model
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 FAMILIES = {
