@@ -5,12 +5,17 @@ when one of them is upgraded.
 import dataclasses
 from typing import Any
 
-from torch import _C
+from torch import _C, nn
 
 
 def is_replayed() -> bool:
     """Whether this thread is inside a backward pass, where gradient checkpointing runs layers a second time."""
     return _C._current_graph_task_id() != -1
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling this module runs code of torch.compile, which hides its attention calls from hooks and modes."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def choose_attention(config: Any, name: str) -> None:

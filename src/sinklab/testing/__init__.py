@@ -2,4 +2,11 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, families="check_family", rules="check_rule")
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    families="check_family",
+    interventions="check_intervention",
+    rules="check_rule",
+    statistics="check_statistic",
+    values="check_text_and_json",
+)
