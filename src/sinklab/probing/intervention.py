@@ -37,7 +37,7 @@ class _Counter(Listener):
 
     def __init__(self, log: InterventionLog) -> None:
         self.log = log
-        self.seen = False
+        self.seen = self.settled = False
         self.run: object | None = None
 
     def begin(self) -> None:
@@ -60,8 +60,10 @@ class _Counter(Listener):
         else:
             log.forwards += 1
         log.layer_count = len(log.layers)
-        while log.on_first:
-            log.on_first.pop()()
+        if not self.settled:
+            self.settled = True
+            for handler in log.handlers:
+                handler.settle()
 
 
 @contextmanager
@@ -109,7 +111,7 @@ def intervene(
         tap.flush()
     if tap.forwards > seen_before and not counter.seen:
         raise ValueError(no_call_message(model, tap.forwards - seen_before))
-    for check in log.on_end:
-        check()
+    for handler in log.handlers:
+        handler.end()
     if log.idle and not allow_idle:
         raise ValueError(next(iter(log.idle.values())))

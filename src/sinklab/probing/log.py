@@ -3,7 +3,7 @@
 # B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,12 +69,8 @@ class InterventionLog:
     layer_count: int | None = field(default=None, repr=False)
     """Number of attention calls of a forward; None before it is known."""
     labels: list[str] = field(default_factory=list, repr=False)
-    on_reset: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    on_start: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    on_first: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    """Called once, after the first whole forward."""
-    on_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    """Called when the block ends without an error."""
+    handlers: list[Any] = field(default_factory=list, repr=False)
+    """What carries the interventions out, in the order they were given."""
     is_probing: bool = False
     _tap: Tap | None = field(default=None, repr=False)
 
@@ -86,8 +82,8 @@ class InterventionLog:
         if self._tap is not None:
             self._tap.flush()
         self.prefix = None
-        for forget in self.on_reset:
-            forget()
+        for handler in self.handlers:
+            handler.reset()
 
     def start(self) -> None:
         """Used by the tap: the forward that begins now is the first of a denoising run.
@@ -95,8 +91,8 @@ class InterventionLog:
         As `reset`, but what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
         """
         self.prefix = None
-        for forget in self.on_start:
-            forget()
+        for handler in self.handlers:
+            handler.start()
 
     @contextmanager
     def probing(self) -> Iterator[None]:

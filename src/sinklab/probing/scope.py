@@ -79,6 +79,8 @@ class RecordingScope:
     heads: tuple[int, ...] | None = None
     steps: Container[int] | None = None
     maps: tuple[MapKey, ...] = ()
+    total: int | None = None
+    """Number of attention layers, where it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
     """Paths of all attention layers in the order they ran in the first forward; empty before it ended."""
 
@@ -126,7 +128,7 @@ class RecordingScope:
         if wanted >= 0:
             return index == wanted
         # Counted from an end that is not known before the first forward got there: until then, any may be meant.
-        return not self.known or index == wanted + len(self.known)
+        return self.total is None or index == wanted + self.total
 
     def heads_of(self, layer: str, total: int) -> list[int] | None:
         """The query heads to record in a layer with so many; None for all. Raises ValueError for one that is not."""
@@ -151,6 +153,7 @@ class RecordingScope:
         if self.known:
             return
         total = len(paths)
+        self.total = total if self.total is None else self.total
         for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
                 if not any(_matches(path, wanted) for path in paths):

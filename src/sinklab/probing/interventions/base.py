@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,37 +59,6 @@ class LayerIntervention:
         return InterventionHandler(self, log, forwards_per_step)
 
 
-class InterventionScope:
-    """The layers and heads of one intervention, held to the model as it runs."""
-
-    def __init__(self, label: str, layers: tuple[int | str, ...] | None, heads: tuple[int, ...] | None) -> None:
-        self.label = label
-        self.given = self.scope = RecordingScope.of(layers, heads)
-
-    def covers(self, layer: str, log: InterventionLog) -> bool:
-        """Whether it applies to this layer. Raises ValueError for a negative number before layers can be counted."""
-        if self.scope is self.given and any(isinstance(one, int) and one < 0 for one in self.given.layers or ()):
-            self.scope = replace(self.given, layers=tuple(self._counted(one, log) for one in self.given.layers or ()))
-        return self.scope.has_layer(log.layers[layer], layer)
-
-    def _counted(self, layer: int | str, log: InterventionLog) -> int | str:
-        if isinstance(layer, str) or layer >= 0:
-            return layer
-        if log.layer_count is None:
-            raise ValueError(
-                f"{self.label}: layer {layer} counts from the last, but how many there are is known only after a "
-                "forward (the model has no config.num_hidden_layers): count from the first, or give module paths"
-            )
-        # One that lies before the first stays negative, and is refused after the first forward.
-        return layer + log.layer_count
-
-    def heads_of(self, call: AttentionCall) -> list[int]:
-        """The query heads to edit, rising. Raises ValueError for one that is not there."""
-        total = call.query_BHQD.shape[1]
-        chosen = self.scope.heads_of(call.layer, total)
-        return list(range(total)) if chosen is None else sorted(set(chosen))
-
-
 @dataclass(frozen=True)
 class Effect:
     """What was taken away in one layer, over the heads that are edited; NaN where it was not measured."""
@@ -114,11 +83,8 @@ class InterventionHandler(Listener):
         self.options, self.log, self.period = options, log, forwards_per_step
         self.given = options if logged_as is None else logged_as
         self.label = log.named(interventions.name_of(self.given))
-        self.scope = InterventionScope(self.label, getattr(options, "layers", None), getattr(options, "heads", None))
-        log.on_first.append(lambda: self.scope.given.settle(list(log.layers)))
-        log.on_reset.append(self.reset)
-        log.on_start.append(self.start)
-        log.on_end.append(self._note_idle)
+        self.scope = RecordingScope.of(getattr(options, "layers", None), getattr(options, "heads", None))
+        log.handlers.append(self)
         self.acted = False
         self.reset()
 
@@ -130,7 +96,12 @@ class InterventionHandler(Listener):
         self.discard()
 
     def start(self) -> None:
+        """A denoising run begins."""
         self.reset()
+
+    def settle(self) -> None:
+        """The first forward has shown all layers. Raises ValueError for a chosen one that is not among them."""
+        self.scope.settle(list(self.log.layers))
 
     def discard(self) -> None:
         self.effects: dict[str, Effect] = {}
@@ -143,7 +114,7 @@ class InterventionHandler(Listener):
         self.is_open = True
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        if self.log.is_probing or not self.scope.covers(call.layer, self.log):
+        if self.log.is_probing or not self.covers(call.layer):
             return call
         edited, effect = self.apply(call)
         # Layers replayed by a backward pass come after the end of their forward, and are in the log already.
@@ -151,9 +122,27 @@ class InterventionHandler(Listener):
             self.effects[call.layer] = effect
         return edited
 
+    def covers(self, layer: str) -> bool:
+        """Whether this layer is edited. Raises ValueError for a negative number before layers can be counted."""
+        scope, log = self.scope, self.log
+        scope.total = log.layer_count if scope.total is None else scope.total
+        behind = [one for one in scope.layers or () if isinstance(one, int) and one < 0]
+        if behind and scope.total is None:
+            raise ValueError(
+                f"{self.label}: layer {behind[0]} counts from the last, but how many there are is known only after a "
+                "forward (the model has no config.num_hidden_layers): count from the first, or give module paths"
+            )
+        return scope.has_layer(log.layers[layer], layer)
+
+    def heads_of(self, call: AttentionCall) -> list[int]:
+        """The query heads to edit, rising. Raises ValueError for one that is not there."""
+        total = call.query_BHQD.shape[1]
+        chosen = self.scope.heads_of(call.layer, total)
+        return list(range(total)) if chosen is None else sorted(set(chosen))
+
     def site_of(self, call: AttentionCall) -> CallSite:
         """Where and when this call is edited."""
-        return CallSite(self.scope.heads_of(call), self.log.note_prefix(call), self.step)
+        return CallSite(self.heads_of(call), self.log.note_prefix(call), self.step)
 
     def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""
@@ -188,7 +177,8 @@ class InterventionHandler(Listener):
         """Why no forward was one to act in, and what to do about it."""
         return "its layers made no attention call outside log.probing()", "run the model there as well"
 
-    def _note_idle(self) -> None:
+    def end(self) -> None:
+        """The block ends without an error: note an intervention that had no opportunity to act."""
         log = self.log
         if self.acted or not log.forwards + log.probed:
             return

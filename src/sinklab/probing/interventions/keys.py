@@ -218,7 +218,7 @@ class KeyHandler(InterventionHandler):
         known_BHS = self.gone_before(call)
         if known_BHS is None:
             return selected
-        heads = self.scope.heads_of(call)
+        heads = self.heads_of(call)
         if selected is None:
             known_BHM = as_columns(known_BHS[:, heads])
             return Selection(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
@@ -227,7 +227,7 @@ class KeyHandler(InterventionHandler):
         return replace(selected, gone_BHS=known_BHS | selected.gone_BHS, columns_BHM=columns_BHM)
 
     def _effect(self, selected: Selection, call: AttentionCall, edited: AttentionCall, spared_BH: Tensor) -> Effect:
-        heads = self.scope.heads_of(call)
+        heads = self.heads_of(call)
         gone_BHS = selected.gone_BHS[:, heads]
         realised_BH = left_BH = torch.full_like(selected.mass_BH, math.nan)
         if self.log.measure:
@@ -291,7 +291,7 @@ class SelectionHandler(KeyHandler):
     def observe(self, call: AttentionCall) -> None:
         source = self.options.source
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
-        if not (chooses and self.scope.covers(call.layer, self.log)):
+        if not (chooses and self.covers(call.layer)):
             return
         keys = self._scores(call)
         if self.waits:
@@ -321,7 +321,7 @@ class SelectionHandler(KeyHandler):
 
     def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
         """`held_BHS`: keys that are gone already, of all heads."""
-        heads, every = self.scope.heads_of(call), call.query_BHQD.shape[1]
+        heads, every = self.heads_of(call), call.query_BHQD.shape[1]
         held_BHS = None if held_BHS is None else held_BHS[:, heads]
         columns_BHM, mass_BH = choose(self.options, replace(keys, gone_BHS=held_BHS))
         if held_BHS is not None and self.options.source == "carried":

@@ -95,14 +95,13 @@ class _PositionHandler(KeyHandler):
     options: MaskPositions
 
     def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
-        self.first, self.end = options.steps or (0, None)
+        first, self.stop = options.steps or (0, None)
+        self.first = first or 0
         self.longest = 0
-        log.on_end.append(self._refuse_missing)
         super().__init__(options, log, forwards_per_step, edit)
 
     def selection(self, call: AttentionCall) -> Selection | None:
-        first = self.first or 0
-        if self.step < first or (self.end is not None and self.step >= self.end):
+        if self.step < self.first or (self.stop is not None and self.step >= self.stop):
             return None
         prefix = self.log.note_prefix(call)
         length = call.key_BKSD.shape[2] - prefix
@@ -115,7 +114,7 @@ class _PositionHandler(KeyHandler):
         gone_S[there] = True
         # Padding is never attended, and counts as nothing taken.
         gone_B1S = (gone_S & (call.visibility.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
-        heads = self.scope.heads_of(call)
+        heads = self.heads_of(call)
         gone_BHS = gone_B1S.expand(-1, every, -1)
         if len(heads) < every:
             edited_H = torch.zeros(every, dtype=torch.bool, device=gone_B1S.device)
@@ -123,6 +122,10 @@ class _PositionHandler(KeyHandler):
             gone_BHS = gone_BHS & edited_H[:, None]
         columns_BHM = as_columns(gone_B1S).expand(-1, len(heads), -1)
         return Selection(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
+
+    def end(self) -> None:
+        self._refuse_missing()
+        super().end()
 
     def why_idle(self) -> tuple[str, str]:
         if not self.first:

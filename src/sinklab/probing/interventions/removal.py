@@ -93,10 +93,7 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
 
     What remains of a softmax row is exp(lse' - lse), the ratio of the denominators.
     """
-    lse_BHQ, less_BHQ = (
-        row_logsumexp(call.query_BHQD, call.key_BKSD, mask=call.mask, is_causal=call.is_causal, scale=call.scale)
-        for call in (before, after)
-    )
+    lse_BHQ, less_BHQ = (row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after))
     lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
     real_BQ = before.visibility.real_BQ
     lost_BHQ = lost_BHQ if real_BQ is None else lost_BHQ * real_BQ.unsqueeze(1)
