@@ -271,6 +271,6 @@ def test_without_lm_eval_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown task 'gsm9k'; did you mean gsm8k\?"):
+    with pytest.raises(ValueError, match=r"unknown task 'gsm9k'; did you mean 'gsm8k'\?"):
         evaluate(replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)), "no such model", tmp_path / "run")
     assert not (tmp_path / "run").exists()
