@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.checkpoints.loading import Loaded
+from sinklab.errors import one_of
 from sinklab.records.reading import open_run
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.base import Processes, Progress, as_progress
@@ -43,10 +43,7 @@ class Plan:
         if self.ks[0] < 0:
             raise ValueError(f"ks are numbers of masked sinks, at least 0, got {self.ks[0]}; leave it out")
         for control in self.controls:
-            if control not in CONTROLS:
-                near = difflib.get_close_matches(control, CONTROLS, n=1)
-                hint = f"did you mean {near[0]}?" if near else "choose among them"
-                raise ValueError(f"controls are {', '.join(CONTROLS)}, got {control!r}; {hint}")
+            one_of("each of the controls", control, CONTROLS)
         if not self.controls:
             raise ValueError("the table needs at least one of the controls, such as sinks; got none")
 
