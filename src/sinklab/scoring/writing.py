@@ -181,6 +181,8 @@ class Writer:
         self.pad_B = (~real_BS).sum(1)
         """Padding columns to the left of each row."""
         self.over_B = torch.zeros(len(real_BS), dtype=torch.bool)
+        self.evaluations = 0
+        """Of the model so far, clean passes apart."""
         self._clean = log if needs_clean_pass(texts.edits) else None
 
     def steps(self, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Iterator[WritingStep]:
@@ -190,13 +192,12 @@ class Writer:
             watch: index of a step -> a context that its evaluation runs in, such as a trace; what it gives becomes
                 `WritingStep.seen`. It is called where a step follows, and not behind the last one.
         """
-        index = 0
-        while not bool(self.over_B.all()) and self._is_open(index):
-            with nullcontext() if watch is None else watch(index) as seen:
-                step = self._step(index)
+        while not bool(self.over_B.all()) and self._is_open(self.evaluations):
+            with nullcontext() if watch is None else watch(self.evaluations) as seen:
+                step = self._step(self.evaluations)
             step.seen = seen
+            self.evaluations += 1
             yield step
-            index += 1
 
     def row(self, row: int) -> list[int]:
         """The tokens that a row has now, up to the first mask."""

@@ -181,6 +181,18 @@ class SinklabLM(TemplateLM):
 
     # -- requests
 
+    def counted(self, doing: str, things: str, total: int, done: int) -> Callable[[int], None]:
+        """Begin to tell how far a stage is; to be called with the number of things that were done."""
+        self.teller.stage(f"{doing} {total} {things}" + (f", {done} of them there already" if done else ""))
+        self.teller.count(done, total)
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            self.teller.count(done, total)
+
+        return count
+
     def tell(self, document: tuple[str, int], number: int, answer: dict[str, Any]) -> None:
         """Keep the answer to a document's request of this number for the tables."""
         self.told[(*document, number)] = answer
@@ -195,12 +207,10 @@ class SinklabLM(TemplateLM):
         todo = [job for job in jobs if self.cache.get(job.key) is None]
         names = {job.key for job in jobs}
         done = len(names) - len({job.key for job in todo})
-        self.teller.stage(f"writing {len(names)} answers" + (f", {done} of them there already" if done else ""))
-        self.teller.count(done, len(names))
+        counted = self.counted("writing", "answers", len(names), done)
         for batch in batches(todo, lambda job: 1 if self._needs_own_batch(job.settings) else self.settings.batch):
             self.cache.add(self._written(batch))
-            done += len(batch)
-            self.teller.count(done, len(names))
+            counted(len(batch))
         answers = [self.cache.get(job.key) or {} for job in jobs]
         for job, answer in zip(jobs, answers, strict=True):
             self.tell((job.task, job.document), 0, answer)

@@ -223,8 +223,7 @@ def _ask(model: Scoring, asked: Sequence[_Asked]) -> None:
     names = {each.key: each for each in asked}
     todo = [each for key, each in names.items() if model.cache.get(key) is None]
     done = len(names) - len(todo)
-    model.teller.stage(f"scoring {len(names)} continuations" + (f", {done} of them there already" if done else ""))
-    model.teller.count(done, len(names))
+    counted = model.counted("scoring", "continuations", len(names), done)
     todo.sort(key=lambda each: -len(each.context) - len(each.continuation))
     for greedy in (False, True):
         plain = [each for each in todo if each.greedy == greedy and not each.watched]
@@ -232,8 +231,7 @@ def _ask(model: Scoring, asked: Sequence[_Asked]) -> None:
         parts = [plain[start : start + together] for start in range(0, len(plain), together)]
         for part in [*parts, *([each] for each in todo if each.greedy == greedy and each.watched)]:
             model.cache.add(_scores(model, part, greedy=greedy))
-            done += len(part)
-            model.teller.count(done, len(names))
+            counted(len(part))
 
 
 def _scores(model: Scoring, asked: Sequence[_Asked], *, greedy: bool) -> dict[str, dict[str, Any]]:

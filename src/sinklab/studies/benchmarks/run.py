@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.records.writing import RunWriter
 from sinklab.studies.base import Processes, Progress, as_progress, refuse_taken
-from sinklab.studies.benchmarks import offline, tables, two_stage_run
-from sinklab.studies.benchmarks import two_stage_run as two_stage_scores
+from sinklab.studies.benchmarks import offline, tables, two_stage
 from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings
 from sinklab.studies.request_cache import RequestCache, request_key
 from sinklab.studies.trace.run import describe
@@ -182,13 +181,13 @@ class _Work:
         wanted = list(objects or [name for name in settings.tasks if name != TWO_STAGE])
         documents: list[dict[str, Any]] = []
         if objects is None and TWO_STAGE in settings.tasks:
-            documents = two_stage_scores.two_stage_documents(settings.data, settings.limit)
+            documents = two_stage.two_stage_documents(settings.data, settings.limit)
         return cls(_tasks(settings, wanted) if wanted else None, documents)
 
     def score(self, model: SinklabLM, run: RunWriter | None) -> None:
         """Ask for everything; the first process, which has the run, writes the tables."""
         if self.documents:
-            two_stage_run.answer_all(model, self.documents)
+            two_stage.answer_all(model, self.documents)
         results = None if self.tasks is None else _scored(model, self.tasks)
         told = model.gather_object(model.told)
         if run is None:
@@ -196,7 +195,7 @@ class _Work:
         answers = {key: answer for part in told or () for key, answer in part.items()}
         scores, samples = tables.rows_of(results, answers) if results else ([], [])
         if self.documents:
-            more = two_stage_run.rows(self.documents, answers, published=model.settings.published)
+            more = two_stage.rows(self.documents, answers, published=model.settings.published)
             scores, samples = [*scores, *more[0]], [*samples, *more[1]]
         tables.write(run, scores, samples, answers)
         if results is not None:
