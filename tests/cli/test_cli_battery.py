@@ -81,7 +81,7 @@ def test_the_command_line_reaches_every_setting(
 def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="battery needs at least one model"):
         battery((), tmp_path)
-    with pytest.raises(ValueError, match="did you mean copying"):
+    with pytest.raises(ValueError, match="did you mean 'copying'"):
         battery(models, tmp_path / "out", settings=Battery(skills=("copyng",)))
     with pytest.raises(ValueError, match="no model can be loaded from 'tny'"):
         battery(("tny",), tmp_path / "out")

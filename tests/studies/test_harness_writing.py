@@ -17,9 +17,9 @@ from sinklab.scoring.prompts import Prompt
 from sinklab.scoring.task import Task
 from sinklab.scoring.text_ends import ended, is_over
 from sinklab.scoring.writing import WritingRequest, seeded
-from sinklab.studies.base import Meter, Progress
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import follow
 from tiny_diffusion import tiny_loaded

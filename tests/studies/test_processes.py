@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sinklab.records import RunWriter, open_run
-from sinklab.studies.base import Processes, rank_folders
+from sinklab.studies.processes import Processes, rank_folders
 from sinklab.studies.trace.run import study
 from sinklab.studies.trace.settings import StudySettings
 from tiny_diffusion import TEXT, tiny_loaded

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.token_classes import Enrichment
+from sinklab.analysis.tokens import Enrichment
 from sinklab.analysis.trends import MotionSummary
 from sinklab.reports.printed import number, percent, quoted, same, times_chance
 from sinklab.reports.study import ADDED, MASK, Study

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.intervention import Edit
+from sinklab.probing.intervention import Intervention
 from sinklab.scoring.requests import (
     Ids,
     Plan,
@@ -37,7 +37,7 @@ def score(
     settings: LikelihoodSettings | None = None,
     *,
     groups: Sequence[int] | None = None,
-    edits: Sequence[Edit] = (),
+    edits: Sequence[Intervention] = (),
     greedy: bool = False,
     progress: Callable[[], object] | None = None,
 ) -> list[Scored]:
@@ -101,7 +101,7 @@ def rolling(
     ids: Ids,
     settings: LikelihoodSettings | None = None,
     *,
-    edits: Sequence[Edit] = (),
+    edits: Sequence[Intervention] = (),
     progress: Callable[[], object] | None = None,
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
@@ -125,7 +125,7 @@ def rolling(
 
 
 def exact(
-    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Edit] = ()
+    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Intervention] = ()
 ) -> float:
     """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the continuation.
 
