@@ -15,6 +15,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.records.writing import RunWriter
@@ -40,21 +41,14 @@ def quiet() -> Iterator[None]:
 
     metrics_module: Any = lm_eval.api.metrics
     task_module: Any = lm_eval.api.task
-    bar, before = task_module.tqdm, os.environ.get("DISABLE_MULTIPROC")
-    # progress is told by our own bar; a pool of processes would copy the model's memory
-    task_module.tqdm = partial(bar, disable=True)
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    # resampling announces itself on standard output, where only results belong
-    metrics_module.print = lambda *words, **options: None
-    try:
+    # progress is told by our own bar; a pool of processes would copy the model's memory; resampling announces itself
+    # on standard output, where only results belong
+    with (
+        patch.object(task_module, "tqdm", partial(task_module.tqdm, disable=True)),
+        patch.dict(os.environ, DISABLE_MULTIPROC="1"),
+        patch.object(metrics_module, "print", lambda *words, **options: None, create=True),
+    ):
         yield
-    finally:
-        task_module.tqdm = bar
-        del metrics_module.print
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before
 
 
 def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
@@ -233,8 +227,7 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
 
 
 def _described(loaded: Loaded) -> dict[str, Any]:
-    about = describe(loaded)
-    return {name: value for name, value in about.items() if name not in ("recorded_layers", "recorded_heads")}
+    return {name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")}
 
 
 def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
