@@ -256,7 +256,7 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
 def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:
     said: list[str] = []
     run_toys(tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append)
-    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval lets nobody change them"
+    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"
 
 
 def test_without_lm_eval_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

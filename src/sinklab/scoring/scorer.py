@@ -174,7 +174,7 @@ class Scorer:
         self._copies = 2 if cfg_scale else 1
         self.rows = max(1, batch // self._copies)
         # kept, as it holds what is the same for every text of a shape
-        self._unpadded = self.model.denoiser() if self.denoises else None
+        self._unpadded: Any = self.model.denoiser() if self.denoises else None
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Fill the sums of the jobs; each comes back when its last row is done."""
@@ -280,8 +280,8 @@ class Scorer:
 
     def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         device = self.model.device
-        padded = None if bool(real_BS.all()) else self.model.denoiser(real_BS.long().to(device))
-        return (padded or self._unpadded)(ids_BS.to(device), wanted_BS.to(device))
+        denoiser = self._unpadded if bool(real_BS.all()) else self.model.denoiser(real_BS.long().to(device))
+        return denoiser(ids_BS.to(device), wanted_BS.to(device))
 
     def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         # the last token of each row is not read

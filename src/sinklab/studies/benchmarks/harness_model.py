@@ -52,7 +52,7 @@ class SinklabLM(TemplateLM):
             pretrained: a loaded model, or what `sinklab.load` takes.
             settings: what to do; else made from `given`.
             cache: of answers; one in memory when left out.
-            progress: told how far it is.
+            progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle, sink.
@@ -77,7 +77,7 @@ class SinklabLM(TemplateLM):
         self._check()
         self.cache = RequestCache(None, 0, "") if cache is None else cache
         self.processes = Processes.here()
-        self.teller = as_progress(progress)
+        self.progress = as_progress(progress)
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
 
@@ -185,13 +185,13 @@ class SinklabLM(TemplateLM):
 
     def counted(self, doing: str, things: str, total: int, done: int) -> Callable[[int], None]:
         """Begin to tell how far a stage is; to be called with the number of things that were done."""
-        self.teller.stage(f"{doing} {total} {things}" + (f", {done} of them there already" if done else ""))
-        self.teller.count(done, total)
+        self.progress.stage(f"{doing} {total} {things}" + (f", {done} of them there already" if done else ""))
+        self.progress.count(done, total)
 
         def count(more: int) -> None:
             nonlocal done
             done += more
-            self.teller.count(done, total)
+            self.progress.count(done, total)
 
         return count
 

@@ -14,7 +14,8 @@ KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
 """Numbers of masked sinks in the analysis paper's Table 1; 0 is its row «unmasked»."""
 TABLE1: dict[str, dict[str, list[list[float]]]] = _PRINTED["masked_sinks"]["cells"]
 """Task -> model -> by number of masked sinks the share of right answers and what is printed behind ±."""
-TABLE1_NOTE: str = _PRINTED["masked_sinks"]["note"]
+TABLE1_NOTES: list[str] = _PRINTED["masked_sinks"]["notes"]
+TITLES: dict[str, str] = _PRINTED["masked_sinks"]["titles"]
 _TASKS = {"humaneval_instruct": "humaneval", "gsm8k_cot": "gsm8k", "gsm8k_cot_zeroshot": "gsm8k"}
 
 

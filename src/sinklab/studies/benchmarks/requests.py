@@ -1,4 +1,4 @@
-"""Likelihood requests of lm-eval: which share their noise, which are watched, what is kept of each."""
+"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, what is kept of each."""
 
 # B rows of a forward, S positions
 from __future__ import annotations
@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +22,6 @@ from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.request_cache import request_key, request_number
-
-if TYPE_CHECKING:
-    from sinklab.studies.benchmarks.harness_model import SinklabLM
 
 DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -76,7 +73,7 @@ def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
     return dataclasses.replace(settings, temperature=float(asked["temperature"]), **cuts)
 
 
-def writing_jobs(model: SinklabLM, requests: Iterable[Any]) -> list[Job]:
+def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
     loaded, settings = model.loaded, model.settings
     context, seen = limit_of(loaded), Counter[str]()
@@ -120,7 +117,7 @@ def is_watched(settings: EvalSettings, document: int | None) -> bool:
     return settings.record_sinks is None or (document or 0) < settings.record_sinks
 
 
-def batches(model: SinklabLM, jobs: Iterable[Job]) -> Iterator[list[Job]]:
+def batches(model: Any, jobs: Iterable[Job]) -> Iterator[list[Job]]:
     """Jobs that can be written together, of like lengths, longest first; every name once."""
     groups: dict[Any, list[Job]] = {}
     for job in {job.key: job for job in jobs}.values():
@@ -157,7 +154,7 @@ def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     )
 
 
-def scored(model: SinklabLM, requests: Sequence[Any]) -> list[dict[str, Any]]:
+def scored(model: Any, requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers to (context, continuation) requests, in their order."""
     documents = [(request.task_name or "", request.doc_id or 0) for request in requests]
     different = [(document, request.idx) for document, request in zip(documents, requests, strict=True)]
@@ -177,7 +174,7 @@ def scored(model: SinklabLM, requests: Sequence[Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def _encoded(model: SinklabLM, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _encoded(model: Any, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if not context:
         # where a model cannot start from nothing, `score` puts its beginning of text
         return (), tuple(model.tok_encode(continuation, add_special_tokens=False))
@@ -188,7 +185,7 @@ def _encoded(model: SinklabLM, context: str, continuation: str) -> tuple[tuple[i
     return tuple(before), tuple(after)
 
 
-def _ask(model: SinklabLM, asked: Sequence[_Scoring]) -> None:
+def _ask(model: Any, asked: Sequence[_Scoring]) -> None:
     """Score what the cache does not hold, some at a time, so that an interruption costs little."""
     names = {each.key: each for each in asked}
     todo = [each for key, each in names.items() if model.cache.get(key) is None]
@@ -204,7 +201,7 @@ def _ask(model: SinklabLM, asked: Sequence[_Scoring]) -> None:
             counted(len(part))
 
 
-def _scores(model: SinklabLM, asked: Sequence[_Scoring], *, greedy: bool) -> dict[str, dict[str, Any]]:
+def _scores(model: Any, asked: Sequence[_Scoring], *, greedy: bool) -> dict[str, dict[str, Any]]:
     def run() -> list[Scored]:
         return score(
             model.loaded,
@@ -247,7 +244,7 @@ def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str
     return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
 
 
-def rolled(model: SinklabLM, requests: Sequence[Any]) -> list[dict[str, Any]]:
+def rolled(model: Any, requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers to requests for the likelihood of a whole text, in their order."""
     counted = model.counted("scoring", "texts", len(requests), 0)
     answers = []

@@ -41,7 +41,7 @@ def quiet() -> Iterator[None]:
 
     metrics_module: Any = lm_eval.api.metrics
     task_module: Any = lm_eval.api.task
-    # progress is told by our own bar; a pool of processes would copy the model's memory; resampling announces itself
+    # our own bar shows the progress; a pool of processes would copy the model's memory; resampling announces itself
     # on standard output, where only results belong
     with (
         patch.object(task_module, "tqdm", partial(task_module.tqdm, disable=True)),
@@ -117,15 +117,15 @@ def evaluate(
     Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and document: prompt, answer,
     target, right) and ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`). Beside them lie lm-eval's
     own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
-    interrupted run goes on. Under ``accelerate launch`` the documents are dealt to the processes; all write into one
-    folder, and the first one scores.
+    interrupted run goes on. Under ``accelerate launch`` the documents are sharded across the processes; all write into
+    one folder, and the first one scores.
 
     Args:
         settings: what to score and how.
         model: loaded, what :func:`sinklab.models.load` takes, or a function that loads it once the tasks are there.
         out: folder to write; it must be empty or absent, or hold this very run when ``settings.resume`` is set.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of ``settings.tasks``.
-        progress: told how far it is; a function is called with a short text at each stage.
+        progress: shows how far it is; a function is called with a short text at each stage.
 
     Raises:
         ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to be run, a model
@@ -135,7 +135,7 @@ def evaluate(
     offline.needs_lm_eval()
     path, processes = Path(out), Processes.here()
     settings = settings or EvalSettings()
-    teller = as_progress(progress if processes.is_first else None)
+    progress = as_progress(progress if processes.is_first else None)
     if not settings.resume and processes.is_first:
         refuse_taken(path)
     if task_objects is not None:
@@ -146,14 +146,14 @@ def evaluate(
 
     from sinklab.studies.benchmarks.harness_model import SinklabLM
 
-    asked = SinklabLM(loaded, settings=settings, progress=teller)
+    asked = SinklabLM(loaded, settings=settings, progress=progress)
     about: dict[str, Any] = {"kind": "benchmark", "model": _described(loaded), "settings": settings.kept()}
     with ExitStack() as stack:
         run = None
         if processes.is_first:
             writer = RunWriter(path, **about, seed=settings.seed, resume=settings.resume)
             run = stack.enter_context(writer)
-        # the folder is there, and it is this run's, before anybody writes into it
+        # the folder is there, and it is this run's, before a process writes into it
         processes.wait()
         asked.cache = RequestCache(path, processes.rank, request_key(about))
         work.score(asked, run)
@@ -238,7 +238,7 @@ def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
     if settings.num_fewshot:
         for name, task in tasks["tasks"].items():
             if task.get_config("num_fewshot") == 0:
-                model.teller.stage(f"{name} keeps its 0 worked examples: lm-eval lets nobody change them")
+                model.progress.stage(f"{name} keeps its 0 worked examples: lm-eval does not allow another number")
     with quiet():
         results: Any = run_tasks(
             model,

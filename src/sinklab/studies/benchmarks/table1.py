@@ -74,7 +74,7 @@ def table1(
         settings: of every cell; its tasks are the table's, and mask_sinks and control those of the cell.
         out: folder for the cells.
         plan: which cells.
-        progress: told how far it is.
+        progress: shows how far it is.
 
     Returns:
         the folders, in the order of the table.
@@ -85,7 +85,7 @@ def table1(
     plan = plan or Plan()
     if settings.mask_sinks is not None or settings.control != "sinks":
         raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
-    teller = as_progress(progress)
+    progress = as_progress(progress)
     cells = {
         name: {Path(out) / name / cell_name(*cell): _cell(settings, *cell) for cell in plan.cells(settings.tasks)}
         for name in models
@@ -102,8 +102,8 @@ def table1(
         for folder in todo[name]:
             cell = cells[name][folder]
             what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
-            teller.stage(f"{name}, {cell.tasks[0]}, {what}")
-            _write(asked, folder, cell, plan.chat, teller)
+            progress.stage(f"{name}, {cell.tasks[0]}, {what}")
+            _write(asked, folder, cell, plan.chat, progress)
     return [folder for of_model in cells.values() for folder in of_model]
 
 
@@ -139,14 +139,14 @@ def cell_name(task: str, k: int, control: str = "sinks") -> str:
     return f"{task}-k{k}" if control == "sinks" or not k else f"{task}-k{k}-{control}"
 
 
-def _write(asked: _Model, folder: Path, cell: EvalSettings, chat: bool | None, teller: Progress) -> None:
+def _write(asked: _Model, folder: Path, cell: EvalSettings, chat: bool | None, progress: Progress) -> None:
     from sinklab.studies.benchmarks.run import evaluate
 
     if chat is None:
         chat = getattr(asked.loaded.tokenizer, "chat_template", None) is not None
     there = (folder / RUN_FILE).is_file()
     cell = dataclasses.replace(cell, chat=chat, resume=there)
-    evaluate(cell, lambda: asked.loaded, folder, progress=teller)
+    evaluate(cell, lambda: asked.loaded, folder, progress=progress)
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:

@@ -276,7 +276,7 @@ def scored(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, publish
 
 
 def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
-    """Answer this process's share of the questions; every answer is told to the model, as those of lm-eval are.
+    """Answer this process's share of the questions; answers are kept by the model, as those of lm-eval are.
 
     As published, answers depend on their batch of 64: such a batch is done by one process, and as a whole.
 
