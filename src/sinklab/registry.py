@@ -276,7 +276,7 @@ families = Registry(
     "sinklab.checkpoints.smdm",
 )
 figures = Registry("figure", "sinklab.reports.figures")
-studies = Registry("study", "sinklab.studies.curve.study")
+studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

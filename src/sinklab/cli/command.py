@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from sinklab.cli.progress import working
-from sinklab.studies.base import Study, folder_names
+from sinklab.studies.base import Study, field_names, folder_names
 from sinklab.studies.processes import Processes, refuse_taken
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ARGUMENTS = {
     "reproduce": "run folder whose settings to take; flags beside it change them, the model is given again.",
     "inputs": "where the prompts come from.",
     "reading": "how the weights are read.",
-    "options": "how results are drawn.",
+    "drawing": "how results are drawn.",
     "settings": "what to do.",
 }
 
@@ -103,18 +103,28 @@ def typed(settings: Any, *hidden: str) -> Any:
         defaults[field.name] = value
         annotations[field.name] = tyro.conf.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
-    return dataclass(frozen=True)(type(kind.__name__, (kind,), members | {"__module__": kind.__module__}))(**defaults)
+    members |= {"__module__": kind.__module__, **defaults}
+    return dataclass(frozen=True)(type(kind.__name__, (kind,), members))()
 
 
 def checked(given: Any, **changes: Any) -> Any:
-    """The settings that `typed` stands for, made once. Raises ValueError for what makes no sense."""
-    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)} | changes
-    kind = type(given).__mro__[1]
-    return kind(**{name: checked(value) if _is_typed(value) else value for name, value in values.items()})
+    """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no sense."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        is_group = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        values[field.name] = checked(value, **changes) if is_group else changes.get(field.name, value)
+    return type(given).__mro__[1](**values)
 
 
-def _is_typed(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """The value of a flag that decides the defaults of all others, so that it is read before them."""
+    for place, word in enumerate(arguments):
+        if word == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
 
 
 def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:
@@ -126,7 +136,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         again: run folder whose settings are the defaults.
     """
     settings = study.Settings() if again is None else study.settings_of(again)
-    takes_prompts = any(field.name == "prompts" for field in dataclasses.fields(settings))
+    takes_prompts = "prompts" in field_names(type(settings))
     several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:
@@ -138,7 +148,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         kinds["resume"] = bool, False
     kinds["reproduce"] = Path | None, again
     groups = {"inputs": Inputs()} if takes_prompts else {}
-    groups |= {"reading": Reading(), "options": study.Options(), "settings": typed(settings, "prompts")}
+    groups |= {"reading": Reading(), "drawing": study.Options(), "settings": typed(settings, "prompts")}
     for group, value in groups.items():
         if dataclasses.fields(value):
             kinds[group] = tyro.conf.OmitArgPrefixes[type(value)], value  # type: ignore[misc]
@@ -147,14 +157,9 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         models = given["model"] if several else (given["model"],)
         changes = {"prompts": found} if takes_prompts and (found := given["inputs"].read(given["prompt"])) else {}
         chosen = checked(given["settings"], **changes)
-        for line in conduct(
-            study,
-            models,
-            given["out"],
-            chosen,
-            resume=given.get("resume", study.keeps),
-            **{group: given[group] for group in ("reading", "options") if group in given},
-        ):
+        resume = given.get("resume", study.keeps)
+        reading, drawing = given["reading"], given.get("drawing")
+        for line in conduct(study, models, given["out"], chosen, resume=resume, reading=reading, options=drawing):
             print(line)
 
     call.__name__ = name

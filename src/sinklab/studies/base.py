@@ -60,6 +60,13 @@ def heldout_text(given: str | None) -> str:
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
 
 
+def text_of(loaded: Loaded, ids: Any) -> str:
+    """A completion, an array of ids, as text; where there is no tokenizer, its ids."""
+    if loaded.tokenizer is None:
+        return " ".join(map(str, ids.tolist()))
+    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
 def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
     """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
     config: Any = loaded.model.config
@@ -264,9 +271,16 @@ class Study:
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
-        settings = self._seeded(self.fit(loaded, settings), path, processes, resume)
+        settings = self.seeded(self.fit(loaded, settings), path, processes, resume)
         # what can be wrong with the input shows here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
+        return self.write(loaded, path, settings, plan, say, resume=resume, overwrite=overwrite)
+
+    def write(
+        self, loaded: Loaded, path: Path, settings: Any, plan: Any, say: Progress, *, resume: bool, overwrite: bool
+    ) -> Path:
+        """Write the run folder, once all that can be refused is known: see `__call__`."""
+        processes = Processes.here()
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
         if self.keeps and resume and (path / RUN_FILE).is_file():
@@ -294,7 +308,7 @@ class Study:
         """The name it is registered by; that of its class where it is not."""
         return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
 
-    def _seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
+    def seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
         """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one."""
         if getattr(settings, "seed", 0) is not None:
             return settings

@@ -24,10 +24,10 @@ from sinklab.registry import interventions
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Writing, WritingRequest
+from sinklab.studies.base import describe
 from sinklab.studies.battery.settings import BatterySettings, Condition, hidden_edit
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import request_number
-from sinklab.studies.trace.run import describe
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from unittest.mock import patch
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.records.writing import RunWriter
+from sinklab.studies.base import describe
 from sinklab.studies.benchmarks import offline, tables, two_stage
 from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
-from sinklab.studies.trace.run import describe
 
 if TYPE_CHECKING:
     from sinklab.studies.benchmarks.harness_model import SinklabLM

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.statistics import STATES
@@ -19,8 +18,9 @@ from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
+from sinklab.studies.base import text_of
 from sinklab.studies.processes import Meter
-from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of, dims_of_maps
+from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of_maps
 
 EPSILON = 3.0
 """A key is a sink above 1 + EPSILON (S - 1) / S times an even share (arXiv 2510.15731, Eq. 3, in sums)."""
@@ -132,7 +132,8 @@ def write_sample(
     moments, log = follow(task, meter, recorder)
     arrays = recorder.arrays()
     if arrays:
-        run.arrays("attention", arrays, dims_of(arrays), dtype=DTYPES, part=sample)
+        dims = {name: recorder.dims(name) for name in arrays}
+        run.arrays("attention", arrays, dims, dtype=DTYPES, part=sample)
     if recorder.maps:
         run.arrays("maps", recorder.maps, dims_of_maps(recorder.maps), part=sample)
     run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
@@ -180,13 +181,6 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float((np.asarray(one)[:common] == np.asarray(other)[:common]).sum() / length) if length else 1.0
 
 
-def text_of(loaded: Loaded, ids: np.ndarray) -> str:
-    """A completion as text; where there is no tokenizer, its ids."""
-    if loaded.tokenizer is None:
-        return " ".join(map(str, ids.tolist()))
-    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-
-
 def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
     written = moments[-1].written
     return {
@@ -195,7 +189,7 @@ def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: Int
         "completion": text_of(task.loaded, written),
         "rule": task.settings.rule if task.is_diffusion else "next_token",
         "masked_sinks": k,
-        "edits": " ".join(task.settings.edits),
+        "edits": " ".join(map(interventions.as_text, task.settings.edits)),
         "idle": " ".join(log.idle),
         "token_ids": written.tolist(),
         "steps": len(moments),
