@@ -180,6 +180,7 @@ def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
         stream(folder).start_at(4, [2, 0, 3, 1])
 
 
+@pytest.mark.slow
 def test_real_books_stream_as_they_pack(tmp_path: Path) -> None:
     books = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "books_pd" / "valid.jsonl.gz"
     if not books.is_file():
