@@ -253,15 +253,12 @@ class RunWriter:
 
     def _note(self, kind: Kind, name: str, part: int | None) -> None:
         """List a file in run.json, unless it is listed."""
-        listed, parts = getattr(self._info, kind.listed), self._info.parts
-        new_part = part is not None and part not in parts.get(kind.file(name), ())
-        if name not in listed:
-            listed.append(name)
-        elif not new_part:
-            return
-        if new_part:
-            parts[kind.file(name)] = sorted([*parts.get(kind.file(name), ()), part])
-        self._info.save(self.path)
+        listed, parts, key = getattr(self._info, kind.listed), self._info.parts, kind.file(name)
+        after = parts if part is None else {**parts, key: sorted({*parts.get(key, ()), part})}
+        if name not in listed or after != parts:
+            names = [*dict.fromkeys([*listed, name])]
+            self._info = dataclasses.replace(self._info, **{kind.listed: names, "parts": after})
+            self._info.save(self.path)
 
 
 def _versions() -> dict[str, str]:
