@@ -17,7 +17,7 @@ from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
 from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.resolve import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
-from sinklab.data.rows import check_vocabulary
+from sinklab.checkpoints.vocabularies import check_vocabulary
 from sinklab.errors import one_of
 from sinklab.models import diffusion_lm
 from sinklab.models.config import DiffusionLMConfig
