@@ -32,7 +32,6 @@ class Session(Protocol):
                 everything; the first call must be such a one. A cache with a memory of its own hands over a
                 `BlockWork` in their place, which not every denoiser need know.
         """
-        ...
 
 
 class CachingDenoiser(Protocol):
@@ -40,11 +39,9 @@ class CachingDenoiser(Protocol):
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         """Logits (M, V), everything computed afresh."""
-        ...
 
     def session(self) -> Session:
         """Start to remember."""
-        ...
 
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:

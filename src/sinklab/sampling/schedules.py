@@ -83,17 +83,14 @@ class Schedule(Protocol):
     @property
     def name(self) -> str:
         """For errors: the registered one, or any."""
-        ...
 
     @property
     def pooled(self) -> bool:
         """Whether candidates of all rows are ranked together."""
-        ...
 
     @property
     def fixed(self) -> bool:
         """Whether `evaluations` is met exactly, so that it is known in advance."""
-        ...
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """The most evaluations that each block may take.
@@ -102,18 +99,15 @@ class Schedule(Protocol):
             sizes: positions per block, of the fullest row.
             steps: what the caller asked for, in all. Raises ValueError when that makes no sense.
         """
-        ...
 
     def refuse(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use."""
-        ...
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """The counts of one block, with `size_B` open positions in each row, in at most `evaluations`.
 
         Where `pooled` is set, counts are asked for and given as if the batch were one row.
         """
-        ...
 
 
 @schedules.register("even")
