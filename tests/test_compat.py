@@ -39,6 +39,26 @@ def test_what_is_marked_as_initialized_keeps_its_values():
     assert (layer.bias == 3.0).all()
 
 
+def test_hooks_are_counted_by_module_and_everywhere():
+    layer, first = nn.Linear(2, 2), compat.next_hook()
+    before, after = compat.forward_hooks(layer)
+    handle = layer.register_forward_pre_hook(lambda *_: None)
+    assert (len(before), len(after)) == (1, 0)
+    assert compat.next_hook() > first
+    handle.remove()
+    assert not before and not compat.has_global_hooks()
+    with nn.modules.module.register_module_forward_hook(lambda *_: None):
+        assert compat.has_global_hooks()
+
+
+def test_the_inner_product_of_onednn_is_a_product():
+    linear = compat.onednn_linear()
+    if linear is None:
+        return
+    q_CD, k_SD = torch.randn(4, 8), torch.randn(6, 8)
+    torch.testing.assert_close(linear(q_CD, k_SD, None, "none", [], ""), q_CD @ k_SD.T)
+
+
 def test_a_backward_pass_is_known_from_inside():
     seen = []
 
@@ -64,23 +84,3 @@ def test_compiled_modules_are_known():
     assert not compat.is_compiled(plain)
     assert compat.is_compiled(torch.compile(wrapped)) and compat.is_compiled(compiled)
     assert not compat.is_compiled(wrapped)
-
-
-def test_hooks_are_counted_by_module_and_everywhere():
-    layer, first = nn.Linear(2, 2), compat.next_hook()
-    before, after = compat.forward_hooks(layer)
-    handle = layer.register_forward_pre_hook(lambda *_: None)
-    assert (len(before), len(after)) == (1, 0)
-    assert compat.next_hook() > first
-    handle.remove()
-    assert not before and not compat.has_global_hooks()
-    with nn.modules.module.register_module_forward_hook(lambda *_: None):
-        assert compat.has_global_hooks()
-
-
-def test_the_inner_product_of_onednn_is_a_product():
-    linear = compat.onednn_linear()
-    if linear is None:
-        return
-    q_CD, k_SD = torch.randn(4, 8), torch.randn(6, 8)
-    torch.testing.assert_close(linear(q_CD, k_SD, None, "none", [], ""), q_CD @ k_SD.T)
