@@ -18,8 +18,8 @@ from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
-from sinklab.studies.base import text_of
 from sinklab.sinks.rules import DEFAULT
+from sinklab.studies.base import text_of
 from sinklab.studies.processes import Meter
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of_maps
 
