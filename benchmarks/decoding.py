@@ -6,7 +6,8 @@
 On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new tokens in blocks of 16,
 one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time of this process; decoders take turns, and
 of every step the best turn counts, so that a busy neighbour disturbs long runs no more than short ones. The unit is our
-loop without a cache that calls the model's own forward ("uncached"); PEERS are the best ratios of other systems to LLaDA's own loop on the same toy.
+loop without a cache that calls the model's own forward ("uncached"); PEERS are the best ratios of other systems to
+LLaDA's own loop on the same toy.
 On a GPU: the shape of LLaDA-8B with random bfloat16 weights, tokens per second at 256 new tokens in blocks of 32, for 1
 and 8 rows. `--quick` runs either at a tiny size, on the CPU if need be, and writes nothing: does it run?
 """
