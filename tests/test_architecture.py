@@ -58,7 +58,7 @@ OWED = {
 OWED_SPLINTERS = {"sinklab.cli.probing", "sinklab.fast.onednn", "sinklab.fast.liger", "sinklab.reports.build"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_300, 23_900, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_350, 24_300, 400, 60
 FUNCTION_LINES, PARAMETERS = 78, 13
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 

@@ -16,6 +16,11 @@ def is_replayed() -> bool:
     return _C._current_graph_task_id() != -1
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling this module runs code of torch.compile, which hides its attention calls from hooks and modes."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """The hooks of a module by number: those before its forward, and those after it."""
     return module._forward_pre_hooks, module._forward_hooks
@@ -29,11 +34,6 @@ def next_hook() -> int:
 def has_global_hooks() -> bool:
     """Whether hooks are registered that every module runs."""
     return bool(nn.modules.module._has_any_global_hook())
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` was called."""
-    return module._compiled_call_impl is not None
 
 
 def onednn_linear() -> Callable[..., torch.Tensor] | None:

@@ -111,18 +111,6 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
         return model
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The token embedding."""
-        return self.model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the token embedding."""
-        self.model.embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The LM head."""
-        return self.lm_head
-
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
     ) -> None:
@@ -168,7 +156,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         in_sequence = prefix is None and sink_module.takes_part(self)
         if in_sequence and sink is not None:
             prefix = InSequence(sinks, sink.values)
-            sinks_NE: Any = sink.embeddings(self)
+            sinks_NE = sink.embeddings(self)
             embeds_BSD = sink_module.in_front(sinks_NE, embeds_BSD)
             sink_ids = sink_module.positions(self.config, length, lengths_B, sinks_NE.device)
             position_ids = sink_module.in_front(sink_ids, position_ids)

@@ -161,12 +161,8 @@ class LossTargets:
             )
         positions_M = (labels.flatten() != NOT_ASKED).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
-        weights_M = (
-            torch.ones_like(labels_M, dtype=torch.float32)
-            if label_weights is None
-            else label_weights.flatten()[positions_M]
-        )
-        return cls(positions_M, labels_M, weights_M, head_chunk, liger)
+        weights_BS = torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
+        return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk, liger)
 
     def loss(self, head: Any, states_BSD: Tensor) -> Tensor:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).

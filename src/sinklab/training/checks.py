@@ -16,6 +16,7 @@ from transformers.integrations import TensorBoardCallback
 
 from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig
+from sinklab.registry import rules
 from sinklab.training.settings import TrainSettings
 
 
@@ -26,6 +27,7 @@ def check(settings: TrainSettings) -> None:
         ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions outside 0…1, settings
             that exclude one another.
     """
+    rules.parse(settings.monitor_rule)
     if settings.causal_start + settings.anneal > 1:
         raise ValueError(
             f"the causal phase and annealing must fit into the run, but causal_start {settings.causal_start} and "
@@ -53,7 +55,7 @@ def _check_sizes(settings: TrainSettings) -> None:
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
     if settings.objective == "autoregressive":
-        if settings.sink_kind != "none" or settings.gate != "none" or settings.train_only != "all":
+        if settings.sink_count or settings.gate != "none" or settings.train_only != "all":
             raise ValueError(
                 "an autoregressive run trains a plain decoder, without sink or gate; leave out sink_kind, sink_count, "
                 "gate and train_only"
@@ -66,7 +68,7 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
         )
-    if settings.train_only == "sink" and settings.sink_kind == "none":
+    if settings.train_only == "sink" and not settings.sink_count:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
     if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")

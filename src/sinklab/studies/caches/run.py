@@ -10,7 +10,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinklab.analysis.intervals import percentile_interval
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.records.storage import weights_hash
 from sinklab.records.writing import RunWriter
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import denoise
+from sinklab.studies.base import heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
 from sinklab.studies.caches.settings import CacheSettings
@@ -176,8 +177,7 @@ def cache_fidelity(
     found = policies(settings)
     teller = as_progress(progress)
     teller.stage("reading text")
-    packaged = resources.files("sinklab.checkpoints") / "packaged" / "heldout.jsonl"
-    ids_RS = rows_of_text(loaded, settings, settings.text or Path(str(packaged)))
+    ids_RS = rows_of_text(loaded, settings, heldout_text(settings.text))
     about = {
         "name": loaded.name,
         "weights_sha256": weights_hash(model.state_dict()),
@@ -250,8 +250,7 @@ def _count(teller: Progress, total: int) -> Callable[[], None]:
 def interval(values_R: np.ndarray, seed: int) -> tuple[float, float]:
     """95 % percentile bootstrap of the mean over rows."""
     draws = np.random.default_rng(seed).integers(len(values_R), size=(RESAMPLES, len(values_R)))
-    low, high = np.quantile(values_R[draws].mean(1), [0.025, 0.975])
-    return float(low), float(high)
+    return percentile_interval(values_R[draws].mean(1))
 
 
 def _of(table: pd.DataFrame, policy: Policy, column: str) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import Prompt, encode
+from sinklab.studies.base import heldout_text
 from sinklab.studies.contents.lens import LogitLens, residual_states
-from sinklab.studies.contents.samples import checked_choice, content_arrays, sample_text, samples_table
+from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
 from sinklab.studies.contents.settings import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
 from sinklab.studies.processes import Meter, Progress, as_progress, refuse_taken
@@ -105,7 +105,7 @@ def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
             f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
             "without a cache"
         )
-    checked_choice(settings.choose, settings.epsilon)
+    chosen_rule(settings.choose, settings.epsilon)
     with residual_states(loaded.model) as states:
         last = states.layers
     if wrong := [layer for layer in settings.layers if not 0 <= layer <= last]:
@@ -138,7 +138,7 @@ def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
         raise ValueError("chat puts prompts into a chat format, but the beginnings come from a corpus; give prompts")
     if settings.prompt_tokens == 0:
         return [Prompt("", (), ())] * settings.texts
-    source = settings.corpus or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+    source = heldout_text(settings.corpus)
     rows_RS = pack(read_corpus(source), loaded.needed_tokenizer(), settings.prompt_tokens)
     if len(rows_RS) < settings.texts:
         raise ValueError(

@@ -12,7 +12,7 @@ from sinklab.registry import families, load_plugin
 from sinklab.testing import check_family
 from tiny_diffusion import save_tiny
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 FAMILIES = {
