@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.records.reading import Run
+from sinklab.registry import sinks
 from sinklab.reports.study import Study, as_studies, labels
 
 # Settings that may differ between repeats: the seed, and how a run runs and what it tells.
@@ -21,7 +22,6 @@ FREE = frozenset({
     "seed", "out", "resume", "threads", "compile", "gradient_checkpointing", "head_chunk", "liger", "micro_batch",
     "workers", "log_every", "eval_every", "save_every", "keep", "spike", "log_to", "monitor_every", "monitor_rows",
 })  # fmt: skip
-KINDS = {"zero": "zero-value ", "kv": "key/value "}
 
 
 def variant(model: Mapping[str, Any]) -> str:
@@ -29,7 +29,9 @@ def variant(model: Mapping[str, Any]) -> str:
     count = int(model.get("sink_count") or 0)
     words = []
     if count:
-        kind = KINDS.get(str(model.get("sink_kind")), "")
+        name = str(model.get("sink_kind", "token")).partition(":")[0]
+        label = sinks[name].label if name in sinks else None  # type: ignore[attr-defined]
+        kind = f"{name if label is None else label} ".lstrip()
         place = " at the end" if model.get("sink_side") == "end" else ""
         words.append(f"{count} {kind}sinks{place}" if count > 1 else f"{kind}sink{place}")
     if model.get("gate", "none") != "none":
