@@ -37,7 +37,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
-MAY_IMPORT["cli"] = {*MAY_IMPORT, "studies", "sinklab"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
 # What the move into rooms still owes: (module, room or study) that it imports against the table. Only ever shorter.
 OWED = {

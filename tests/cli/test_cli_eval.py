@@ -56,10 +56,10 @@ def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.Cap
 
 def test_mistakes_show_before_a_model_is_read(model: str) -> None:
     for settings, message in (
-        (Evaluation(tasks=("gsm9k",), data="data"), "unknown task 'gsm9k'; did you mean gsm8k"),
+        (Evaluation(tasks=("gsm9k",), data="data"), "unknown task 'gsm9k'; did you mean 'gsm8k'"),
         (Evaluation(tasks=("piqa",), data="data"), "piqa needs its"),
         (Evaluation(tasks=("humaneval",), data="data"), "allow it with --run-code"),
-        (Evaluation(control="randon"), "did you mean random"),
+        (Evaluation(control="randon"), "did you mean 'random'"),
         (Evaluation(tasks=()), "at least one task"),
     ):
         with pytest.raises(ValueError, match=message):

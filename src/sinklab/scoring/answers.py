@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.tracing import trace
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.scoring.text_ends import ended
-from sinklab.scoring.writing import Writing, WritingRequest, seeded
+from sinklab.scoring.writing import Writer, Writing, WritingRequest, seeded
 
 DRAWING_RULES = ("random", "positional", "origin")
 DYNAMIC_SCHEDULES = ("threshold", "factor", "entropy_bound")
@@ -45,6 +45,20 @@ class Answer:
     """Facts of `SinkFacts.row`; empty where the run was not watched."""
 
 
+def followed(writer: Writer, *, watch: bool) -> tuple[Tensor, SinkFacts | None]:
+    """Write everything: the evaluations that each row took part in, (B,), and what sinks did where that is watched."""
+    model: Any = writer.loaded.model
+    counts_B = torch.zeros(len(writer.over_B), dtype=torch.int64)
+    facts = SinkFacts(writer.pad_B, getattr(model.config, "sink_count", 0)) if watch else None
+    for step in writer.steps((lambda index: trace(model, (writer.statistic,), steps=(0,))) if watch else None):
+        counts_B += step.active_B
+        if facts is not None:
+            facts.add(step.seen, writer.statistic, step.state_BS, step.active_B, writer.log)
+        # what is not read would fill the memory of a long run
+        writer.log.removals.clear()
+    return counts_B, facts
+
+
 def write_batch(
     loaded: Loaded,
     requests: Sequence[WritingRequest],
@@ -68,16 +82,7 @@ def write_batch(
     seed = requests[0].seed
     texts = Writing(loaded, requests, replace(settings, seed=seed), new_tokens, seeded(edits, seed))
     with texts.begin(measure=watch) as writer:
-        counts_B = torch.zeros(len(requests), dtype=torch.int64)
-        prefix = getattr(loaded.model.config, "sink_count", 0)
-        facts = SinkFacts(writer.pad_B, prefix) if watch else None
-        tracing = partial(trace, loaded.model, (writer.statistic,), steps=(0,))
-        for step in writer.steps((lambda index: tracing()) if watch else None):
-            counts_B += step.active_B
-            if facts is not None:
-                facts.add(step.seen, writer.statistic, step.state_BS, step.active_B, writer.log)
-            # what is not read would fill the memory of a long run
-            writer.log.removals.clear()
+        counts_B, facts = followed(writer, watch=watch)
     answers = []
     for row, request in enumerate(requests):
         ids, text = ended(loaded, writer.row(row), request.until, request.ids[-1:])

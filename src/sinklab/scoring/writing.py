@@ -173,6 +173,8 @@ class Writer:
 
     statistic: str
     """What a trace reads of the attention to each key."""
+    ids_BS: Tensor
+    """The texts as they are now."""
 
     def __init__(self, texts: Writing, log: InterventionLog, real_BS: Tensor) -> None:
         self.texts, self.loaded, self.requests = texts, texts.loaded, texts.requests
@@ -181,6 +183,8 @@ class Writer:
         self.pad_B = (~real_BS).sum(1)
         """Padding columns to the left of each row."""
         self.over_B = torch.zeros(len(real_BS), dtype=torch.bool)
+        self.evaluations = 0
+        """Of the model so far, clean passes apart."""
         self._clean = log if needs_clean_pass(texts.edits) else None
 
     def steps(self, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Iterator[WritingStep]:
@@ -190,13 +194,12 @@ class Writer:
             watch: index of a step -> a context that its evaluation runs in, such as a trace; what it gives becomes
                 `WritingStep.seen`. It is called where a step follows, and not behind the last one.
         """
-        index = 0
-        while not bool(self.over_B.all()) and self._is_open(index):
-            with nullcontext() if watch is None else watch(index) as seen:
-                step = self._step(index)
+        while not bool(self.over_B.all()) and self._is_open(self.evaluations):
+            with nullcontext() if watch is None else watch(self.evaluations) as seen:
+                step = self._step(self.evaluations)
             step.seen = seen
+            self.evaluations += 1
             yield step
-            index += 1
 
     def row(self, row: int) -> list[int]:
         """The tokens that a row has now, up to the first mask."""
@@ -253,7 +256,7 @@ class ContinuingWriter(Writer):
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         loaded, settings = texts.loaded, texts.settings
         ids_BP, real_BP = left_padded([list(request.ids) for request in texts.requests], 0)
-        self._ids_BS, self._real_BS = ids_BP.to(loaded.model.device), real_BP.to(loaded.model.device)
+        self.ids_BS, self._real_BS = ids_BP.to(loaded.model.device), real_BP.to(loaded.model.device)
         super().__init__(texts, log, self._real_BS)
         self._start = ids_BP.shape[1]
         check_context(loaded, self._start + texts.new_tokens)
@@ -267,9 +270,9 @@ class ContinuingWriter(Writer):
         return index < self.texts.new_tokens
 
     def _step(self, index: int) -> WritingStep:
-        before_BS, real_BS = self._ids_BS, self._real_BS
+        before_BS, real_BS = self.ids_BS, self._real_BS
         tokens_B = self._tokens(index)
-        self._ids_BS = torch.cat([before_BS, tokens_B[:, None]], 1)
+        self.ids_BS = torch.cat([before_BS, tokens_B[:, None]], 1)
         self._real_BS = pad(real_BS, (0, 1), value=True)
         active_B = ~self.over_B
         for row, request in enumerate(self.requests):
@@ -278,7 +281,7 @@ class ContinuingWriter(Writer):
             self.over_B[row] |= meets_end or written[-1] in self._stop_ids[row]
         open_BS = (torch.arange(before_BS.shape[1], device=before_BS.device) >= self._start).expand_as(before_BS)
         canvas = SimpleNamespace(open_BS=open_BS, attention_BS=real_BS, mask_id=-1)
-        return WritingStep(index, 0, canvas, before_BS, self._ids_BS, torch.ones_like(tokens_B), active_B)
+        return WritingStep(index, 0, canvas, before_BS, self.ids_BS, torch.ones_like(tokens_B), active_B)
 
     @torch.inference_mode()
     def _tokens(self, index: int) -> Tensor:
@@ -289,8 +292,9 @@ class ContinuingWriter(Writer):
             logits_BV[:, list(settings.suppress_ids)] = -torch.inf
         if bool(logits_BV.isnan().any()):
             raise ValueError(f"{self.loaded.name} gave NaN logits at step {index}; try another dtype")
-        cuts = {"top_p": settings.top_p, "top_k": settings.top_k}
-        return sample_tokens(logits_BV, settings.temperature, self._generator, **cuts)
+        return sample_tokens(
+            logits_BV, settings.temperature, self._generator, top_p=settings.top_p, top_k=settings.top_k
+        )
 
     def _logits(self) -> Tensor:
         if self._clean is not None:
@@ -298,11 +302,11 @@ class ContinuingWriter(Writer):
                 self._run()
             # what the clean pass wrote goes, so that the edited one reads its own past
             if self._cache is not None and self._read:
-                self._cache.crop(self._read - self._ids_BS.shape[1])
+                self._cache.crop(self._read - self.ids_BS.shape[1])
             else:
                 self._cache = None
         logits_BV = self._run()
-        self._read = 0 if self.texts.full_forward else self._ids_BS.shape[1]
+        self._read = 0 if self.texts.full_forward else self.ids_BS.shape[1]
         return logits_BV
 
     def _run(self) -> Tensor:
@@ -313,12 +317,12 @@ class ContinuingWriter(Writer):
         if not self.texts.full_forward:
             given["past_key_values"] = self._cache
         model: Any = self.loaded.model
-        out = model(self._ids_BS[:, self._read :], **given)
+        out = model(self.ids_BS[:, self._read :], **given)
         self._cache = None if self.texts.full_forward else out.past_key_values
         return out.logits[:, -1]
 
     def row(self, row: int) -> list[int]:
-        return self._ids_BS[row, self._start :].tolist()
+        return self.ids_BS[row, self._start :].tolist()
 
 
 def check_context(loaded: Loaded, positions: int) -> None:

@@ -344,7 +344,7 @@ def _is_finished(path: Path, about: dict[str, Any]) -> bool:
 
 
 def _join(processes: Processes, path: Path) -> None:
-    from sinklab.records.merging import merge_runs
+    from sinklab.records.writing import merge_runs
 
     processes.wait()
     if processes.is_first:

@@ -15,16 +15,15 @@ from torch import Tensor
 
 from sinklab.errors import unknown
 from sinklab.probing.recording import Recording
-from sinklab.probing.statistics import STATES
 from sinklab.probing.tracing import trace
 from sinklab.registry import rules
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
+from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.studies.contents.settings import ContentsSettings
 
-MASKED, PROMPT = STATES.index("masked"), STATES.index("prompt")
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
 STRONGEST = "strongest"

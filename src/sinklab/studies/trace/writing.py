@@ -18,12 +18,10 @@ from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
+from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.base import text_of
 from sinklab.studies.processes import Meter
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of_maps
-
-EPSILON = 3.0
-"""A key is a sink above 1 + EPSILON (S - 1) / S times an even share (arXiv 2510.15731, Eq. 3, in sums)."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,13 @@ class Truncation:
 
         Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
         main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
-        receives as a multiple of an even share; lost: main_before was a sink (see EPSILON) and is hidden now;
+        receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
         recovered: main_after is a sink. Keys count the added sink columns first.
         """
         scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
         score_TLHK = arrays["received"].astype(np.float32) * scale_T[:, None, None, None]
         score_TLHK = np.where(np.isnan(score_TLHK), -1.0, score_TLHK)
-        limit_T = 1 + EPSILON * (arrays["positions"] - 1) / arrays["positions"]
+        limit_T = DEFAULT.threshold(arrays["positions"])
         main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
         hidden = slice(self.prefix + self.start, self.prefix + self.stop)
         before_LHK = np.maximum(score_TLHK[0], 0)
