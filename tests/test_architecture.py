@@ -50,6 +50,7 @@ OWED = {
     ("sampling.denoisers", "caching"),
 }
 OWED_SPLINTERS = {"sinklab.cli.probing", "sinklab.fast.onednn", "sinklab.fast.liger", "sinklab.reports.build"}
+OWED_SPLINTERS |= {"sinklab.records.merging", "sinklab.checkpoints.special_tokens"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_350, 24_300, 400, 60
