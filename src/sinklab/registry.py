@@ -262,7 +262,13 @@ unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
 families = Registry("checkpoint family", "sinklab.checkpoints.families")
-figures = Registry("figure", "sinklab.reports.figures")
+figures = Registry(
+    "figure",
+    "sinklab.reports.figures",
+    "sinklab.reports.maps",
+    "sinklab.reports.paths",
+    "sinklab.reports.scores",
+)
 studies = Registry("study", "sinklab.studies.trace.run")
 
 

@@ -1,32 +1,32 @@
-"""From run folders to report.html: one page that explores them, with static figures and tables beside it."""
+"""From run folders to report.html: one page, with static figures and tables beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports import sentences as say
 from sinklab.reports.drawing import draw_all
 from sinklab.reports.explorer import payload
 from sinklab.reports.page import Beside, page
-from sinklab.reports.sections import parts, short
+from sinklab.reports.runs import Runs, as_shown
+from sinklab.reports.sections import judged, parts_of
+from sinklab.reports.sentences import in_short
 from sinklab.reports.study import Study
 from sinklab.reports.tables import write_tables
-from sinklab.reports.training import as_shown
-from sinklab.reports.training_page import training_page
-from sinklab.reports.training_sentences import in_short
+from sinklab.sinks.rules import Rule
 
 # The rest of a page is its script, sentences and tables.
 ARRAYS = 0.93
 
 
 def report(
-    runs: Iterable[Run] | Run,
+    runs: Runs,
     out: str | Path,
     *,
+    rule: Rule | None = None,
     figures: Sequence[str] = ("png", "svg"),
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
@@ -36,37 +36,57 @@ def report(
     Studies make a page that explores what they recorded, training runs one of curves: what was learned, and how sinks
     came up. Several runs of one kind are shown side by side in the order given. What a run did not get to write is left
     out and said so.
-    ``figures`` and ``tables``: formats of the static ones in the folders of these names; empty writes none.
-    ``megabytes``: how large the part of each study on the page may be. A larger page holds more samples, and more keys
-    of every head; it says what it holds. Raises ValueError when there is no run, for runs of another kind, and for
-    studies and training runs together.
+
+    Args:
+        runs: run folders that were opened, of one kind.
+        out: folder, made where it is not there.
+        rule: what counts as a sink in studies; None for `sinklab.sinks.rules.DEFAULT`.
+        figures: formats of the static ones in the folder of this name; empty writes none.
+        tables: the same for tables.
+        megabytes: how large the part of each study on the page may be. A larger page holds more samples, and more keys
+            of every head; it says what it holds.
+
+    Raises:
+        ValueError: when there is no run, for runs of another kind, and for studies and training runs together.
     """
     if not megabytes > 0:
         raise ValueError(f"megabytes says how large the part of each run may be, above 0: got {megabytes}.")
-    studies, trainings = as_shown(runs)
+    readers = as_shown(runs, rule=rule)
     # What reads the runs comes first: damaged ones leave no folder behind.
-    build = training_page(trainings) if trainings else _explorer(studies, megabytes)
+    build = _page(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    beside = Beside()
-    if figures:
-        drawn = draw_all(studies or trainings, folder / "figures", figures)
-        beside = Beside(len(drawn.written), drawn.skipped)
-    if tables:
-        beside.tables = len(write_tables(studies or trainings, folder / "tables", tables))
+    drawn = draw_all(readers, folder / "figures", figures) if figures else None
+    written = write_tables(readers, folder / "tables", tables) if tables else []
+    beside = Beside(len(drawn.written), drawn.skipped, len(written)) if drawn else Beside(tables=len(written))
     text = build(beside)
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
 
 
-def summary(runs: Iterable[Run] | Run) -> list[str]:
+def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
     """The findings that open the page, a sentence each. Raises ValueError like ``report``."""
-    studies, trainings = as_shown(runs)
-    return in_short(trainings) if trainings else list(say.in_short(studies))
+    return in_short(as_shown(runs, rule=rule))
 
 
-def _explorer(studies: list[Study], megabytes: float) -> Callable[[Beside], str]:
-    """The page of studies, but for what lies beside it."""
-    content = payload(studies, int(ARRAYS * megabytes * 1e6))
-    return partial(page, studies, content, short(studies), parts(studies))
+def _page(readers: list[Any], budget: int) -> Callable[[Beside], str]:
+    """The page, but for what lies beside it; ``budget``: characters of the arrays of each study."""
+    names = " and ".join(run.label for run in readers) if len(readers) < 3 else f"{len(readers)} runs"
+    content: dict[str, Any] = {"sentences": in_short(readers), "parts": parts_of(readers)}
+    if isinstance(readers[0], Study):
+        content |= {
+            "title": "Where attention goes while the model writes",
+            "lead": f"A study of {names}: which tokens receive attention at each recorded step, and which of them are "
+            "sinks.",
+            "verdicts": judged(readers),
+            "content": payload(readers, budget),
+        }
+    else:
+        content |= {
+            "title": "How sinks come up while the model learns",
+            "lead": f"Training of {names}: losses, and what a sink monitor saw on fixed held-out text under nested "
+            "masks.",
+            "verdicts": [],
+        }
+    return partial(page, readers, **content)

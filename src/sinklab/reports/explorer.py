@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ import numpy as np
 from sinklab.analysis.thresholds import ScoreHistogram
 from sinklab.reports.payload import BUDGET, arrays_of
 from sinklab.reports.study import Study
-from sinklab.reports.style import THEMES
-from sinklab.reports.tables import layers_table
+from sinklab.reports.style import THEMES, asset
 
-LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "sinks")
+LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "sinks", "mobility")
 
 
 def facts_of(study: Study) -> dict[str, Any]:
@@ -33,13 +31,12 @@ def facts_of(study: Study) -> dict[str, Any]:
         "heads": study.heads,
         # The page opens on the layer whose heads attend most to one key.
         "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
-        "facts": {
-            **{name: listed([getattr(facts, name) for facts in study.facts]) for name in LAYER_FIELDS},
-            "mobility": listed(layers_table(study)["mobility"]),
-        },
+        "facts": {name: listed(study.over("layer")[name]) for name in LAYER_FIELDS},
         "head_maps": _head_maps(study, weight_LH),
         "curve": curve and {"epsilon": listed(curve.epsilon), "filtered": listed(curve.filtered)},
         "histogram": histogram and _histogram(histogram),
+        # null where the rule is no bound on received attention
+        "threshold": listed([study.measured.threshold])[0],
         "heldout": _heldout(study),
     }
 
@@ -115,11 +112,6 @@ SCRIPTS = (
     "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "paths", "scatter", "pane",
     "charts", "findings", "controls", "main",
 )  # fmt: skip
-
-
-def asset(name: str) -> str:
-    """The text of a file that is packaged with the reports."""
-    return resources.files("sinklab.reports").joinpath(name).read_text("utf-8")
 
 
 @lru_cache(maxsize=1)

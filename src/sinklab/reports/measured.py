@@ -26,6 +26,7 @@ from sinklab.analysis.overlap import (
     split_sinks,
 )
 from sinklab.analysis.thresholds import (
+    DEFAULT_RULES,
     EpsilonCurve,
     RuleRow,
     ScoreHistogram,
@@ -35,7 +36,7 @@ from sinklab.analysis.thresholds import (
 )
 from sinklab.analysis.token_classes import Enrichment, Explained, enrichment, explained_mass
 from sinklab.analysis.trends import MotionSummary
-from sinklab.reports.samples import RULE, Sample
+from sinklab.reports.samples import Sample, rule_name
 from sinklab.sinks.normalize import main_sink
 
 
@@ -259,6 +260,7 @@ class Measured:
         self.split: SplitSinks | None = None
         self.blocks: list[BlockEffects] = []
         self.events_by_position = np.zeros(0)
+        self._thresholds: list[np.ndarray] = []
         frames: dict[str, list[pd.DataFrame]] = {"scatter": [], "bounds": [], "motions": []}
         for sample in samples:
             for place, count in enumerate(counts):
@@ -280,7 +282,10 @@ class Measured:
         self.curve = _added(self.curve, epsilon_curve(*arrays))
         self.histogram = _added(self.histogram, score_histogram(*arrays, log=True, bins=80))
         self.layer_sinks = _added(self.layer_sinks, sinks_per_layer(sample.sinks_TLHK, *arrays))
-        rows = compare_rules(*arrays)
+        self._thresholds.append(sample.threshold_T)
+        first = next(iter(DEFAULT_RULES.values()))
+        own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
+        rows = compare_rules(*arrays, rules={**own, **DEFAULT_RULES})
         self.rules = [one + other for one, other in zip(self.rules, rows, strict=True)] if self.rules else rows
         events_S = sample.events_TK[:, sample.added :].sum(0).astype(float)
         total = np.zeros(max(len(self.events_by_position), len(events_S)))
@@ -290,10 +295,10 @@ class Measured:
 
     def _motion(self, sample: Sample) -> pd.DataFrame:
         received, visible, positions = _scaled(sample)
-        found = motion(received, visible, positions, added=sample.added)
+        found = motion(received, visible, positions, added=sample.added, rule=sample.rule)
         self._paths.append(found.overall)
         if sample.added:
-            text = motion(received[..., sample.added :], visible[..., sample.added :], positions)
+            text = motion(received[..., sample.added :], visible[..., sample.added :], positions, rule=sample.rule)
             self._text_paths.append(text.overall)
         self._borders(sample, found)
         shape = (len(self._layers), len(self._heads))
@@ -314,9 +319,8 @@ class Measured:
             self.blocks = [one + other for one, other in zip(before, effects, strict=True)]
         if sample.main_by_state_TGLH is not None:
             # the least weight that makes a key a sink of all queries together
-            floor_T = RULE.threshold(sample.positions_T) / sample.positions_T
-            floor = floor_T[:, None, None, None]
-            split = split_sinks(sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor)
+            floor_T = np.nan_to_num(sample.threshold_T / sample.positions_T)
+            split = split_sinks(sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor_T[:, None, None, None])
             self.split = _added(self.split, split)
 
     def _overlap(self, sample: Sample) -> None:
@@ -337,6 +341,11 @@ class Measured:
         score_TK = sample.mean_share_TK * sample.positions_T[:, None]
         text_TS, classes_TS = score_TK[:, sample.added :], sample.classes_TK[:, sample.added :]
         self.explained = _added(self.explained, explained_mass(text_TS, classes_TS))
+
+    @property
+    def threshold(self) -> float:
+        """The received attention that makes a sink, median over steps; NaN for a rule that is no such bound."""
+        return float(np.median(np.concatenate(self._thresholds))) if self._thresholds else float("nan")
 
     @property
     def motion(self) -> MotionSummary | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.reports.study import Sample, Study
+from sinklab.reports.samples import Sample
+from sinklab.reports.study import Study
 
 ABSENT, BELOW = 0, 1
 LEVELS = 254

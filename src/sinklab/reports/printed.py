@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import FORMATS, save
-from sinklab.reports.study import ADDED, MASK
+from sinklab.reports.drawing import FORMATS, write_figure
+from sinklab.reports.samples import ADDED, MASK
 from sinklab.reports.style import printable, theme_named, themed
 from sinklab.reports.tables import markdown
 
@@ -63,19 +63,15 @@ def write_printed(
 
 
 def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
-    """A figure as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
-    wanted = tuple(formats)
+    """A figure of the light theme as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
+    wanted, look = tuple(formats), theme_named("light")
     for form in wanted:
         if form not in FORMATS:
-            raise ValueError(f"Figures are written as {', '.join(FORMATS)}: got {form!r}.")
+            raise unknown("format of a figure", form, FORMATS)
     if not wanted:
         return []
-    with themed(theme_named("light")):
-        figure = draw()
-        paths = [stem.with_name(f"{stem.name}.{form}") for form in wanted]
-        for form, path in zip(wanted, paths, strict=True):
-            write_beside(path, partial(save, figure, form))
-    return paths
+    with themed(look):
+        return write_figure(draw(), stem, wanted, look)
 
 
 # Relative differences below this are called "about the same".

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from sinklab.reports.printed import Printed, write_printed
-from sinklab.reports.training import FREE, Training, as_trainings, variant
+from sinklab.reports.runs import as_trainings
+from sinklab.reports.training import FREE, Training, variant
 from sinklab.studies.benchmarks.published import ONE_TOKEN, PaperTable
 from sinklab.studies.benchmarks.read import Benchmark, Score, found_in
 
@@ -100,7 +101,7 @@ class Experiment:
 
     def share(self, name: str) -> Cell | None:
         """Percent of attention on the added sinks at the last look of the monitor, mean over runs."""
-        looks = [one.looks for one in self.trainings if one.variant == name and one.added and not _is_tuned(one)]
+        looks = [one.looks for one in self.trainings if one.variant == name and one.sink_count and not _is_tuned(one)]
         shares = [100 * float(table.iloc[-1]["sink_share"]) for table in looks if not table.empty]
         return Cell(float(np.mean(shares)), math.nan, len(shares)) if shares else None
 
