@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from measure import interleaved, memory_mb, reset_peak, write_result
 
-from sinklab.probing import STATISTICS, trace
+from sinklab.probing import trace
+from sinklab.registry import statistics
 
 LENGTHS = (512, 1024, 4096)
 SHAPES = {
@@ -29,7 +30,7 @@ SHAPES = {
     "heads_of_128": {"hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": 8, "num_attention_heads": 8},
     "llada": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 2, "num_attention_heads": 32},
 }
-TRACES = {"default": ("received", "value_norm"), "all": tuple(STATISTICS)}
+TRACES = {"default": ("received", "value_norm"), "all": tuple(statistics)}
 MODES = ("untraced", *TRACES)
 VOCABULARY, MASK = 2048, 0
 

@@ -52,21 +52,19 @@ def limited(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
     one_of: Iterable[object] = (),
     needed: bool = False,
+    free: bool = False,
 ) -> Any:
     """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is always let through.
 
     Args:
         needed: an empty tuple or string is refused.
+        free: may differ between a run and its continuation: it says how fast or where, not what.
     """
-    limits = {
-        "at_least": at_least,
-        "above": above,
-        "at_most": at_most,
-        "one_of": tuple(one_of) or None,
-        "needed": needed or None,
-    }
+    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    limits |= {"one_of": tuple(one_of) or None, "needed": needed or None, "free": free or None}
     return dataclasses.field(
         default=default, metadata={name: limit for name, limit in limits.items() if limit is not None}
     )
@@ -92,16 +90,27 @@ class Checked:
                 raise ValueError(f"{field.name} must not be empty")
             for one in value if isinstance(value, tuple) else (value,):
                 if one is not None:
-                    _hold(field.name, one, field.metadata)
+                    _hold(field, one)
 
 
-def _hold(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    if "one_of" in limits:
-        one_of(name, value, limits["one_of"])
-    for limit, broken, words in (
-        ("at_least", operator.lt, "at least"),
-        ("above", operator.le, "above"),
-        ("at_most", operator.gt, "at most"),
-    ):
-        if limits.get(limit) is not None and broken(value, limits[limit]):
-            raise ValueError(f"{name} must be {words} {limits[limit]:g}, got {value!r}")
+def free_fields(settings: Any) -> frozenset[str]:
+    """Names of the settings, of a record or its class, that may differ between a run and its continuation."""
+    return frozenset(field.name for field in dataclasses.fields(settings) if field.metadata.get("free"))
+
+
+_LIMITS = {
+    "at_least": (operator.ge, "at least"),
+    "above": (operator.gt, "more than"),
+    "at_most": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}
+
+
+def _hold(field: dataclasses.Field, value: Any) -> None:
+    if "one_of" in field.metadata:
+        one_of(field.name, value, field.metadata["one_of"])
+    limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]
+    if not all(holds(value, limit) for holds, _, limit in limits):
+        words = " and ".join(f"{word} {limit:g}" for _, word, limit in limits)
+        left_out = " or left out" if field.default is None else ""
+        raise ValueError(f"{field.name} must be {words}{left_out}, but is {value!r}")

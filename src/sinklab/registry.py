@@ -134,13 +134,12 @@ class Registry(Mapping[str, type]):
 
     def as_dict(self, value: Any) -> dict[str, Any]:
         """The value as a JSON object, its name and every field; `parse` makes the value of it again."""
-        return {"name": self.name_of(value)} | {
-            field.name: _to_json(field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init
-        }
+        fields = {field.name: _to_json(field, getattr(value, field.name)) for field in _options(value)}
+        return {"name": self.name_of(value)} | fields
 
     def as_text(self, value: Any) -> str:
         """The value as `parse` reads it, with the fields that differ from their defaults: a short label."""
-        given = [field for field in dataclasses.fields(value) if field.init and not _is_default(field, value)]
+        given = [field for field in _options(value) if not _is_default(field, value)]
         texts = [f"{field.name}={_to_text(field, getattr(value, field.name))}" for field in given]
         return ":".join([self.name_of(value), ",".join(texts)]) if texts else self.name_of(value)
 
@@ -148,6 +147,13 @@ class Registry(Mapping[str, type]):
 def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
     """A dataclass field that holds a value of a registry: text and JSON of it nest."""
     return dataclasses.field(default=default, metadata={"registry": registry})
+
+
+def _options(value: Any) -> list[dataclasses.Field]:
+    """The fields of a value in the order of its class's parameters: those that only keywords reach come last."""
+    if isinstance(value, type):
+        raise ValueError(f"text and JSON are those of a value, got the class {value.__name__}; pass an instance")
+    return sorted((field for field in dataclasses.fields(value) if field.init), key=lambda field: bool(field.kw_only))
 
 
 def _is_required(field: dataclasses.Field) -> bool:
@@ -269,7 +275,7 @@ figures = Registry(
     "sinklab.reports.paths",
     "sinklab.reports.scores",
 )
-studies = Registry("study", "sinklab.studies.trace.run")
+studies = Registry("study", "sinklab.studies.curve.study")
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -16,7 +16,7 @@ NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import os, sys
-from sinklab.models import describe, load
+from sinklab.checkpoints import describe, load
 
 if sys.argv[1] == "cached":
     info, loaded = describe("someone/toy"), load("someone/toy", revision="main")

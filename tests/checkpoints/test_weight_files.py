@@ -176,7 +176,7 @@ MEASURE = """
 import sys, threading, time
 import torch
 torch.set_num_threads(1)
-from sinklab.models import load
+from sinklab.checkpoints import load
 
 def anonymous():
     with open("/proc/self/status") as status:

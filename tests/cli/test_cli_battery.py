@@ -56,7 +56,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
 def test_the_command_line_reaches_every_setting(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = sys.modules["sinklab.cli.main.main"]
+    commands = sys.modules["sinklab.cli.main"]
     others = [command for command in commands.COMMANDS if command.__name__ != "battery"]
     monkeypatch.setattr(commands, "COMMANDS", (*others, battery))
     monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
@@ -81,7 +81,7 @@ def test_the_command_line_reaches_every_setting(
 def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="battery needs at least one model"):
         battery((), tmp_path)
-    with pytest.raises(ValueError, match="did you mean copying"):
+    with pytest.raises(ValueError, match="did you mean 'copying'"):
         battery(models, tmp_path / "out", settings=Battery(skills=("copyng",)))
     with pytest.raises(ValueError, match="no model can be loaded from 'tny'"):
         battery(("tny",), tmp_path / "out")

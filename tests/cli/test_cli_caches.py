@@ -53,6 +53,6 @@ def test_without_time_and_texts(folder, tmp_path, capsys):
 
 
 def test_settings_are_checked_before_anything_loads(tmp_path):
-    with pytest.raises(ValueError, match="rows must be at least 2, got 0"):
+    with pytest.raises(ValueError, match="rows must be at least 2, but is 0"):
         caches("no such model", tmp_path / "run", settings=settings(tmp_path, rows=0))
     CacheSettings(**vars(QUICK))

@@ -79,7 +79,7 @@ def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
         probe(("The",), model, out, Inputs(samples=3), settings=settings)
     with pytest.raises(ValueError, match="3 folds need as many texts, but there are 1"):
         probe(("The",), model, out, settings=settings)
-    with pytest.raises(ValueError, match="pairs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="pairs must be at least 1, but is 0"):
         probe(("The",), model, out, settings=Contents(pairs=0))
     assert not out.exists()
 

@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 
 from sinklab.cli import main, tables
-from sinklab.cli.tables import curve, folder_names, onetoken, table1
+from sinklab.cli.command import checked, conduct, typed
+from sinklab.cli.tables import onetoken, table1
 from sinklab.records import RunWriter, open_run
-from sinklab.studies.curve.settings import CurveSettings
+from sinklab.studies.base import folder_names
+from sinklab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny
 
 
@@ -24,6 +26,10 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("models") / "plain"))
+
+
+def curve(models: tuple[str, ...], out: Path, settings: CurveSettings, figures: tuple[str, ...]) -> None:
+    print("\n".join(conduct(Curve(), models, out, settings, resume=True, options=Curve.Options(figures=figures))))
 
 
 def small(**changes: object) -> CurveSettings:
@@ -44,7 +50,7 @@ def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monke
     assert first.info.kind == "curve"
     assert first.table("curve")["k"].tolist() == [0, 2, 2, 2]
     # what is there is taken as it is
-    monkeypatch.setattr("sinklab.studies.curve.run.masking_curve", None)
+    monkeypatch.setattr("sinklab.studies.curve.run.score", None)
     curve((model,), Path("out"), settings=small(), figures=())
     assert "out/plain is there" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"out/plain holds a run of another model or with other settings; choose"):
@@ -61,7 +67,7 @@ def test_an_unfinished_curve_is_scored_again(model: str) -> None:
 
 def test_what_makes_no_sense_is_refused(model: str) -> None:
     with pytest.raises(ValueError, match="a curve needs at least one model"):
-        curve((), Path("out"))
+        curve((), Path("out"), CurveSettings(), ())
     with pytest.raises(ValueError, match="needs at least one model"):
         table1((), Path("out"))
     with pytest.raises(ValueError, match="onetoken needs a folder of runs"):
@@ -69,13 +75,15 @@ def test_what_makes_no_sense_is_refused(model: str) -> None:
     with pytest.raises(ValueError, match=r"but nowhere is not a folder"):
         onetoken((Path("nowhere"),))
     # tyro does not check while it parses
-    with pytest.raises(ValueError, match=r"controls of a curve are .* got 'sink'; did you mean sinks"):
-        curve((model,), Path("out"), settings=tables.Curve(controls=("sink",)))
+    with pytest.raises(ValueError, match=r"controls must be one of .* but is 'sink'; did you mean 'sinks'"):
+        curve((model,), Path("out"), checked(typed(CurveSettings()), controls=("sink",)), ())
 
 
 def test_folders_are_named_after_models() -> None:
     given = ("tiny", "runs/causal/model", "/models/LLaDA-8B/", "org/Dream", "other/tiny", "model")
-    assert folder_names(given) == ["tiny", "causal", "LLaDA-8B", "Dream", "tiny-5", "model"]
+    assert folder_names(given) == ["tiny", "causal", "LLaDA-8B", "Dream", "tiny-2", "model"]
+    again = ["a/battery/model", "b/battery/model", "c/battery", "battery-2", "runs/battery-causal/model/"]
+    assert folder_names(again) == ["battery", "battery-2", "battery-3", "battery-2-2", "battery-causal"]
 
 
 def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
@@ -145,7 +153,7 @@ def test_the_commands_are_reached_by_name(model: str, capsys: pytest.CaptureFixt
     assert main(shlex.split(command)) == 0
     assert "run folders: out/plain" in capsys.readouterr().out
     assert main(shlex.split(f"curve --model {model} --controls randm")) == 2
-    assert "got 'randm'; did you mean random?" in capsys.readouterr().err
+    assert "but is 'randm'; did you mean 'random'?" in capsys.readouterr().err
     assert main(["onetoken", "nowhere"]) == 2
     assert "but nowhere is not a folder" in capsys.readouterr().err
     assert main(["table1", "--model", model, "--ks", "-1"]) == 2

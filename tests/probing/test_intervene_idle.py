@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
+from sinklab.registry import interventions
 from sinklab.sampling import Canvas, DualCache, denoise
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten
@@ -37,7 +38,7 @@ def test_a_closed_loop_over_one_forward_is_refused(edit: MaskSinks) -> None:
 )
 def test_a_first_step_that_is_never_reached_is_refused(edit: object, step: int) -> None:
     model = HandWritten()
-    message = rf"{edit.name} had .* \(forwards: {step}\): it begins at step {step} .*; begin earlier"
+    message = rf"{interventions.name_of(edit)} had .* \(forwards: {step}\): it begins at step {step} .*; begin earlier"
     with pytest.raises(ValueError, match=message), intervene(model, edit):
         for _ in range(step):
             model(IDS)
@@ -67,7 +68,7 @@ def test_steps_count_the_forwards_of_guidance_together_and_begin_anew_after_a_re
 )
 def test_forwards_of_a_clean_pass_are_no_opportunity(edit: object) -> None:
     model = HandWritten()
-    message = rf"{edit.name} had .* \(forwards: 0, under log\.probing\(\): 2\)"
+    message = rf"{interventions.name_of(edit)} had .* \(forwards: 0, under log\.probing\(\): 2\)"
     with pytest.raises(ValueError, match=message), intervene(model, edit) as log, log.probing():
         model(IDS)
         model(IDS)

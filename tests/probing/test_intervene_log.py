@@ -1,9 +1,8 @@
-"""What the log says: what was really taken, in numbers and as a table; and edits as names, text and JSON."""
+"""What the log says: what was really taken, in numbers and as a table."""
 
 # B batch, L layers, H heads, S keys
 from __future__ import annotations
 
-import json
 import math
 from contextlib import nullcontext
 
@@ -13,16 +12,11 @@ import torch
 from dense_twin import dense, received, top
 
 from sinklab.probing import (
-    EDITS,
     MaskPositions,
     MaskSinks,
     TruncateContext,
     WindowAttention,
-    as_spec,
-    as_text,
-    edit_by_name,
     intervene,
-    parse_edit,
     trace,
 )
 from sinklab.probing.log import TABLE_COLUMNS
@@ -225,65 +219,3 @@ def test_checkpointed_gradients_are_those_of_the_edited_model(edit: object) -> N
         logs.append(log)
     torch.testing.assert_close(grads[0], grads[1])
     assert len(logs[0].removals) == len(logs[1].removals) and logs[1].forwards == 2
-
-
-EXAMPLES = {
-    "mask_sinks:k=5": MaskSinks(5),
-    "mask_sinks:epsilon=3,removal=zero_value": MaskSinks(epsilon=3.0, removal="zero_value"),
-    "mask_sinks: k=2, source=carried, limit=8, layers=0+-1+layers.3, heads=1+2": MaskSinks(
-        2, source="carried", limit=8, layers=(0, -1, "layers.3"), heads=(1, 2)
-    ),
-    "mask_sinks:k=1,spare_prefix=true,spare=0..3,control=random,seed=7": MaskSinks(
-        1, spare_prefix=True, spare=(0, 1, 2), control="random", seed=7
-    ),
-    "mask_positions:positions=3+8..11,steps=4+none": MaskPositions((3, 8, 9, 10), steps=(4, None)),
-    "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(16, (0, 1, 2, 3), False),
-    "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
-}
-
-
-@pytest.mark.parametrize("text", EXAMPLES)
-def test_edits_are_written_as_text_and_as_json(text: str) -> None:
-    edit = parse_edit(text)
-    assert edit == EXAMPLES[text]
-    spec = json.loads(json.dumps(as_spec(edit)))
-    assert parse_edit(spec) == edit and edit_by_name(**spec) == edit
-    assert parse_edit(as_text(edit)) == edit
-    assert set(EDITS) == {"mask_sinks", "mask_positions", "window_attention", "truncate_context"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("mask_sink:k=1", "unknown edit 'mask_sink'; known are .*did you mean 'mask_sinks'"),
-        ("mask_sinks:kk=1", "mask_sinks has no field 'kk'; its fields are k, .*did you mean 'k'"),
-        ("mask_sinks:k=some", "k takes int, got 'some'"),
-        ("mask_sinks:k", "'k' is no single field=value"),
-        ("mask_sinks:k=1,name=other", "'name=other' is no single field=value"),
-        ("mask_sinks:k=1,k=2", "'k=2' is no single field=value"),
-        ("mask_sinks:k=1,spare_prefix=yes", "spare_prefix takes bool, got 'yes'"),
-        ("mask_sinks:k=1,removal=evicted", "did you mean 'evict'"),
-        ("mask_sinks", "give one of them"),
-        ("mask_positions", "mask_positions needs positions"),
-        ("truncate_context:start=1,stop=3", "truncate_context needs step"),
-        ("mask_positions:positions=a", "whole numbers are expected, got"),
-    ],
-)
-def test_text_that_is_no_edit_is_refused_by_name(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_edit(text)
-
-
-def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
-    assert as_text(MaskSinks(5)) == "mask_sinks:k=5"
-    assert as_text(MaskPositions((3, 4), layers=-1, steps=(2, None))) == (
-        "mask_positions:positions=3+4,layers=-1,steps=2+none"
-    )
-    assert as_text(WindowAttention(4, keep_prefix=False)) == "window_attention:radius=4,keep_prefix=false"
-
-
-def test_specs_refuse_what_has_none() -> None:
-    with pytest.raises(ValueError, match="add name, one of"):
-        parse_edit({"k": 1})
-    with pytest.raises(ValueError, match="pass an instance"):
-        as_spec(MaskSinks)  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ import torch
 from dense_twin import dense, received, top
 from torch import Tensor
 
-from sinklab.probing import MaskPositions, MaskSinks, as_spec, intervene, parse_edit, trace
+from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
+from sinklab.registry import interventions
 from sinklab.sinks import Excess, find_sinks
 from tiny_models import HandWritten, Prefixed, llama
 
@@ -281,7 +282,7 @@ def test_numbers_may_be_numpys_and_become_python_ints() -> None:
     given, numbers = np.int64(2), np.arange(2)
     ours = MaskSinks(given, source="carried", limit=given, spare=numbers, layers=numbers, heads=numbers)
     assert ours == MaskSinks(2, source="carried", limit=2, spare=(0, 1), layers=(0, 1), heads=(0, 1))
-    assert parse_edit(json.loads(json.dumps(as_spec(ours)))) == ours
+    assert interventions.parse(json.loads(json.dumps(interventions.as_dict(ours)))) == ours
     assert MaskPositions(numbers, layers=numbers[1]) == MaskPositions((0, 1), layers=1)
     for wrong in (True, 2.0, np.float64(2)):
         with pytest.raises(ValueError, match="k counts the keys to remove"):

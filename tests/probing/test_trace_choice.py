@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.probing import STATISTICS, MaskSinks, frames, intervene, statistics, trace
+from sinklab import registry
+from sinklab.probing import MaskSinks, intervene, statistics, trace, tracing
 from tiny_models import HandWritten, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)
 PADDED[0, :4] = 0
-NAMES = tuple(name for name in STATISTICS if name != "received_by_state")
-BY_HEAD = tuple(name for name in NAMES if "head" in STATISTICS[name])
+NAMES = tuple(name for name in registry.statistics if name != "received_by_state")
+BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
 
 
 def four_layers() -> HandWritten:
@@ -136,13 +137,13 @@ def test_steps_by_marks_or_by_forwards(marked: bool, steps) -> None:
 
 
 def test_other_steps_are_not_measured(monkeypatch) -> None:
-    numbers, own = [], frames.measured
+    numbers, own = [], tracing.measured
 
-    def spy(call, *rest):
-        numbers.append(call.layer)
-        return own(call, *rest)
+    def spy(view, *rest):
+        numbers.append(view.call.layer)
+        return own(view, *rest)
 
-    monkeypatch.setattr(frames, "measured", spy)
+    monkeypatch.setattr(tracing, "measured", spy)
     model = HandWritten()
     with trace(model, steps=(2,)) as recording:
         for _ in range(5):

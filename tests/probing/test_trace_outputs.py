@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from sinklab.attention import attention_map, received_attention, running, value_norms
-from sinklab.probing import STATISTICS, AttentionCall, Listener, MaskSinks, intervene, trace
+from sinklab.probing import AttentionCall, Listener, MaskSinks, intervene, trace
 from sinklab.probing.tap import tapped
+from sinklab.registry import statistics
 from tiny_diffusion import tiny_model
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)
 PADDED[0, :4] = 0
-NAMES = tuple(name for name in STATISTICS if name != "received_by_state")
+NAMES = tuple(name for name in statistics if name != "received_by_state")
 
 
 class Outputs(Listener):

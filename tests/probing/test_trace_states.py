@@ -174,7 +174,7 @@ def test_wrong_use_is_refused_by_name() -> None:
         pass
     canvas.attention_BS = canvas.open_BS
     states = trace(model, canvas=canvas, state_of="next")
-    with pytest.raises(ValueError, match=r"state_of is one of .*, got 'next'"), states:
+    with pytest.raises(ValueError, match="state_of must be one of predicted, own, but is 'next'"), states:
         pass
     states = trace(model, ("received_by_state",), canvas=canvas)
     with pytest.raises(ValueError, match=r"whole canvas, \(1, 5\), but the model read ids of shape \(1, 4\)"), states:

@@ -160,7 +160,9 @@ def test_another_thread_that_runs_a_traced_model_is_refused(other_thread):
     assert torch.equal(other_thread(lambda: model(IDS).logits), model(IDS).logits)
 
 
-@pytest.mark.parametrize("watch", [trace, lambda model: intervene(model, MaskSinks(k=1))], ids=["trace", "intervene"])
+@pytest.mark.parametrize(
+    "watch", [trace, lambda model: intervene(model, MaskSinks(k=1), allow_idle=True)], ids=["trace", "intervene"]
+)
 def test_another_thread_that_traces_a_traced_model_is_refused(other_thread, watch):
     model, other = tiny_model(), tiny_model()
 

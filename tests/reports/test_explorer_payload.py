@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated import Simulation, simulate
 
-from sinklab import sinks
+from sinklab import analysis
 from sinklab.reports import as_studies
 from sinklab.reports.explorer import payload
 from sinklab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, size, unpack
@@ -99,7 +99,7 @@ def test_tokens_of_every_step_are_on_the_page(tmp_path):
     np.testing.assert_array_equal(tokens[..., 2], sample.classes_TS)
     ages = np.array(["", *AGES], dtype=object)[codes(arrays["ages"], (12, 24))]
     np.testing.assert_array_equal(ages, sample.ages_TS)
-    assert sinks.AGES == AGES and set(ages.ravel()) == set(AGES)
+    assert analysis.AGES == AGES and set(ages.ravel()) == set(AGES)
 
 
 def test_a_decoder_that_grows_leaves_later_keys_absent(tmp_path):

@@ -16,13 +16,13 @@ from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
 from sinklab.records import open_run
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import encode
-from sinklab.studies.base import Meter, Progress
 from sinklab.studies.battery import run as battery
 from sinklab.studies.battery import run as battery_answers
 from sinklab.studies.battery import settings as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer, score_battery
 from sinklab.studies.battery.settings import BatterySettings, Condition
 from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
+from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import follow
 from tiny_diffusion import tiny_loaded
@@ -297,13 +297,13 @@ def test_the_names_are_those_of_the_generator() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"skills": ("planing",)}, "skills are among arithmetic, .*, got 'planing'; did you mean planning?"),
-        ({"skills": ()}, "a battery needs skills, and levels among"),
-        ({"levels": (5,)}, r"levels among \(1, 2, 3, 4\), got"),
-        ({"controls": ("sink",)}, "controls are among sinks, .*, got 'sink'; did you mean sinks?"),
-        ({"ks": (-1,)}, "ks are numbers of hidden columns, at least 0, got -1"),
-        ({"problems": 0}, "problems must be at least 1, got 0"),
-        ({"conditions": ("blokcs-6",)}, "a condition is made of pure, .*, got 'blokcs-6'; did you mean blocks-N?"),
+        ({"skills": ("planing",)}, "skills must be one of arithmetic, .*, but is 'planing'; did you mean 'planning'"),
+        ({"skills": ()}, "skills must not be empty"),
+        ({"levels": (5,)}, "levels must be one of 1, 2, 3, 4, but is 5"),
+        ({"controls": ("sink",)}, "controls must be one of sinks, .*, but is 'sink'; did you mean 'sinks'"),
+        ({"ks": (-1,)}, "ks must be at least 0, but is -1"),
+        ({"problems": 0}, "problems must be at least 1, but is 0"),
+        ({"conditions": ("blokcs-6",)}, "a condition is made of pure, .*, got 'blokcs-6'; did you mean 'blocks-N'"),
         ({"conditions": ("blocks-0",)}, "got 'blocks-0'"),
         ({"conditions": ("pure+random",)}, "a condition says each thing once, got 'pure\\+random'; leave out random"),
         ({"conditions": ("greedy+blocks-3",)}, "greedy is token after token, without blocks"),

@@ -243,7 +243,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"rows": 1}, "rows must be at least 2, got 1"),
+            ({"rows": 1}, "rows must be at least 2, but is 1"),
             ({"block_length": 4}, "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2"),
             ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
             ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),

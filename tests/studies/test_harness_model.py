@@ -13,7 +13,7 @@ from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
 from sinklab.checkpoints import Loaded
-from sinklab.probing import parse_edit
+from sinklab.registry import interventions
 from sinklab.scoring import exact, rolling, score
 from sinklab.studies.benchmarks import harness_model
 from sinklab.studies.benchmarks.harness_model import SinklabLM
@@ -57,7 +57,7 @@ def test_choices_are_scored_under_the_same_noise(make: Any, specs: tuple[str, ..
         pairs,
         likelihood_settings(settings),
         groups=[group] * 3,
-        edits=[parse_edit(spec) for spec in specs],
+        edits=[interventions.parse(spec) for spec in specs],
     )
     assert [logprob for logprob, _ in found] == pytest.approx([one.logprob for one in direct], abs=1e-4)
     assert not any(greedy for _, greedy in found), "greedy decoding is not asked for where there are choices"
@@ -185,7 +185,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
         "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
     )
     assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (2, 3, ("piqa",))
-    assert model.edits == (parse_edit("mask_sinks:k=2"),)
+    assert model.edits == (interventions.parse("mask_sinks:k=2"),)
     assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
     assert model.eot_token_id == model.tokenizer.eos_token_id
     assert model.tokenizer_name == "tiny"
@@ -193,7 +193,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
 
 def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
-    assert model.edits == (parse_edit("mask_sinks:k=2,control=recent,selector=last_row"),)
+    assert model.edits == (interventions.parse("mask_sinks:k=2,control=recent,selector=last_row"),)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
     [
         ({"mask_snks": 2}, "the model sinklab has no argument 'mask_snks'; did you mean mask_sinks?"),
         ({"pretraind": "x"}, "did you mean pretrained?"),
-        ({"edits": "mask_snks:k=2"}, "unknown edit 'mask_snks'"),
+        ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control is one of .*; did you mean random?"),
         ({"control": "random"}, "mask_sinks is not given"),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1, got 0; leave it out for none"),

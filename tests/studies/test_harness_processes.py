@@ -35,7 +35,7 @@ def run_two(first: Path, second: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests", "tests/evaluation"))
+    paths = os.pathsep.join(str(ROOT / part) for part in ("src", "tests", "tests/studies"))
     other = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(second)],
         env={**os.environ, **both, "RANK": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},

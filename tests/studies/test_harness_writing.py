@@ -16,9 +16,9 @@ from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import Prompt
 from sinklab.scoring.text_ends import ended, is_over
 from sinklab.scoring.writing import Answer, Asked, is_lonely, write_batch
-from sinklab.studies.base import Meter, Progress
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import follow, seeded
 from tiny_diffusion import tiny_loaded

@@ -222,8 +222,8 @@ def test_sampling_does_not_change_what_is_written() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"folds": 2}, "folds must be at least 3, got 2"),
-        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"folds": 2}, "folds must be at least 3, but is 2"),
+        ({"every": 0}, "every must be at least 1, but is 0"),
         ({"corpus": "x.txt"}, "there are both; leave one of them out"),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sinklab.records import Run, open_run
-from sinklab.studies.base import Progress
+from sinklab.studies.processes import Progress
 from sinklab.studies.trace import run as observation
 from sinklab.studies.trace import writing
 from sinklab.studies.trace.run import study

@@ -222,7 +222,7 @@ def test_progress_tells_stages_steps_and_losses(
         ({"hidden_size": 34, "heads": 2}, "each head must have an even width, .* gives 17"),
         ({"heads": 0}, "heads must be at least 1, but is 0"),
         ({"steps": 0}, "steps must be at least 1, but is 0"),
-        ({"causal_start": 1.5}, "causal_start is a fraction from 0 to 1, but is 1.5"),
+        ({"causal_start": 1.5}, "causal_start must be at least 0 and at most 1, but is 1.5"),
         ({"time_sampler": "low_discrepency"}, "did you mean 'low_discrepancy'"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
         ({"sink_kind": "tokens", "sink_count": 1}, "did you mean 'token'"),

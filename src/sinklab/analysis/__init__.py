@@ -13,9 +13,7 @@ __getattr__, __dir__, __all__ = exports(
         "DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram absorb_rate compare_rules epsilon_curve "
         "score_histogram sink_rate"
     ),
-    token_classes=(
-        "AGES CLASSES Enrichment Explained STATES enrichment explained_mass token_ages token_class token_classes"
-    ),
+    tokens=("AGES CLASSES Enrichment Explained STATES enrichment explained_mass token_ages token_class token_classes"),
     trends="MotionSummary motion_word",
     verdicts="Verdict masking_cost ninety_six recovery start_only",
 )

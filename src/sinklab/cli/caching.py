@@ -10,8 +10,8 @@ import tyro
 
 from sinklab.cli.progress import working
 from sinklab.cli.writing import Reading
-from sinklab.studies.base import refuse_taken
 from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.processes import refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.records.reading import Run

@@ -13,12 +13,14 @@ import tyro
 
 from sinklab.cli.battery import battery
 from sinklab.cli.caching import caches
+from sinklab.cli.command import command as command_of
 from sinklab.cli.probing import probe
 from sinklab.cli.showing import compare, report, tour
-from sinklab.cli.tables import curve, evaluate_command, onetoken, table1
-from sinklab.cli.training import train_command
+from sinklab.cli.tables import evaluate_command, onetoken, table1
+from sinklab.cli.training import _value, train_command
 from sinklab.cli.watching import Inputs, Study, chosen, mask, watch
 from sinklab.cli.writing import Reading, write
+from sinklab.registry import studies
 from sinklab.sampling.settings import DecodingSettings
 
 ABOUT = "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed."
@@ -124,19 +126,28 @@ def train() -> None:
 
 
 WATCHING = (tour, generate, info, trace, mask, compare, report, train)
-SCORING = (evaluate_command, curve, battery, probe, caches, table1, onetoken)
+SCORING = (evaluate_command, battery, probe, caches, table1, onetoken)
 COMMANDS: tuple[Callable[..., None], ...] = (*WATCHING, *SCORING)
 
 
 def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
     """The commands: a line for each in the list of them, all of its docstring in the help of the one that is asked."""
     app = tyro.extras.SubcommandApp()
+    for name, kind in studies.items():
+        chosen = arguments[:1] == [name]
+        again = _value(arguments, "--reproduce") if chosen else None
+        function = command_of(name, kind(), None if again is None else Path(again)) if chosen else _other
+        app.command(function, name=name, help=None if chosen else (kind.__doc__ or "").splitlines()[0])
     for command in COMMANDS:
         if command is train and arguments[:1] == ["train"]:
             command = train_command(arguments[1:])
         lines = (command.__doc__ or "").splitlines()
         app.command(help=None if command.__name__ in arguments[:1] else lines[0])(command)
     return app
+
+
+def _other() -> None:
+    """Stands in the list of commands for a study that is not the one asked for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -72,9 +72,9 @@ def probed(
         ValueError: for prompts from both arguments and a file, and what `sink_contents` refuses.
     """
     from sinklab.records.reading import open_run
-    from sinklab.studies.base import refuse_taken
     from sinklab.studies.contents.figures import contents_sentences, save_contents_figures
     from sinklab.studies.contents.run import sink_contents
+    from sinklab.studies.processes import refuse_taken
 
     prompt = prompts_of(prompt, inputs)
     whole = run_settings(ContentsSettings, settings, **({"prompts": prompt} if prompt else {}))

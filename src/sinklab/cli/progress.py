@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from sinklab.studies.base import Progress
+from sinklab.studies.processes import Progress
 
 
 class Shown(Progress):

@@ -1,4 +1,4 @@
-"""`sinklab curve`, `table1` and `onetoken`: the papers' tables, and the loss that stands in for them."""
+"""`sinklab eval`, `table1` and `onetoken`: benchmarks and the papers' tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import tyro
 from sinklab.cli.progress import working
 from sinklab.cli.watching import loaded_here, run_settings
 from sinklab.cli.writing import Reading
-from sinklab.studies.base import Processes, refuse_taken
+from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.settings import EvalSettings
-from sinklab.studies.curve.settings import CurveSettings
+from sinklab.studies.processes import Processes, refuse_taken
 
 if TYPE_CHECKING:
-    from sinklab.records.reading import Run
     from sinklab.reports.printed import Printed
 
 
@@ -85,64 +84,6 @@ def evaluate_command(
 
 
 evaluate_command.__name__ = "eval"
-
-
-@dataclass(frozen=True)
-class Curve(CurveSettings):
-    """The settings of a curve as the command line takes them."""
-
-    def __post_init__(self) -> None:
-        """Nothing is checked while arguments are parsed: the command does it, and says what is wrong in one line."""
-
-
-def curve(
-    model: tuple[str, ...] = ("tiny", "tiny-sink"),
-    out: Path = Path("runs/curve"),
-    relative: bool = False,
-    scale: Literal["log", "linear"] = "log",
-    change: Literal["log", "linear"] = "linear",
-    figures: tuple[str, ...] = ("png",),
-    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    settings: tyro.conf.OmitArgPrefixes[Curve] = Curve(),
-) -> None:
-    """Hide 1, 2, 5, … sinks per head and see what held-out text costs: the cheap stand-in for a benchmark.
-
-    For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean pass over the same
-    text chooses the columns; as many random and least attended ones are the controls. Each model gets a run folder
-    OUT/<name>; beside them lie masking_curve.md, .csv and .png. A curve that is there is not scored again.
-
-    Try
-        sinklab curve
-        sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
-        sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
-        sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout my_texts/ --length 512
-
-    Args:
-        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
-        out: folder for the run folders and what is drawn from them.
-        relative: draw the change in percent of the loss with nothing hidden.
-        scale: of the figure's horizontal axis.
-        change: of its vertical axis.
-        figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
-        reading: how the weights are read.
-        settings: what to hide, and from what text.
-    """
-    from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-
-    chosen = run_settings(CurveSettings, settings)
-    if not model:
-        raise ValueError("a curve needs at least one model; give --model tiny, for example")
-    with working() as progress:
-        runs = [
-            _curve_of(name, out / folder, chosen, reading, progress)
-            for name, folder in zip(model, folder_names(model), strict=True)
-        ]
-        progress.stage("drawing")
-        written = write_masking_curves(runs, out, figures, relative=relative, scale=scale, change=change)
-    for sentence in masking_curve_sentences(runs):
-        print(sentence)
-    print(f"run folders: {', '.join(str(run.path) for run in runs)}")
-    print(f"drawn: {', '.join(map(str, written))}")
 
 
 @dataclass(frozen=True)
@@ -275,33 +216,3 @@ def _cells(
     }
     with working() as progress:
         return scored(loaders, settings.checked(), out, Plan(*plan), progress=progress)
-
-
-def _curve_of(name: str, folder: Path, settings: CurveSettings, reading: Reading, progress: Any) -> Run:
-    """The curve of a model, scored unless it lies there already."""
-    from sinklab.records.reading import open_run
-    from sinklab.studies.curve.run import masking_curve
-    from sinklab.studies.trace.run import describe
-
-    loaded = loaded_here(name, reading)
-    before = open_run(folder) if (folder / "run.json").is_file() else None
-    if before is not None and before.info.status == "complete":
-        asked = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
-        same = before.info.kind == "curve" and before.info.settings == asked
-        if not same or before.info.model.get("weights_sha256") != describe(loaded)["weights_sha256"]:
-            raise ValueError(
-                f"{folder} holds a run of another model or with other settings; choose another --out, or remove it"
-            )
-        progress.stage(f"{folder} is there")
-        return before
-    return open_run(masking_curve(loaded, folder, settings, progress=progress, overwrite=before is not None))
-
-
-def folder_names(models: tuple[str, ...]) -> list[str]:
-    """A folder for each model: the last part of its name; "model" gives way to the folder around it, as in a run."""
-    names: list[str] = []
-    for model in models:
-        parts = [part for part in Path(model.rstrip("/")).parts if part not in ("/", ".", "..")] or ["model"]
-        name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
-        names.append(name if name not in names else f"{name}-{len(names) + 1}")
-    return names

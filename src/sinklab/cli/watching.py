@@ -12,7 +12,7 @@ import tyro
 
 from sinklab.cli.progress import working
 from sinklab.cli.writing import Reading
-from sinklab.studies.base import refuse_taken
+from sinklab.studies.processes import refuse_taken
 from sinklab.studies.trace.settings import PROMPTS, StudySettings
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ def watch(settings: StudySettings, model: str, out: Path, reading: Reading, resu
 
 def compare_masked(settings: StudySettings, model: str, out: Path, reading: Reading, resume: bool) -> list[str]:
     """`sinklab mask`: a plain run and one under the settings' edits, and what the edits did."""
-    from sinklab.probing.specs import parse_edit
     from sinklab.records.reading import open_run
+    from sinklab.registry import interventions
     from sinklab.studies.trace.run import check_study, study
 
     for spec in settings.edits:
-        parse_edit(spec)
+        interventions.parse(spec)
     if not resume:
         refuse_taken(out)
     folders = {"plain": dataclasses.replace(settings, edits=()), "masked": settings}
@@ -140,7 +140,7 @@ def _by_last_row(spec: str) -> str:
 
 
 def _first(lines: list[str]) -> list[str]:
-    from sinklab.studies.base import Processes
+    from sinklab.studies.processes import Processes
 
     return lines if Processes.here().is_first else []
 

@@ -19,7 +19,7 @@ from sinklab.attention.scores import Scores, real_queries, visible_queries
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class Visibility:
     """Who may see whom before any intervention; worked out when first asked for."""
 
     mask: Tensor | None
@@ -61,22 +61,22 @@ class Sight:
         return None if self.columns_Q is None else self.columns_Q + (self.prefix or 0)
 
 
-class SightCache:
-    """The sight of a mask, kept for a forward: all layers are given the same mask."""
+class VisibilityCache:
+    """The visibility of a mask, kept for a forward: all layers are given the same mask."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple, tuple[RunningCanvas | None, Sight]] = {}
+        self._known: dict[tuple, tuple[RunningCanvas | None, Visibility]] = {}
 
     def clear(self) -> None:
         self._known.clear()
 
-    def of(self, mask: Tensor | None, batch: int, queries: int, keys: int, is_causal: bool) -> Sight:
+    def of(self, mask: Tensor | None, batch: int, queries: int, keys: int, is_causal: bool) -> Visibility:
         running = running_canvas()
         # Mask and canvas are kept beside it, so that their ids cannot be taken by others while it is known.
         key = (id(mask), id(running), batch, queries, keys, is_causal)
         if key not in self._known:
             fits = running is not None and _fits(running, batch, queries, keys)
-            self._known[key] = (running, Sight(mask, (batch, queries, keys), is_causal, running if fits else None))
+            self._known[key] = (running, Visibility(mask, (batch, queries, keys), is_causal, running if fits else None))
         return self._known[key][1]
 
 
@@ -108,12 +108,12 @@ class AttentionCall:
     is_causal: bool
     scale: float | None
     dropout_p: float
-    sight: Sight
+    visibility: Visibility
     layout: str
     fold: int
 
     @classmethod
-    def of(cls, layer: str, module: nn.Module, given: dict[str, Any], sights: SightCache) -> AttentionCall:
+    def of(cls, layer: str, module: nn.Module, given: dict[str, Any], visibilities: VisibilityCache) -> AttentionCall:
         """Read the arguments by name. Raises ValueError for axes that are not (batch, [head,] position, dim)."""
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
         layout = _layout(layer, query, key, module)
@@ -131,7 +131,7 @@ class AttentionCall:
             mask = mask[(None,) * (4 - mask.dim())]
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         is_causal = bool(given.get("is_causal", False))
-        sight = sights.of(sight_mask, batch, queries, keys, is_causal)
+        visibility = visibilities.of(sight_mask, batch, queries, keys, is_causal)
         return cls(
             layer,
             query,
@@ -141,7 +141,7 @@ class AttentionCall:
             is_causal,
             given.get("scale"),
             given.get("dropout_p", 0.0),
-            sight,
+            visibility,
             layout,
             fold,
         )
@@ -177,7 +177,7 @@ class AttentionCall:
     @cached_property
     def received_BHS(self) -> Tensor:
         """Column sums over the real queries of this call, edits included; shared by all who ask."""
-        real_BQ = self.sight.real_BQ
+        real_BQ = self.visibility.real_BQ
         groups_BGQ = None if real_BQ is None else real_BQ.unsqueeze(1)
         received = attention_statistics(self.scores(), ("received",), groups_BGQ=groups_BGQ)["received"]
         return received if real_BQ is None else received[:, 0]
@@ -186,7 +186,7 @@ class AttentionCall:
     def last_row_BHS(self) -> Tensor:
         """The attention row of the last real query of every batch row (how an autoregressive model is read)."""
         batch, _, queries, dim = self.query_BHQD.shape
-        real_BQ = self.sight.real_BQ
+        real_BQ = self.visibility.real_BQ
         last_B = torch.full((batch,), queries - 1, device=self.query_BHQD.device)
         if real_BQ is not None:
             last_B = queries - 1 - real_BQ.flip(-1).long().argmax(-1).to(last_B.device)

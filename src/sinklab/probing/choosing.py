@@ -16,7 +16,7 @@ from sinklab.sinks.rules import Excess, find_sinks
 
 
 @dataclass(frozen=True)
-class Standing:
+class KeyScores:
     """How the keys of one call stand with the heads of an edit: all that a choice needs."""
 
     received_BHS: Tensor
@@ -28,12 +28,12 @@ class Standing:
     prefix: int
 
     @classmethod
-    def of(cls, call: AttentionCall, selector: str, heads: list[int], prefix: int) -> Standing:
+    def of(cls, call: AttentionCall, selector: str, heads: list[int], prefix: int) -> KeyScores:
         """`selector`: "received" or "last_row"."""
         with torch.no_grad():
             is_last = selector == "last_row"
             received_BHS = call.last_row_BHS if is_last else call.received_BHS
-            visible_BHS = call.sight.visible_BHS.to(received_BHS.device)
+            visible_BHS = call.visibility.visible_BHS.to(received_BHS.device)
             if len(heads) < received_BHS.shape[1]:
                 received_BHS = received_BHS[:, heads]
                 visible_BHS = visible_BHS[:, heads] if visible_BHS.shape[1] > 1 else visible_BHS
@@ -48,11 +48,11 @@ class Chooser:
         self.options, self.log = options, log
         self.generator = torch.Generator().manual_seed(options.seed)
 
-    def standing(self, call: AttentionCall, heads: list[int]) -> Standing:
+    def standing(self, call: AttentionCall, heads: list[int]) -> KeyScores:
         """What this edit has to know of a call."""
-        return Standing.of(call, self.options.selector, heads, self.log.note_prefix(call))
+        return KeyScores.of(call, self.options.selector, heads, self.log.note_prefix(call))
 
-    def choose(self, keys: Standing, held_BHS: Tensor | None) -> tuple[Tensor, Tensor]:
+    def choose(self, keys: KeyScores, held_BHS: Tensor | None) -> tuple[Tensor, Tensor]:
         """Columns (B, H, M) by falling score, -1 where a head has fewer, and the share (B, H) they hold in this call.
 
         The share is NaN where the limit left no choice.
@@ -84,7 +84,7 @@ class Chooser:
                 mass_BH = mass_BH.masked_fill((held_BH1 >= options.limit)[..., 0], torch.nan)
             return columns_BHM, mass_BH
 
-    def _free(self, keys: Standing, held_BHS: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
+    def _free(self, keys: KeyScores, held_BHS: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
         """Keys that may be chosen, bool (B, H, S), and how many are gone already, (B, H, 1)."""
         free_BHS = (keys.visible_BHS.amax(1) > 0).unsqueeze(1).repeat(1, heads, 1)
         if self.options.spare_prefix:
@@ -97,7 +97,7 @@ class Chooser:
         held_BHS = held_BHS[:, :heads]
         return free_BHS & ~held_BHS, held_BHS.sum(-1, keepdim=True)
 
-    def _excessive(self, keys: Standing, score_BHS: Tensor) -> Tensor:
+    def _excessive(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:
         """Keys above the threshold 1 + epsilon (S-1)/S as if all queries had run, bool (B, H, S)."""
         visible_BHS = keys.visible_BHS.to(score_BHS.dtype)
         visible_BHS = visible_BHS.amax(1, keepdim=True) if score_BHS.shape[1] == 1 else visible_BHS
@@ -106,7 +106,7 @@ class Chooser:
         scale_B11 = positions_B11 / visible_BHS.amax((1, 2), keepdim=True)
         return find_sinks(score_BHS * scale_B11, Excess(self.options.epsilon), visible_BHS * scale_B11)
 
-    def _refuse(self, count: int | Tensor, keys: Standing, free_BHS: Tensor, held_BH1: Tensor) -> None:
+    def _refuse(self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, held_BH1: Tensor) -> None:
         """Every head for itself: rows of unequal length lose unequal numbers of keys."""
         options = self.options
         visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - held_BH1

@@ -13,22 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.choice import Choice, several, whole
 from sinklab.probing.choosing import as_columns, widened
-from sinklab.probing.log import InterventionLog, Removal
+from sinklab.probing.log import InterventionLog, RemovalRecord
 from sinklab.probing.removing import held_share, keys_seen, restricted, zero_values
+from sinklab.probing.scope import RecordingScope, several, whole, whole_numbers
 from sinklab.probing.tap import Listener
-
-
-def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int, ...]:
-    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below `least`."""
-    found = [whole(number) for number in several(given)]
-    numbers = tuple(number for number in found if number is not None)
-    if len(numbers) < len(found):
-        raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
-    if least is not None and numbers and min(numbers) < least:
-        raise ValueError(f"{name}: numbers count from {least}, got {min(numbers)}: leave out what lies before")
-    return numbers
+from sinklab.registry import interventions
 
 
 def layer_names(given: Any) -> tuple[int | str, ...] | None:
@@ -60,7 +50,7 @@ class Scope:
 
     def __init__(self, label: str, layers: tuple[int | str, ...] | None, heads: tuple[int, ...] | None) -> None:
         self.label = label
-        self.asked = Choice.of(layers, heads, None, ())
+        self.asked = RecordingScope.of(layers, heads, None, ())
         self.choice = self.asked
 
     def covers(self, layer: str, log: InterventionLog) -> bool:
@@ -100,7 +90,7 @@ def count_layers(model: nn.Module) -> int | None:
 
 
 @dataclass(frozen=True)
-class Applied:
+class Effect:
     """What was taken away in one layer, over the heads that the edit names; NaN where it was not measured."""
 
     heads: list[int]
@@ -113,7 +103,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Selection:
     """Keys to take away in one layer: flags for all heads, and what is logged of the heads that the edit names."""
 
     gone_BHS: Tensor
@@ -123,12 +113,12 @@ class Taken:
     """The share they held where they were chosen."""
 
 
-class Editor(Listener):
+class InterventionHandler(Listener):
     """Carries one edit out. A subclass says what becomes of a call, in `apply`."""
 
     def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int) -> None:
         self.options, self.log, self.period = options, log, forwards_per_step
-        self.label = log.named(options.name)
+        self.label = log.named(interventions.name_of(options))
         self.scope = Scope(self.label, getattr(options, "layers", None), getattr(options, "heads", None))
         log.on_first.append(lambda: self.scope.check(log))
         log.on_reset.append(self.reset)
@@ -139,7 +129,7 @@ class Editor(Listener):
 
     def reset(self) -> None:
         # Slots keep the forwards of one step apart (guidance runs two), each with its own past.
-        self.previous: dict[int, dict[str, Applied]] = {}
+        self.previous: dict[int, dict[str, Effect]] = {}
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self.count = 0
         self.discard()
@@ -148,7 +138,7 @@ class Editor(Listener):
         self.reset()
 
     def discard(self) -> None:
-        self.applied: dict[str, Applied] = {}
+        self.applied: dict[str, Effect] = {}
         self.slot = self.step = 0
         self.is_open = False
 
@@ -170,7 +160,7 @@ class Editor(Listener):
         """The query heads to edit."""
         return self.scope.of_heads(call.layer, call.query_BHQD.shape[1])
 
-    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Applied | None]:
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""
         raise NotImplementedError
 
@@ -199,7 +189,7 @@ class Editor(Listener):
             "intervene(…, allow_idle=True)"
         )
 
-    def _removal(self, heads: tuple[int, ...]) -> Removal:
+    def _removal(self, heads: tuple[int, ...]) -> RemovalRecord:
         """The entry of the layers that lost keys in these heads (layers may have different numbers of heads)."""
         before = self.previous.get(self.slot, {})
         parts = {layer: part for layer, part in self.applied.items() if tuple(part.heads) == heads}
@@ -212,7 +202,7 @@ class Editor(Listener):
         widest = max(part.columns_BHM.shape[-1] for part in parts.values())
         columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
         shares = {name: [getattr(part, f"{name}_BH") for part in parts.values()] for name in _SHARES}
-        return Removal(
+        return RemovalRecord(
             forward=self.count,
             edit=self.options,
             label=self.label,
@@ -246,7 +236,7 @@ def _jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
     return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)
 
 
-class KeyEditor(Editor):
+class KeyHandler(InterventionHandler):
     """Takes the same keys from all queries of a head. A subclass says which, in `taken`."""
 
     def reset(self) -> None:
@@ -255,14 +245,14 @@ class KeyEditor(Editor):
         super().reset()
 
     def discard(self) -> None:
-        self.now: dict[str, Taken | None] = {}
+        self.now: dict[str, Selection | None] = {}
         super().discard()
 
-    def taken(self, call: AttentionCall) -> Taken | None:
+    def taken(self, call: AttentionCall) -> Selection | None:
         """What to take away in this layer and forward; None for nothing."""
         raise NotImplementedError
 
-    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Applied | None]:
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
         if self.is_open:
             taken = self.taken(call)
             self.now[call.layer] = self._with_evicted(taken, call) if self.options.removal == "evict" else taken
@@ -284,7 +274,7 @@ class KeyEditor(Editor):
             self.evicted[self.slot] = {layer: taken.gone_BHS for layer, taken in self.now.items() if taken is not None}
         super().finish()
 
-    def _with_evicted(self, taken: Taken | None, call: AttentionCall) -> Taken | None:
+    def _with_evicted(self, taken: Selection | None, call: AttentionCall) -> Selection | None:
         known_BHS = self.evicted.get(self.slot, {}).get(call.layer)
         if known_BHS is None or is_full(call, self.log):
             return taken
@@ -292,12 +282,12 @@ class KeyEditor(Editor):
         known_BHS = widened(known_BHS, call.key_BKSD.shape[2])
         if taken is None:
             known_BHM = as_columns(known_BHS[:, heads])
-            return Taken(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
+            return Selection(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
         older_BHS = (known_BHS & ~taken.gone_BHS)[:, heads]
         columns_BHM = torch.cat([taken.columns_BHM, as_columns(older_BHS)], -1)
         return dataclasses.replace(taken, gone_BHS=known_BHS | taken.gone_BHS, columns_BHM=columns_BHM)
 
-    def _applied(self, taken: Taken, call: AttentionCall, edited: AttentionCall, spared_BH: Tensor) -> Applied:
+    def _applied(self, taken: Selection, call: AttentionCall, edited: AttentionCall, spared_BH: Tensor) -> Effect:
         heads = self.heads_of(call)
         gone_BHS = taken.gone_BHS[:, heads]
         realised_BH = left_BH = torch.full_like(taken.mass_BH, math.nan)
@@ -306,11 +296,11 @@ class KeyEditor(Editor):
                 zeroed = self.options.removal == "zero_value"
                 realised_BH = held_share(call, taken.gone_BHS, spared_BH)[:, heads]
                 left_BH = (keys_seen(call, taken.gone_BHS) if zeroed else keys_seen(edited))[:, heads]
-        return Applied(heads, taken.columns_BHM, gone_BHS, taken.mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
+        return Effect(heads, taken.columns_BHM, gone_BHS, taken.mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
 
 
 def is_full(call: AttentionCall, log: InterventionLog) -> bool:
     """Whether keys and values of the whole canvas are computed anew in this forward."""
-    if call.sight.running is not None:
-        return call.sight.running.columns is None
+    if call.visibility.running is not None:
+        return call.visibility.running.columns is None
     return call.query_BHQD.shape[2] == call.key_BKSD.shape[2] - log.note_prefix(call)

@@ -15,10 +15,10 @@ from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
-class Edit(Protocol):
-    """A frozen dataclass that says what to change; `editor` makes the listener that does it."""
+class Intervention(Protocol):
+    """A frozen dataclass that says what to change; `handler` makes the listener that does it."""
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
 
 
 class _Counter(Listener):
@@ -55,7 +55,7 @@ class _Counter(Listener):
 
 @contextmanager
 def intervene(
-    model: nn.Module, *edits: Edit, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
+    model: nn.Module, *edits: Intervention, forwards_per_step: int = 1, measure: bool = True, allow_idle: bool = False
 ) -> Iterator[InterventionLog]:
     """Apply edits to every attention call of the model inside the block; the model itself is never touched.
 
@@ -65,7 +65,7 @@ def intervene(
 
     Edits apply in the order given, each to the call the one before it left, and those of an outer block first. A
     sampler that runs several forwards a step (guidance: two) says so in `forwards_per_step`, so that each is compared
-    with its own predecessor. `measure=False` leaves out what the edits really took away (`Removal.realised_BLH`,
+    with its own predecessor. `measure=False` leaves out what the edits really took away (`RemovalRecord.realised_BLH`,
     `left_BLH`), and with it one pass over queries and keys per edit and layer. Without edits the block changes
     nothing. Calls inside `sinklab.attention.unobserved()` are left alone.
 
@@ -82,7 +82,7 @@ def intervene(
     have changed nothing), or an edit had no opportunity to act.
     """
     for edit in edits:
-        if isinstance(edit, type) or not hasattr(edit, "editor"):
+        if isinstance(edit, type) or not hasattr(edit, "handler"):
             raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
     if forwards_per_step < 1:
         raise ValueError(f"forwards_per_step counts the forwards of a step, at least 1, got {forwards_per_step}")
@@ -92,7 +92,7 @@ def intervene(
         tap = stack.enter_context(tapped(model, counter))
         log._tap = tap
         for edit in edits:
-            stack.enter_context(tapped(model, edit.editor(log, forwards_per_step)))
+            stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log
         tap.flush()

@@ -17,7 +17,7 @@ from sinklab.probing.tap import Tap
 
 
 @dataclass(frozen=True)
-class Removal:
+class RemovalRecord:
     """What one edit took away in one forward."""
 
     forward: int
@@ -46,14 +46,14 @@ class Removal:
     heads: tuple[int, ...]
     """The query heads, the H axis."""
     label: str
-    """Name of the edit in `EDITS`; "mask_sinks#2" for the second of its name in the block."""
+    """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
 
 
 @dataclass
 class InterventionLog:
     """Filled while the block runs."""
 
-    removals: list[Removal] = field(default_factory=list)
+    removals: list[RemovalRecord] = field(default_factory=list)
     forwards: int = 0
     """Forwards that ran with the edits in place, the unedited first ones included."""
     probed: int = 0
@@ -63,7 +63,7 @@ class InterventionLog:
     prefix: int | None = None
     """Sink columns in front of the keys, read off the first forward of the sequence."""
     measure: bool = True
-    """Whether editors measure what they take away (`Removal.realised_BLH`, `left_BLH`)."""
+    """Whether editors measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
     """Module paths of the attention calls seen so far, each with its number in the order of execution."""
     layer_count: int | None = field(default=None, repr=False)
@@ -138,10 +138,10 @@ class InterventionLog:
     def table(self, *, keys: bool = False) -> dict[str, Any]:
         """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
 
-        forward: index since its run began; edit: name in `EDITS`, "#2" for the second of that name; layer: number in
+        forward: index since its run began; edit: registered name, "#2" for the second of that name; layer: number in
         the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
-        left as in `Removal`. With `keys=True` a list column "keys" holds the keys themselves, sink columns included.
-        Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
+        left as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys themselves, sink columns
+        included. Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
         """
         parts: dict[str, list[np.ndarray]] = {name: [] for name in _NUMBERS}
         table: dict[str, Any] = {}
@@ -165,7 +165,7 @@ class InterventionLog:
             table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
-    def add(self, removal: Removal) -> None:
+    def add(self, removal: RemovalRecord) -> None:
         """Used by editors: what they took away in the forward that just ended."""
         self.removals.append(removal)
 
@@ -186,10 +186,10 @@ class InterventionLog:
         should be a full one: keys that somebody sees less the queries that are not padding.
         """
         if self.prefix is None:
-            self.prefix = call.sight.prefix
+            self.prefix = call.visibility.prefix
             if self.prefix is None:
-                real_BQ, queries = call.sight.real_BQ, call.query_BHQD.shape[2]
-                seen_B = (call.sight.visible_BS > 0).sum(-1).cpu()
+                real_BQ, queries = call.visibility.real_BQ, call.query_BHQD.shape[2]
+                seen_B = (call.visibility.visible_BS > 0).sum(-1).cpu()
                 self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
         return self.prefix
 

@@ -1,19 +1,135 @@
-"""`Recording`: what a trace saw in every attention layer, step by step."""
+"""`Recording`: what a trace saw in every attention layer, step by step; and the frames that it is read from."""
 
 # B batch, L layers, H query heads, Q queries, S keys, P canvas positions
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sinklab.probing.choice import Place
-from sinklab.probing.frames import Frame, Watcher, stacked
-from sinklab.probing.statistics import STATISTICS, checked_statistic
+from sinklab.probing.scope import MapKey, RecordingScope
+from sinklab.probing.statistics import Statistic
+from sinklab.registry import statistics
 
 if TYPE_CHECKING:
     import numpy
+
+
+class LayerStack:
+    """Tensors of one layer after another, in one float32 buffer made when the first comes.
+
+    Small results that stay alive between a model's large temporaries would keep the system from using their room
+    again: a forward would need several times their size.
+    """
+
+    def __init__(self, expected: int, axis: int) -> None:
+        self._expected, self._axis = max(expected, 1), axis
+        self._store: Tensor | None = None
+        # What does not fit the buffer (layers of another shape, or on another device) turns all into a list.
+        self._parts: list[Tensor] = []
+
+    def add(self, value: Tensor) -> None:
+        """The next layer's."""
+        count = len(self._parts)
+        if self._store is None and not count:
+            self._store = torch.empty((self._expected, *value.shape), dtype=torch.float32, device=value.device)
+        store = self._store
+        if store is not None:
+            if count < self._expected and value.shape == store.shape[1:] and value.device == store.device:
+                value = store[count].copy_(value)
+            else:
+                self._store = None
+        self._parts.append(value)
+
+    def stacked(self, rows: list[int]) -> Tensor:
+        """These layers along their axis: an ordinary tensor on the CPU, also where the model runs in inference mode."""
+        with torch.inference_mode(False), torch.no_grad():
+            if self._store is not None:
+                return self._store[rows].cpu().movedim(0, self._axis).contiguous()
+            return stacked([self._parts[row].cpu().float() for row in rows], self._axis)
+
+
+def ordinary(tensor: Tensor) -> Tensor:
+    """A tensor of its own on the CPU, which may be changed outside inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.cpu().clone()
+
+
+def stacked(tensors: list[Tensor], dim: int) -> Tensor:
+    """Tensors along a new axis, NaN where one of them is shorter than the longest."""
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) == 1:
+        return torch.stack(tensors, dim)
+    widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device)
+    for row, tensor in zip(padded, tensors, strict=True):
+        row[tuple(slice(0, size) for size in tensor.shape)] = tensor
+    return padded.movedim(0, dim)
+
+
+@dataclass
+class Frame:
+    """One forward: per statistic one tensor a layer, stacked and moved to the CPU when the forward ends."""
+
+    number: int
+    """Of the step it begins: counted by marks, or by forwards where nothing was marked yet."""
+    is_recorded: bool
+    is_read: bool
+    """Whether anything of this forward is wanted; False: its calls are counted and no more."""
+    paths: list[str] = field(default_factory=list)
+    """Of all attention layers that ran, in their order."""
+    indices: list[int] = field(default_factory=list)
+    """Which of them were measured."""
+    parts: dict[str, LayerStack] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    visible: list[Tensor] = field(default_factory=list)
+    maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
+    columns_Q: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    state_BQ: Tensor | None = None
+    prefix: int = 0
+    length: int = 0
+    """Canvas positions, padding included."""
+
+    @property
+    def layers(self) -> list[str]:
+        """Paths of the measured layers."""
+        return [self.paths[index] for index in self.indices]
+
+    def close(self, measured: list[int]) -> None:
+        """Keep these layers, of what was measured on suspicion as well; stack them and leave the device."""
+        rows = [row for row, index in enumerate(self.indices) if index in measured]
+        self.indices = [self.indices[row] for row in rows]
+        if rows:
+            self.values = {name: parts.stacked(rows) for name, parts in self.parts.items()}
+        self.parts.clear()
+        self.columns_Q = ordinary(self.columns_Q)
+        # layers under one mask share one tensor, which is moved once
+        moved = {id(part): ordinary(part) for part in self.visible}
+        self.visible = [moved[id(self.visible[row])] for row in rows]
+        self.state_BQ = None if self.state_BQ is None else ordinary(self.state_BQ)
+
+
+@dataclass
+class Frames:
+    """What a trace has kept so far: the frame recorder writes it, `Recording` reads it."""
+
+    statistics: Mapping[str, Statistic]
+    scope: RecordingScope
+    has_states: bool
+    marked: list[tuple[object, Frame, int]] = field(default_factory=list)
+    """(what `mark` was given, the first forward of the step, how many there were)"""
+    pending: list[Frame] = field(default_factory=list)
+    """Forwards since the last mark."""
+    heads: list[int] = field(default_factory=list)
+    prefix: int | None = None
+
+    @property
+    def steps(self) -> list[Frame]:
+        """One frame a step."""
+        return [frame for _, frame, _ in self.marked] if self.marked else self.pending
 
 
 _BESIDE = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}
@@ -25,40 +141,40 @@ class Recording:
     Tensors are float32 on the CPU. A key axis starts with the model's sink columns (`prefix` of them), then the text.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-        self.statistics = watcher.statistics
+    def __init__(self, frames: Frames, mark: Callable[[object], None]) -> None:
+        self._frames, self._mark = frames, mark
+        self.statistics = tuple(frames.statistics)
+        """Names of what was recorded, with the options that differ from their defaults."""
 
     @property
     def layers(self) -> list[str]:
         """Module paths of the recorded layers in the order they ran; a module that ran again is `path#2`."""
-        choice = self._watcher.choice
-        return [path for index, path in enumerate(choice.known) if choice.has_layer(index, path)]
+        known = self._frames.scope.known
+        return [known[index] for index in self.layer_indices]
 
     @property
     def layer_indices(self) -> list[int]:
         """Numbers of the recorded layers among all attention layers, in the order these run."""
-        choice = self._watcher.choice
-        return [index for index, path in enumerate(choice.known) if choice.has_layer(index, path)]
+        return self._frames.scope.chosen_layers()
 
     @property
     def head_indices(self) -> list[int]:
         """Numbers of the query heads on the head axes."""
-        return list(self._watcher.heads)
+        return list(self._frames.heads)
 
     def mark(self, step: object = None) -> None:
         """End a step: the forwards since the last mark belong to it, and the first of them is its recording.
 
         Raises ValueError when there was none.
         """
-        self._watcher.mark(step)
+        self._mark(step)
 
     @property
     def steps(self) -> list[object]:
         """Per recorded step the object given to `mark`, or its number without marks."""
-        if not self._watcher.marked:
+        if not self._frames.marked:
             return list(self.step_numbers)
-        return [step for step, frame, _ in self._watcher.marked if frame.is_recorded]
+        return [step for step, frame, _ in self._frames.marked if frame.is_recorded]
 
     @property
     def step_numbers(self) -> list[int]:
@@ -68,7 +184,7 @@ class Recording:
     @property
     def forwards_per_step(self) -> list[int]:
         """How many forwards each recorded step took, by marks; the first of them is the one recorded."""
-        return [forwards for _, frame, forwards in self._watcher.marked if frame.is_recorded]
+        return [forwards for _, frame, forwards in self._frames.marked if frame.is_recorded]
 
     @property
     def received(self) -> list[Tensor]:
@@ -127,25 +243,25 @@ class Recording:
     @property
     def query_state(self) -> list[Tensor]:
         """Per step (B, Q), int8: state of every query (its number in `STATES`, −1 for padding); needs a canvas."""
-        if self._watcher.states is None:
+        if not self._frames.has_states:
             raise ValueError("states of queries need the canvas: trace(model, …, canvas=canvas)")
         return [frame.state_BQ for frame in self._kept() if frame.state_BQ is not None]
 
     @property
     def prefix(self) -> int:
         """Sink columns in front: what the denoiser announced, else keys minus queries of the first forward."""
-        return self._watcher.prefix or 0
+        return self._frames.prefix or 0
 
     @property
-    def maps(self) -> dict[Place, Tensor]:
+    def maps(self) -> dict[MapKey, Tensor]:
         """The whole attention maps that were asked for and came by, (B, Q, key), by (step, layer, head) as given."""
-        return {place: map_BQS for frame in self._watcher.frames for (place, _), map_BQS in frame.maps.items()}
+        return {key: map_BQS for frame in self._frames.steps for (key, _), map_BQS in frame.maps.items()}
 
     def map(self, step: int, layer: int, head: int) -> Tensor:
         """One of `maps`. Raises ValueError for one that was not asked for or never came, with those there are."""
         maps = self.maps
         if (step, layer, head) not in maps:
-            asked = (step, layer, head) in self._watcher.choice.maps
+            asked = (step, layer, head) in self._frames.scope.maps
             fact = "was asked for, but its step never ran" if asked else "was not asked for"
             raise ValueError(
                 f"the map of step {step}, layer {layer}, head {head} {fact}; there are {list(maps)}: "
@@ -161,7 +277,7 @@ class Recording:
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of `array(name)`. Raises ValueError for an unknown name."""
-        return ("step", *(_BESIDE[name] if name in _BESIDE else STATISTICS[checked_statistic(name)]))
+        return ("step", *(_BESIDE[name] if name in _BESIDE else statistics.parse(name).axes))
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, "visible", "positions" or "query_state" of all recorded steps in one array (axes: `dims`).
@@ -171,7 +287,7 @@ class Recording:
         """
         tensors = [value.float() for value in getattr(self, name)] if name in _BESIDE else self.values(name)
         if not tensors:
-            ran = len(self._watcher.frames)
+            ran = len(self._frames.steps)
             raise ValueError(
                 f"nothing was recorded: {ran} steps ran, and steps= chooses none of them"
                 if ran
@@ -182,7 +298,7 @@ class Recording:
         return stacked(tensors, 0).numpy()
 
     def _kept(self) -> list[Frame]:
-        return [frame for frame in self._watcher.frames if frame.is_recorded and frame.indices]
+        return [frame for frame in self._frames.steps if frame.is_recorded and frame.indices]
 
 
 def _spread(value: Tensor, frame: Frame) -> Tensor:

@@ -42,7 +42,7 @@ def restricted(call: AttentionCall, keep_BHQS: Tensor) -> tuple[AttentionCall, T
             f"every query must keep a key, but the edits together take all {keep_BHQS.shape[-1]} keys of {call.layer}, "
             f"row {row}, head {head}: take fewer, or set a limit"
         )
-    real_BQ = call.sight.real_BQ
+    real_BQ = call.visibility.real_BQ
     spared_BHQ = lost_BHQ.expand(*call.query_BHQD.shape[:2], queries)
     spared_BHQ = spared_BHQ if real_BQ is None else spared_BHQ & real_BQ.unsqueeze(1)
     return replace(edited, mask=torch.where(lost_BHQ.unsqueeze(-1), mask, hidden)), spared_BHQ.sum(-1)
@@ -76,7 +76,7 @@ def zero_values(call: AttentionCall, gone_BHS: Tensor) -> AttentionCall:
 
 def real_queries_B1(call: AttentionCall) -> Tensor | int:
     """Number of queries that are not padding: an int, or (B, 1) where rows differ."""
-    real_BQ = call.sight.real_BQ
+    real_BQ = call.visibility.real_BQ
     return call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
 
 
@@ -97,7 +97,7 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
         for call in (before, after)
     )
     lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
-    real_BQ = before.sight.real_BQ
+    real_BQ = before.visibility.real_BQ
     lost_BHQ = lost_BHQ if real_BQ is None else lost_BHQ * real_BQ.unsqueeze(1)
     return lost_BHQ.sum(-1) / real_queries_B1(before)
 
@@ -112,7 +112,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     )
     may_BHQS = may_BHQS if gone_BHS is None else may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, -1).float()
-    real_BQ = call.sight.real_BQ
+    real_BQ = call.visibility.real_BQ
     if seen_BHQ.shape[2] == 1 or real_BQ is None:
         return seen_BHQ.mean(-1)
     return (seen_BHQ * real_BQ.unsqueeze(1)).sum(-1) / real_queries_B1(call)

@@ -1,21 +1,219 @@
-"""The statistics a trace can record, and how they are read off one attention call."""
+"""The statistics that a trace can record: what each of them reads off an attention call."""
 
-# B batch, S canvas positions, Q queries, G = 3 states
-# B batch, L layers, H query heads (those asked for), Q queries, S keys, G groups of queries (real ones, then by state)
+# B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim
+# G groups of queries: all real ones, then those in each state
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.attention.received import attention_statistics, key_norms, value_norms
 from sinklab.probing.call import AttentionCall
+from sinklab.registry import statistics
+
+KEYS = ("batch", "layer", "head", "key")
+ROWS = ("batch", "layer", "head", "position")
+
+
+@dataclass(eq=False)
+class CallView:
+    """One attention call as a statistic reads it, interventions included."""
+
+    call: AttentionCall
+    heads: list[int] | None
+    """Numbers of the query heads that are recorded, in their order; None for all."""
+    state_BQ: Tensor | None
+    """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    """What the statistics of this call read (`Statistic.reads`), computed in one pass over the scores."""
+    output_BHQD: Tensor | None = None
+    """What every head gave every query; None unless the statistic has `needs_output`."""
+
+    def of_heads(self, x_BH: Tensor) -> Tensor:
+        """The recorded heads of a tensor (B, H, …) over all query heads."""
+        return x_BH if self.heads is None else x_BH[:, self.heads]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number per key, query, head or layer of every attention call. A subclass is registered under a name::
+
+        @statistics.register("largest_share")
+        class LargestShare(Statistic):
+            axes = ("batch", "layer", "head")
+            reads = ("received",)
+
+            def measure(self, view):
+                return view.shared["received"].amax(-1)
+
+    Fields of a dataclass are its options: ``trace(model, ("name:field=value",))``.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ()
+    """Names of the axes of one step, "layer" among them. "position" is the axis of queries, "key" that of keys."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """What it takes from the one pass over the scores, of "received" (B, H, S), "received_by_state" (B, 3, H, S),
+    "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see `sinklab.attention.received`."""
+    needs_canvas: ClassVar[bool] = False
+    """Whether it reads the states of queries: then `trace` must be given the canvas."""
+    needs_output: ClassVar[bool] = False
+    """Whether it reads what the call gave."""
+
+    def measure(self, view: CallView) -> Tensor:
+        """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
+        return view.shared[self.reads[0]]
+
+
+@statistics.register("received")
+class Received(Statistic):
+    """The column sums a_j: what every key receives from all queries that are not padding."""
+
+    axes = KEYS
+    reads = ("received",)
+
+
+@statistics.register("received_by_state")
+class ReceivedByState(Statistic):
+    """The column sums from masked, committed and prompt queries apart."""
+
+    axes = ("batch", "state", "layer", "head", "key")
+    reads = ("received_by_state",)
+    needs_canvas = True
+
+
+@statistics.register("last_row")
+class LastRow(Statistic):
+    """The attention row of the last real query: how an autoregressive model is read."""
+
+    axes = KEYS
+
+    def measure(self, view: CallView) -> Tensor:
+        return view.of_heads(view.call.last_row_BHS)
+
+
+@statistics.register("value_norm")
+class ValueNorm(Statistic):
+    """The norm of every token's value vector, averaged over all heads."""
+
+    axes = ("batch", "layer", "key")
+
+    def measure(self, view: CallView) -> Tensor:
+        return value_norms(view.call.value_BKSD)
+
+
+@statistics.register("key_norm")
+class KeyNorm(Statistic):
+    """The norm of every token's key vector as it enters the scores, averaged over all heads."""
+
+    axes = ("batch", "layer", "key")
+
+    def measure(self, view: CallView) -> Tensor:
+        return key_norms(view.call.key_BKSD)
+
+
+@statistics.register("row_entropy")
+class RowEntropy(Statistic):
+    """The entropy of every query's attention row, in nats."""
+
+    axes = ROWS
+    reads = ("row_entropy",)
+
+
+@statistics.register("row_logsumexp")
+class RowLogSumExp(Statistic):
+    """The natural logarithm of every query's softmax denominator."""
+
+    axes = ROWS
+    reads = ("row_logsumexp",)
+
+
+@statistics.register("output_norm")
+class OutputNorm(Statistic):
+    """The norm of what every head gives every query."""
+
+    axes = ROWS
+    needs_output = True
+
+    def measure(self, view: CallView) -> Tensor:
+        assert view.output_BHQD is not None
+        out_BHQD = view.of_heads(view.output_BHQD.detach())
+        return torch.linalg.vector_norm(out_BHQD, dim=-1, dtype=torch.promote_types(out_BHQD.dtype, torch.float32))
+
+
+@statistics.register("noop_bound")
+class NoopBound(Statistic):
+    """What bounds the norm of a head's output, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20-22)."""
+
+    axes = ROWS
+    reads = ("noop_bound",)
+
+
+def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
+    """Statistics by label, from names, texts ``name:field=value`` and values.
+
+    Raises ValueError for none, for a bare string, for an unknown one (naming the near ones) and for one without layers.
+    """
+    if isinstance(given, str) or not given:
+        raise ValueError(f"statistics is a tuple of names in {tuple(statistics)}, got {given!r}: write (name,)")
+    chosen = {statistics.as_text(one): one for one in map(statistics.parse, given)}
+    for label, one in chosen.items():
+        if "layer" not in one.axes:
+            raise ValueError(f'the axes of a statistic hold "layer", but those of {label} are {one.axes}: add it')
+    return chosen
+
+
+def measured(view: CallView, chosen: Mapping[str, Statistic]) -> dict[str, Tensor]:
+    """These statistics of a call by label, layer axis left out. Raises ValueError for other axes than announced."""
+    found = {label: one.measure(view) for label, one in chosen.items()}
+    for label, value in found.items():
+        axes = [axis for axis in chosen[label].axes if axis != "layer"]
+        if value.dim() != len(axes):
+            raise ValueError(
+                f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+            )
+    return found
+
+
+def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
+    """What the statistics of a call read (`Statistic.reads`), in one pass over its scores."""
+    call, by_state = view.call, "received_by_state" in reads
+    is_known = view.heads is None and "received_BHS" in vars(call)
+    wanted = [name for name in ("row_entropy", "row_logsumexp", "noop_bound") if name in reads]
+    if by_state or ("received" in reads and not is_known):
+        wanted.append("received")
+    found: dict[str, Tensor] = {}
+    if wanted:
+        groups_BGQ = _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None
+        scores = call.scores(view.heads)
+        found = attention_statistics(scores, wanted, v_BKSD=call.value_BKSD, groups_BGQ=groups_BGQ)
+        if groups_BGQ is not None:
+            found["received_by_state"] = found["received"][:, 1:]
+            found["received"] = found["received"][:, 0]
+        if view.heads is None and "received" in found:
+            # What another listener asks the call for later need not be computed again.
+            vars(call).setdefault("received_BHS", found["received"])
+    if "received" in reads and "received" not in found:
+        found["received"] = call.received_BHS
+    return found
+
+
+def _groups(call: AttentionCall, state_BQ: Tensor | None) -> Tensor | None:
+    """Groups of queries to add up, bool (B, G, Q): the real ones, and where states are given those of each state."""
+    real_BQ = call.visibility.real_BQ
+    if state_BQ is None:
+        return None if real_BQ is None else real_BQ.unsqueeze(1)
+    everyone_BQ = torch.ones_like(state_BQ, dtype=torch.bool) if real_BQ is None else real_BQ
+    return torch.stack([everyone_BQ, *(state_BQ == state for state in range(len(STATES)))], 1)
+
 
 STATES = ("masked", "committed", "prompt")
 STATE_OF = ("predicted", "own")
+"""What a query's state is that of: the position it predicts, or the one it stands at."""
 
 
 def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
@@ -34,17 +232,11 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     return torch.where(real_BS, state_BS, -1).to(torch.int8)
 
 
-def checked_state_of(state_of: str) -> str:
-    """Whose state a query has: of the position it predicts, or stands at. Raises ValueError for neither."""
-    if state_of not in STATE_OF:
-        near = difflib.get_close_matches(str(state_of), STATE_OF, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else '"predicted" is the default'
-        raise ValueError(f"state_of is one of {STATE_OF}, got {state_of!r}: {hint}")
-    return state_of
-
-
 class QueryStates:
-    """The states of the queries of a forward, for one canvas."""
+    """The states of the queries of a forward, for one canvas.
+
+    Raises ValueError for what is no canvas.
+    """
 
     def __init__(self, model: nn.Module, canvas: Any, state_of: str) -> None:
         missing = [name for name in ("open_BS", "mask_id", "attention_BS") if not hasattr(canvas, name)]
@@ -69,89 +261,3 @@ class QueryStates:
             return own_BQ
         next_BQ = state_BS.index_select(1, (columns_Q + 1).clamp(max=ids_BS.shape[1] - 1))
         return torch.where((own_BQ < 0) | (next_BQ < 0), own_BQ, next_BQ)
-
-
-def groups_of(state_BQ: Tensor) -> Tensor:
-    """Which query is in which state, bool (B, 3, Q)."""
-    return torch.stack([state_BQ == state for state in range(len(STATES))], 1)
-
-
-_KEYS = ("batch", "layer", "head", "key")
-_ROWS = ("batch", "layer", "head", "position")
-
-STATISTICS: dict[str, tuple[str, ...]] = {
-    "received": _KEYS,
-    "received_by_state": ("batch", "state", "layer", "head", "key"),
-    "last_row": _KEYS,
-    "value_norm": ("batch", "layer", "key"),
-    "key_norm": ("batch", "layer", "key"),
-    "row_entropy": _ROWS,
-    "row_logsumexp": _ROWS,
-    "output_norm": _ROWS,
-    "noop_bound": _ROWS,
-}
-"""Every statistic with the axes of one step of it."""
-
-
-def checked_statistics(names: Sequence[str]) -> tuple[str, ...]:
-    """The names as a tuple. Raises ValueError for none, for a bare string, and for one that is not known."""
-    if isinstance(names, str) or not names:
-        raise ValueError(f"statistics is a tuple of names in {tuple(STATISTICS)}, got {names!r}: write (name,)")
-    return tuple(dict.fromkeys(checked_statistic(name) for name in names))
-
-
-def checked_statistic(name: str) -> str:
-    """The name of a statistic. Raises ValueError for one that is not known, with the near one."""
-    if name not in STATISTICS:
-        near = difflib.get_close_matches(str(name), STATISTICS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "choose among them"
-        raise ValueError(f"statistics are {tuple(STATISTICS)}, got {name!r}: {hint}")
-    return name
-
-
-def measured(
-    call: AttentionCall, names: Sequence[str], heads: Sequence[int] | None, state_BQ: Tensor | None
-) -> dict[str, Tensor]:
-    """These statistics of a call, layer axis left out; "output_norm" is not among them (see `output_norm`).
-
-    Everything that needs the scores comes from one pass over them.
-    """
-    found: dict[str, Tensor] = {}
-    by_state = "received_by_state" in names
-    known = heads is None and "received_BHS" in call.__dict__
-    wanted = [name for name in ("row_entropy", "row_logsumexp", "noop_bound") if name in names]
-    if by_state or ("received" in names and not known):
-        wanted.append("received")
-    if wanted:
-        real_BQ, groups_BGQ = call.sight.real_BQ, None
-        if by_state:
-            assert state_BQ is not None
-            everyone_BQ = torch.ones_like(state_BQ, dtype=torch.bool) if real_BQ is None else real_BQ
-            groups_BGQ = torch.cat([everyone_BQ.unsqueeze(1), groups_of(state_BQ)], 1)
-        elif real_BQ is not None and "received" in wanted:
-            groups_BGQ = real_BQ.unsqueeze(1)
-        found = attention_statistics(call.scores(heads), wanted, v_BKSD=call.value_BKSD, groups_BGQ=groups_BGQ)
-        if groups_BGQ is not None and "received" in found:
-            if by_state:
-                found["received_by_state"] = found["received"][:, 1:]
-            found["received"] = found["received"][:, 0]
-        if heads is None and "received" in found:
-            # What another listener asks the call for later need not be computed again.
-            call.__dict__.setdefault("received_BHS", found["received"])
-    if "received" in names and "received" not in found:
-        found["received"] = call.received_BHS
-    if "last_row" in names:
-        found["last_row"] = call.last_row_BHS if heads is None else call.last_row_BHS[:, list(heads)]
-    if "value_norm" in names:
-        found["value_norm"] = value_norms(call.value_BKSD)
-    if "key_norm" in names:
-        found["key_norm"] = key_norms(call.key_BKSD)
-    return {name: found[name] for name in names if name != "output_norm"}
-
-
-def output_norm(call: AttentionCall, out: Tensor, heads: Sequence[int] | None) -> Tensor:
-    """L2 norm of what every head gives every query, (B, H, Q); `out` is the output in the layout of the call."""
-    out_BHQD = call.unrolled(out).detach()
-    if heads is not None:
-        out_BHQD = out_BHQD[:, list(heads)]
-    return torch.linalg.vector_norm(out_BHQD, dim=-1, dtype=torch.promote_types(out_BHQD.dtype, torch.float32))

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
 from sinklab.compat import is_replayed
-from sinklab.probing.call import NAMES, AttentionCall, SightCache
+from sinklab.probing.call import NAMES, AttentionCall, VisibilityCache
 
 
 class Listener:
@@ -61,7 +61,7 @@ class Tap(TorchFunctionMode):
         self._modules = dict(model.named_modules())
         self._stack: list[str] = []
         self._hooks: list[RemovableHandle] = []
-        self._sights = SightCache()
+        self._sights = VisibilityCache()
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = False

@@ -1,31 +1,178 @@
 """`trace`: watch every attention layer of a model for the length of a block."""
 
+# B batch, L layers, H query heads, Q queries, S keys
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from sinklab.probing.choice import Choice, Place
-from sinklab.probing.frames import Watcher
-from sinklab.probing.recording import Recording
-from sinklab.probing.statistics import QueryStates, checked_state_of, checked_statistics
-from sinklab.probing.tap import no_call_message, tapped
+from sinklab.attention.received import attention_map
+from sinklab.errors import one_of
+from sinklab.probing.call import AttentionCall
+from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, ordinary
+from sinklab.probing.scope import RecordingScope, Scope
+from sinklab.probing.statistics import (
+    STATE_OF,
+    CallView,
+    QueryStates,
+    Statistic,
+    chosen_statistics,
+    measured,
+    read_in_one_pass,
+)
+from sinklab.probing.tap import Listener, Tap, no_call_message, tapped
+
+
+class FrameRecorder(Listener):
+    """Measures what was chosen of every forward and writes it down, frame by frame."""
+
+    def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
+        self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
+        chosen = frames.statistics.items()
+        self.before = {label: one for label, one in chosen if not one.needs_output}
+        self.after = {label: one for label, one in chosen if one.needs_output}
+        self.reads = {name for _, one in chosen for name in one.reads}
+        self.tap: Tap | None = None
+        self._open: Frame | None = None
+        self._view: CallView | None = None
+
+    def mark(self, step: object) -> None:
+        """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
+        if self.tap is not None:
+            self.tap.flush()
+        marked, pending = self.frames.marked, self.frames.pending
+        if not pending:
+            forwards = self.tap.forwards if self.tap is not None else 0
+            if not marked:
+                raise ValueError(no_call_message(self.model, forwards))
+            raise ValueError("mark() ends a step, but no forward came since the last mark: mark once a step")
+        first = pending[0]
+        if not first.paths:
+            raise ValueError("the first forward since the last mark was measured in no layer: mark after each step")
+        marked.append((step, first, len(pending)))
+        pending.clear()
+
+    def begin(self) -> None:
+        marked, pending = self.frames.marked, self.frames.pending
+        number = len(marked) if marked else len(pending)
+        # Once steps are marked, only the first forward of each is kept: the others need not be measured.
+        is_new = not (marked and pending)
+        is_recorded = is_new and self.scope.has_step(number)
+        self._open = Frame(number, is_recorded, is_recorded or (is_new and self.scope.has_maps(number)))
+
+    @property
+    def _is_suspended(self) -> bool:
+        return self.tap is not None and self.tap.suspended > 0
+
+    def observe(self, call: AttentionCall) -> None:
+        frame, self._view = self._open, None
+        if frame is None or self._is_suspended:
+            return
+        index = len(frame.paths)
+        frame.paths.append(call.layer)
+        if index == 0:
+            self._locate(frame, call)
+        if not frame.is_read:
+            return
+        total = call.query_BHQD.shape[1]
+        for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
+            map_BHQS = attention_map(
+                call.query_BHQD,
+                call.key_BKSD,
+                mask=call.mask,
+                is_causal=call.is_causal,
+                scale=call.scale,
+                heads=(head,),
+            )
+            frame.maps[(key, index)] = ordinary(map_BHQS[:, 0].float())
+        if frame.is_recorded and self.scope.has_layer(index, call.layer):
+            self._measure(frame, index, call, self.scope.heads_of(call.layer, total))
+
+    def _measure(self, frame: Frame, index: int, call: AttentionCall, heads: list[int] | None) -> None:
+        if self.states is not None and frame.state_BQ is None:
+            frame.state_BQ = self.states.of(self._ids(call), frame.columns_Q)
+        frame.indices.append(index)
+        view = CallView(call, heads, frame.state_BQ)
+        with torch.no_grad():
+            view.shared = read_in_one_pass(view, self.reads)
+            self._keep(frame, measured(view, self.before))
+        frame.visible.append(call.visibility.visible_BS)
+        every = list(range(call.query_BHQD.shape[1]))
+        self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
+        self._view = view if self.after else None
+
+    def observe_output(self, call: AttentionCall, out: Tensor) -> None:
+        view, self._view = self._view, None
+        if view is not None and self._open is not None:
+            view.output_BHQD = call.unrolled(out)
+            with torch.no_grad():
+                self._keep(self._open, measured(view, self.after))
+
+    def _keep(self, frame: Frame, values: dict[str, Tensor]) -> None:
+        for label, value in values.items():
+            if label not in frame.parts:
+                # Before the first forward has shown all layers, those of a kind with this one are expected.
+                known = len(self.scope.chosen_layers())
+                expected = known or (1 if self.tap is None else self.tap.alike(frame.paths[-1]))
+                frame.parts[label] = LayerStack(expected, self.frames.statistics[label].axes.index("layer"))
+            frame.parts[label].add(value)
+
+    def _locate(self, frame: Frame, call: AttentionCall) -> None:
+        """Where on the canvas the queries stand: as announced, else the last ones so far."""
+        queries, keys = call.query_BHQD.shape[2], call.key_BKSD.shape[2]
+        announced = call.visibility.prefix
+        if announced is not None:
+            self.frames.prefix = announced
+        elif self.frames.prefix is None:
+            self.frames.prefix = max(keys - queries, 0)
+        frame.prefix, frame.length = self.frames.prefix, keys - self.frames.prefix
+        columns_Q = call.visibility.columns_Q
+        frame.columns_Q = torch.arange(queries) + frame.length - queries if columns_Q is None else columns_Q
+
+    def _ids(self, call: AttentionCall) -> Tensor:
+        """Token ids of the canvas. Raises ValueError when nothing tells them."""
+        if call.visibility.running is not None:
+            return call.visibility.running.ids_BS
+        given = None if self.tap is None else self.tap.ids_BS
+        if given is None:
+            raise ValueError(
+                "states of queries are told by token ids, but the model was given none (no integer tensor among its "
+                "arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass input_ids"
+            )
+        return given
+
+    def finish(self) -> None:
+        frame, self._open = self._open, None
+        if frame is None or self._is_suspended:
+            return
+        if frame.paths:
+            self.scope.settle(frame.paths)
+            total = len(frame.paths)
+            frame.maps = {
+                (key, index): map_BQS
+                for (key, index), map_BQS in frame.maps.items()
+                if index in (key[1], key[1] + total)
+            }
+            frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
+        self.frames.pending.append(frame)
+
+    def discard(self) -> None:
+        self._open = None
 
 
 @contextmanager
 def trace(
     model: nn.Module,
-    statistics: Sequence[str] = ("received", "value_norm"),
+    statistics: Sequence[str | Statistic] = ("received", "value_norm"),
     *,
-    layers: Iterable[int | str] | int | str | None = None,
-    heads: Iterable[int] | int | None = None,
-    steps: Container[int] | None = None,
-    maps: Iterable[Place] = (),
     canvas: Any = None,
     state_of: str = "predicted",
+    allow_empty: bool = False,
+    **scope: Unpack[Scope],
 ) -> Iterator[Recording]:
     """Record attention statistics of every forward inside the block, on any module that attends through SDPA.
 
@@ -40,11 +187,18 @@ def trace(
     other models are unaffected, in any thread, and so is a copy of this one.
 
     Args:
-        statistics: "received" (column sums), "received_by_state" (from masked, committed and prompt queries apart:
+        statistics: names in `sinklab.registry.statistics`, with options as "name:field=value", or values. Those of the
+            package: "received" (column sums), "received_by_state" (from masked, committed and prompt queries apart:
             (batch, state, layer, head, key), needs `canvas`), "last_row" (the attention row of the last real query),
             "value_norm", "key_norm" (averaged over all heads), and by query "row_entropy", "row_logsumexp" (nats),
             "output_norm" (of what the head gives, edits included) and "noop_bound" (what bounds it: arXiv 2601.19657,
             Eq. 20-22).
+        canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS` (`sinklab.sampling.Canvas`): it tells the
+            state of a query, `recording.query_state`. The ids of a step are those the denoiser announces
+            (`sinklab.attention.running`), or the model's own `input_ids`.
+        state_of: "predicted": a query is in the state of the position it predicts (the next one where
+            `model.config.logit_shift` is set); "own": of the position it stands at.
+        allow_empty: the model need not run inside the block: for a loop that finds out there whether a step follows.
         layers: which to record: numbers in the order they run (from 0; negative from the end), or module paths, their
             ends, or modules that hold them ("layers.3", "*.self_attn"). Of the others nothing is computed.
         heads: numbers of the query heads to record.
@@ -52,28 +206,25 @@ def trace(
             The others cost next to nothing.
         maps: (step, layer, head) triples whose whole map is kept: `recording.map(step, layer, head)`. Whatever layers,
             heads and steps say.
-        canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS` (`sinklab.sampling.Canvas`): it tells the
-            state of a query, `recording.query_state`. The ids of a step are those the denoiser announces
-            (`sinklab.attention.running`), or the model's own `input_ids`.
-        state_of: "predicted": a query is in the state of the position it predicts (the next one where
-            `model.config.logit_shift` is set); "own": of the position it stands at.
 
     Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for a compiled model, for
     one that another thread traces or edits (or a part of it), and at the end of the block if no call was seen. Another
     thread that runs the model meanwhile, or a part of it, gets a ValueError there.
     """
-    names = checked_statistics(statistics)
-    if "received_by_state" in names and canvas is None:
-        raise ValueError(
-            "received_by_state groups queries by the state of the canvas, but no canvas was given: "
-            "trace(model, …, canvas=canvas)"
-        )
-    of = checked_state_of(state_of)
-    states = None if canvas is None else QueryStates(model, canvas, of)
-    watcher = Watcher(model, names, Choice.of(layers, heads, steps, maps), states)
-    with tapped(model, watcher) as tap:
-        watcher.tap = tap
+    chosen = chosen_statistics(statistics)
+    for label, one in chosen.items():
+        if one.needs_canvas and canvas is None:
+            raise ValueError(
+                f"{label} reads the states of queries, but no canvas was given: trace(model, …, canvas=canvas)"
+            )
+    one_of("state_of", state_of, STATE_OF)
+    states = None if canvas is None else QueryStates(model, canvas, state_of)
+    frames = Frames(chosen, RecordingScope.of(**scope), states is not None)
+    recorder = FrameRecorder(model, frames, states)
+    with tapped(model, recorder) as tap:
+        recorder.tap = tap
         seen_before = tap.forwards
-        yield Recording(watcher)
-    if not watcher.choice.known:
-        raise ValueError(no_call_message(model, tap.forwards - seen_before))
+        yield Recording(frames, recorder.mark)
+    forwards = tap.forwards - seen_before
+    if not frames.scope.known and (forwards or not allow_empty):
+        raise ValueError(no_call_message(model, forwards))

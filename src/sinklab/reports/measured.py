@@ -34,7 +34,7 @@ from sinklab.analysis.thresholds import (
     epsilon_curve,
     score_histogram,
 )
-from sinklab.analysis.token_classes import Enrichment, Explained, enrichment, explained_mass
+from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
 from sinklab.analysis.trends import MotionSummary
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.sinks.normalize import main_sink

@@ -14,7 +14,7 @@ from typing import ClassVar, overload
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.token_classes import STATES, token_ages, token_classes
+from sinklab.analysis.tokens import STATES, token_ages, token_classes
 from sinklab.records.info import STUDY_DIMS
 from sinklab.records.reading import Run
 from sinklab.registry import rules

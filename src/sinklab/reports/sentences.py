@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from sinklab.analysis.token_classes import Enrichment
+from sinklab.analysis.tokens import Enrichment
 from sinklab.analysis.trends import motion_word
 from sinklab.reports.printed import number, percent, quoted, same, times_chance
 from sinklab.reports.samples import ADDED, MASK, Reader

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.thresholds import EpsilonCurve, ScoreHistogram
-from sinklab.analysis.token_classes import Enrichment, Explained
+from sinklab.analysis.tokens import Enrichment, Explained
 from sinklab.analysis.trends import MotionSummary
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
 from sinklab.reports.measured import LayerFacts, Measured

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.token_classes import Enrichment
+from sinklab.analysis.tokens import Enrichment
 from sinklab.analysis.trends import motion_word
 from sinklab.errors import unknown
 from sinklab.records.storage import write_beside

@@ -20,7 +20,7 @@ from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.choosing import Chooser, Standing, flags
+from sinklab.probing.choosing import Chooser, KeyScores, flags
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
@@ -137,16 +137,16 @@ class _Columns(Listener):
         self.is_causal = is_causal
         self.mass = 0.0
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         self.log = log
-        self.standings: dict[str, Standing] = {}
+        self.standings: dict[str, KeyScores] = {}
         self.gone: dict[str, Tensor] = {}
         return self
 
     def observe(self, call: AttentionCall) -> None:
         if self.log.is_probing:
             heads = list(range(call.query_BHQD.shape[1]))
-            self.standings[call.layer] = Standing.of(call, "received", heads, self.log.note_prefix(call))
+            self.standings[call.layer] = KeyScores.of(call, "received", heads, self.log.note_prefix(call))
 
     def choose(self, options: MaskSinks) -> None:
         """Hide these from now on. Raises ValueError where there are too few keys."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.intervention import Edit
+from sinklab.probing.intervention import Intervention
 from sinklab.scoring.decoding import asks_clean_pass
 from sinklab.scoring.masked import (
     MOST_LOGITS,
@@ -44,7 +44,7 @@ from sinklab.scoring.settings import LikelihoodSettings, Scored
 
 
 def causal_scores(
-    loaded: Loaded, requests: Sequence[Request], batch: int, *, edits: Sequence[Edit] = (), seed: int = 0
+    loaded: Loaded, requests: Sequence[Request], batch: int, *, edits: Sequence[Intervention] = (), seed: int = 0
 ) -> Iterator[tuple[Request, float, bool]]:
     """Requests in the order given, Σ log p (nats), and whether each token is the likeliest one.
 
@@ -72,7 +72,7 @@ def _logits(rows: Sequence[Request], vocabulary: int) -> int:
 
 @torch.inference_mode()
 def _scored(
-    loaded: Loaded, rows: Sequence[Request], edits: Sequence[Edit], seed: int
+    loaded: Loaded, rows: Sequence[Request], edits: Sequence[Intervention], seed: int
 ) -> Iterator[tuple[Request, float, bool]]:
     model: Any = loaded.model
     shape = len(rows), max(row.length for row in rows) - 1
@@ -99,7 +99,7 @@ def _evaluate(
     ids_BS: Tensor,
     real_BS: Tensor,
     columns_Q: Tensor,
-    edits: Sequence[Edit],
+    edits: Sequence[Intervention],
     places: Sequence[tuple[int, ...]],
 ) -> Tensor:
     given: dict[str, Any] = {"input_ids": ids_BS.to(model.device), "use_cache": False}
@@ -124,7 +124,7 @@ def score(
     settings: LikelihoodSettings | None = None,
     *,
     groups: Sequence[int] | None = None,
-    edits: Sequence[Edit] = (),
+    edits: Sequence[Intervention] = (),
     greedy: bool = False,
     progress: Callable[[], object] | None = None,
 ) -> list[Scored]:
@@ -174,7 +174,7 @@ def rolling(
     ids: Ids,
     settings: LikelihoodSettings | None = None,
     *,
-    edits: Sequence[Edit] = (),
+    edits: Sequence[Intervention] = (),
     progress: Callable[[], object] | None = None,
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
@@ -198,7 +198,7 @@ def rolling(
 
 
 def exact(
-    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Edit] = ()
+    loaded: Loaded, context: Ids, continuation: Ids, *, cfg_scale: float = 0.0, edits: Sequence[Intervention] = ()
 ) -> float:
     """The number that the Monte Carlo estimates of a diffusion model mean: all 2^L - 1 masks of the continuation.
 
@@ -235,7 +235,7 @@ def _masked_scores(
     loaded: Loaded,
     requests: Sequence[Request],
     settings: LikelihoodSettings,
-    edits: Sequence[Edit],
+    edits: Sequence[Intervention],
     greedy: bool,
 ) -> Iterator[tuple[Request, Scored]]:
     scorer = MaskedScorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
@@ -262,7 +262,7 @@ def _causal_scores(
     loaded: Loaded,
     requests: Sequence[Request],
     settings: LikelihoodSettings,
-    edits: Sequence[Edit],
+    edits: Sequence[Intervention],
     greedy: bool,
 ) -> Iterator[tuple[Request, Scored]]:
     for request, logprob, is_written in causal_scores(

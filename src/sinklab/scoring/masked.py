@@ -17,11 +17,12 @@ from torch.nn import functional as F
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
 from sinklab.probing.choosing import Chooser
-from sinklab.probing.intervention import Edit, intervene
+from sinklab.probing.intervention import Intervention, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.interventions.positions import MaskPositions, TruncateContext
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
+from sinklab.registry import interventions
 from sinklab.scoring.decoding import asks_clean_pass
 from sinklab.scoring.requests import Plan, Request
 
@@ -29,7 +30,7 @@ Place = tuple[int, ...]
 """What a row's random control is drawn by: (seed, group, number)."""
 
 
-def scoring_edits(edits: Sequence[Edit], *, is_diffusion: bool) -> tuple[Edit, ...]:
+def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple[Intervention, ...]:
     """The edits as scoring carries them out.
 
     `MaskSinks` chooses in a clean pass over the same row (source "clean_pass") whatever its source is, and in an
@@ -42,7 +43,7 @@ def scoring_edits(edits: Sequence[Edit], *, is_diffusion: bool) -> tuple[Edit, .
     return tuple(_for_one_pass(edit, is_diffusion) for edit in edits)
 
 
-def _for_one_pass(edit: Any, is_diffusion: bool) -> Edit:
+def _for_one_pass(edit: Any, is_diffusion: bool) -> Intervention:
     if isinstance(edit, MaskSinks):
         changes: dict[str, Any] = {"source": "clean_pass"}
         if edit.removal != "evict":
@@ -55,13 +56,13 @@ def _for_one_pass(edit: Any, is_diffusion: bool) -> Edit:
         first = edit.steps[0] or 0
     if first > 0:
         raise ValueError(
-            f"a text is scored in one step, but {edit.name} begins at step {first} and would change nothing; leave out "
-            "its step"
+            f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would change "
+            "nothing; leave out its step"
         )
     return edit
 
 
-def is_random(edits: Sequence[Edit]) -> bool:
+def is_random(edits: Sequence[Intervention]) -> bool:
     """Whether an edit draws: then equal rows may differ."""
     return any(isinstance(edit, MaskSinks) and edit.control == "random" for edit in edits)
 
@@ -76,13 +77,13 @@ def check_positions(edits: Sequence[Any], lengths: Sequence[int]) -> None:
         last = edit.positions[-1] if isinstance(edit, MaskPositions) else last
         if last >= shortest:
             raise ValueError(
-                f"{edit.name} names position {last}, but the shortest text to score has {shortest} tokens; name "
-                f"positions below {shortest}, or leave out the short texts"
+                f"{interventions.name_of(edit)} names position {last}, but the shortest text to score has {shortest} "
+                f"tokens; name positions below {shortest}, or leave out the short texts"
             )
 
 
 @contextmanager
-def edited(model: Any, edits: Sequence[Edit], places: Sequence[Place]) -> Iterator[InterventionLog | None]:
+def edited(model: Any, edits: Sequence[Intervention], places: Sequence[Place]) -> Iterator[InterventionLog | None]:
     """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
     if not edits:
         yield None
@@ -102,8 +103,8 @@ class _Drawn:
     edit: MaskSinks
     places: tuple[Place, ...]
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        listener: Any = self.edit.editor(log, forwards_per_step)
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        listener: Any = self.edit.handler(log, forwards_per_step)
         listener.chooser = _RowChooser(self.edit, log, self.places)
         return listener
 
@@ -151,7 +152,7 @@ class MaskedScorer:
     """Runs a diffusion model over noisy texts, padded on the right, with guidance and interventions."""
 
     def __init__(
-        self, loaded: Loaded, batch: int, *, cfg_scale: float = 0.0, edits: Sequence[Edit] = (), seed: int = 0
+        self, loaded: Loaded, batch: int, *, cfg_scale: float = 0.0, edits: Sequence[Intervention] = (), seed: int = 0
     ) -> None:
         self.loaded, self.model = loaded, cast(Any, loaded.model)
         self.edits, self.seed, self.cfg_scale = tuple(edits), seed, cfg_scale

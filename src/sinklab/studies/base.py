@@ -1,186 +1,342 @@
-"""Several processes at one study: samples are dealt, each writes a folder of its own, the first joins them."""
+"""What all studies share: a run folder, a seed, resuming, shards over processes, progress, one command.
+
+A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made of its settings and its docstring::
+
+    @studies.register("lengths")
+    class Lengths(Study):
+        '''Count the tokens of some texts.
+
+        Try
+            sinklab lengths --texts "It was a dark night" "The sea"
+        '''
+
+        @dataclass(frozen=True)
+        class Settings(Checked):
+            texts: tuple[str, ...] = limited(("The sea",), needed=True)
+            '''Texts to count.'''
+
+        def prepare(self, loaded, settings, progress):
+            return [loaded.needed_tokenizer()(text)["input_ids"] for text in settings.texts]
+
+        def run(self, work):
+            work.run.table("lengths", {"tokens": [len(ids) for ids in work.plan]})
+
+        def sentences(self, runs):
+            return [f"{run.path.name}: {run.table('lengths')['tokens'].sum()} tokens" for run in runs]
+
+    Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
+
+One that outgrows a file is a folder: settings.py, run.py, figures.py, and study.py with the class. A study's module is
+imported for ``--help``, so that torch, and all that imports it, is imported in functions.
+
+A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
+`run` writes those of ``work.samples``: the ones that are missing, sharded over the processes of ``accelerate launch``.
+"""
 
 from __future__ import annotations
 
-import atexit
-import os
-from collections.abc import Callable, Iterable
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.records.info import read_info
-from sinklab.records.storage import RUN_FILE
-from sinklab.records.writing import names_in
+from sinklab.errors import known_fields
+from sinklab.records.info import RunInfo, read_info
+from sinklab.records.storage import RUN_FILE, weights_hash
+from sinklab.records.writing import RunWriter
+from sinklab.registry import studies
+from sinklab.studies.processes import Processes, Progress, as_progress, rank_folders, refuse_taken
 
-
-class Progress:
-    """Told how far a long run is; this one says nothing. The command line draws a bar with the time left."""
-
-    def stage(self, text: str) -> None:
-        """A new stage begins."""
-
-    def count(self, done: int, total: int) -> None:
-        """So many model evaluations of so many are done; the total may shrink where a text ends early."""
+if TYPE_CHECKING:
+    from sinklab.checkpoints.loading import Loaded
+    from sinklab.records.reading import Run
 
 
-class _Words(Progress):
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
-
-    def stage(self, text: str) -> None:
-        self._say(text)
+def heldout_text(given: str | None) -> str:
+    """The corpus of held-out text that was given, or the excerpt inside the package."""
+    return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
 
 
-def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
-    """`given` as a Progress; a function is called with the text of each stage."""
-    if given is None:
-        return Progress()
-    return given if isinstance(given, Progress) else _Words(given)
+def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
+    """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
+    config: Any = loaded.model.config
+    backbone = getattr(config, "backbone", config)
+    of_layers, of_heads = backbone.num_hidden_layers, backbone.num_attention_heads
+    return {
+        "name": loaded.name,
+        "revision": loaded.revision,
+        "family": loaded.family,
+        "layers": of_layers,
+        "heads": of_heads,
+        "recorded_layers": list(range(of_layers) if layers is None else layers),
+        "recorded_heads": list(range(of_heads) if heads is None else heads),
+        "hidden_size": backbone.hidden_size,
+        "parameters": loaded.model.num_parameters(),
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        # of several processes each may have a device of its own, of the same type
+        "device": loaded.model.device.type,
+        "gate": getattr(config, "gate", "none"),
+        "weights_sha256": weights_hash(loaded.model.state_dict()),
+        "sink_kind": getattr(config, "sink_kind", "none"),
+        "sink_count": getattr(config, "sink_count", 0),
+        "sink_side": getattr(config, "sink_side", "front"),
+    }
 
 
-class Meter:
-    """Counts the evaluations of a study that writes several texts of at most so many steps."""
-
-    def __init__(self, progress: Progress, texts: int, steps: int) -> None:
-        self.progress, self.done, self.total, self.steps = progress, 0, texts * steps, steps
-        self._begun = 0
-
-    def stage(self, text: str) -> None:
-        """A text begins."""
-        self._begun = self.done
-        self.progress.stage(text)
-        self.progress.count(self.done, self.total)
-
-    def step(self) -> None:
-        """One more evaluation."""
-        self.done += 1
-        self.total = max(self.total, self.done)
-        self.progress.count(self.done, self.total)
-
-    def end(self) -> None:
-        """The text is over; steps that it did not need are no longer to come."""
-        self.total -= max(self.steps - (self.done - self._begun), 0)
-        self.progress.count(self.done, max(self.total, self.done))
+def folder_names(models: Iterable[str]) -> list[str]:
+    """A folder for each model: the last part of its name, or that of the run around a "model"; numbered if taken."""
+    names: list[str] = []
+    for model in models:
+        parts = [part for part in Path(model).parts if part not in ("/", ".", "..")] or ["model"]
+        name = parts[-2] if parts[-1] == "model" and len(parts) > 1 else parts[-1]
+        numbered = (f"{name}-{number}" for number in range(2, len(names) + 3))
+        names.append(name if name not in names else next(other for other in numbered if other not in names))
+    return names
 
 
-# The first process waits for the slowest one's last sample: hours on large models.
-PATIENCE = timedelta(days=7)
+def as_record(settings: Any) -> dict[str, Any]:
+    """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and registered values text."""
+    record: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if (registry := field.metadata.get("registry")) is not None and value is not None:
+            record[field.name] = (
+                [*map(registry.as_text, value)] if isinstance(value, tuple) else registry.as_text(value)
+            )
+        elif dataclasses.is_dataclass(value):
+            record |= as_record(value)
+        else:
+            record[field.name] = value
+    return record
+
+
+def from_record(kind: type, record: dict[str, Any], **groups: Any) -> Any:
+    """Settings of this kind from what `as_record` made of them. Raises ValueError for names that it does not have."""
+    known_fields(f"settings of {kind.__name__}", record, field_names(kind))
+    hints = typing.get_type_hints(kind)
+    values = dict(groups)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(group := hints[field.name]) and "registry" not in field.metadata:
+            own = {*field_names(typing.cast(type, group))}
+            values[field.name] = from_record(
+                typing.cast(type, group), {name: value for name, value in record.items() if name in own}
+            )
+        elif field.name in record:
+            value = record[field.name]
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def field_names(kind: type) -> Iterator[str]:
+    """The names in a record of these settings, those of their groups among them."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(group := hints[field.name]) and "registry" not in field.metadata:
+            yield from field_names(typing.cast(type, group))
+        else:
+            yield field.name
 
 
 @dataclass(frozen=True)
-class Processes:
-    """This process among those that `accelerate launch` or `torchrun` started; one alone without them."""
+class Work:
+    """What `Study.run` works with."""
 
-    rank: int
-    world: int
+    loaded: Loaded
+    settings: Any
+    run: RunWriter
+    """The run folder, open."""
+    progress: Progress
+    plan: Any
+    """What `Study.prepare` returned."""
+    samples: list[int]
+    """The samples that this process has to write."""
 
-    @classmethod
-    def here(cls) -> Processes:
-        """Read off the environment. Raises ValueError for one that makes no sense."""
-        rank, world = (os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-        if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
-            raise ValueError(
-                f"RANK must be a number below WORLD_SIZE, but they are {rank!r} and {world!r}; start with accelerate "
-                "launch"
-            )
-        return cls(int(rank), int(world))
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this process speaks and joins."""
-        return self.rank == 0
+class Study:
+    """One kind of run: a subclass says what is chosen (Settings), what is refused (prepare) and what is done (run).
 
-    def folder(self, out: Path) -> Path:
-        """Where this process writes."""
-        return out if self.world == 1 else out.with_name(f"{out.name}.rank{self.rank}")
+    Called with a model and a folder it writes a run folder; its docstring and settings make its command. Registered by
+    ``@studies.register(name)``.
+    """
 
-    def share(self, samples: Iterable[int]) -> list[int]:
-        """The samples that are dealt to this process: by their numbers, so that a resumed one gets its own again."""
-        return [sample for sample in samples if sample % self.world == self.rank]
+    Settings: ClassVar[type]
+    """A frozen dataclass; every field has a default and a docstring. A field that is a dataclass is a group of them."""
+    kind: ClassVar[str] = ""
+    """Of its run folders; the registered name when left empty."""
+    model: ClassVar[str | tuple[str, ...]] = "tiny"
+    """The model of the command by default; a tuple where the command takes several."""
+    positional: ClassVar[bool] = False
+    """Whether the command takes its models without ``--model``."""
+    parts: ClassVar[str] = ""
+    """Table whose parts mark samples as written; empty for a study that is written at once."""
+    keeps: ClassVar[bool] = False
+    """Whether to resume means to take a finished run as it is and to begin an unfinished one anew; its command does."""
+    shards: ClassVar[bool] = False
+    """Whether several processes may share its samples."""
+    pace: ClassVar[tuple[str, ...]] = ()
+    """Settings that say how fast, not what: they are not kept, and a run may be resumed with others."""
+    permissions: ClassVar[tuple[str, ...]] = ()
+    """Settings that are given on the command line alone, and never taken from a run by ``--reproduce``."""
 
-    def agreed(self, value: Any) -> Any:
-        """The first process's value, in every process."""
-        if self.world == 1:
-            return value
-        import torch.distributed as dist
+    @dataclass(frozen=True)
+    class Options:
+        """What the command may be told beside the settings: how results are drawn."""
 
-        self._connect()
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+    def check(self, settings: Any) -> None:
+        """Refuse what can be refused before a model is read."""
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        self.agreed(None)
-        if self.world > 1:
-            import torch.distributed as dist
+    def fit(self, loaded: Loaded, settings: Any) -> Any:
+        """The settings as this model takes them."""
+        return settings
 
-            dist.barrier()
+    def prepare(self, loaded: Loaded, settings: Any, progress: Progress) -> Any:
+        """Refuse, with ValueError, what can be refused before a folder is taken; what it returns is ``work.plan``."""
 
-    def _connect(self) -> None:
-        import torch.distributed as dist
+    def samples(self, plan: Any) -> int:
+        """How many samples there are to write."""
+        return 0
 
-        if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=PATIENCE)
-            # its threads must end before the interpreter does: a process that aborts takes the others with it
-            atexit.register(_leave)
+    def about(self, loaded: Loaded, plan: Any) -> dict[str, Any]:
+        """The model as the run folder describes it."""
+        return describe(loaded)
 
-    def missing(self, out: Path, samples: int, *, resume: bool) -> list[int]:
-        """The samples that are still to be written, by whichever process; agreed between all.
+    def record(self, settings: Any) -> dict[str, Any]:
+        """The settings as the run folder keeps them."""
+        return {name: value for name, value in as_record(settings).items() if name not in self.pace}
+
+    def run(self, work: Work) -> None:
+        """Do it, and write tables and arrays into ``work.run``."""
+        raise NotImplementedError
+
+    def finish(self, work: Work) -> None:
+        """Write what needs all samples; one process does."""
+
+    def folders(self, out: Path) -> list[Path]:
+        """The run folders that one call writes."""
+        return [out]
+
+    def sentences(self, runs: list[Run]) -> list[str]:
+        """What the runs say, in words."""
+        return []
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """Write figures and tables of the runs, beside or below them."""
+        return []
+
+    def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
+        """The last lines that the command prints."""
+        return [f"drawn: {', '.join(map(str, drawn))}"] if drawn else []
+
+    def __call__(
+        self,
+        loaded: Loaded | Callable[[], Loaded],
+        out: str | Path,
+        settings: Any = None,
+        *,
+        progress: Progress | Callable[[str], object] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a run folder; the path of it.
+
+        Args:
+            loaded: the model, or a function that loads it once nothing else can be wrong.
+            out: folder to write; it must be empty or absent, or hold this very run to resume.
+            settings: what to do; the defaults when left out.
+            progress: shows how far it is; a function is called with a short text at each stage.
+            resume: go on where an interrupted run stopped. What comes out is what an uninterrupted one gives.
+            overwrite: replace a run that is there.
 
         Raises:
-            ValueError: for a place that is taken when nothing is resumed, and when an interrupted run was begun by
-                another number of processes.
+            ValueError: for settings that the model or the study refuses, and a folder that is taken.
         """
-        return self.agreed(self._missing(out, samples, resume) if self.is_first else None)
-
-    def _missing(self, out: Path, samples: int, resume: bool) -> list[int]:
-        if not resume:
-            refuse_taken(out)
-            return list(range(samples))
-        ranks = rank_folders(out)
-        done: set[int] = set()
-        for folder in [out, *ranks.values()]:
-            if (folder / RUN_FILE).is_file():
-                done.update(read_info(folder / RUN_FILE).parts.get("generations.parquet", ()))
-        todo = [sample for sample in range(samples) if sample not in done]
-        # a folder of the first process alone: the others were stopped before they had theirs
-        begun = 1 if (out / RUN_FILE).is_file() else max(1, *ranks) + 1 if ranks else self.world
-        alone_now, more_then = self.world == 1 and begun > 1, begun > self.world
-        # fewer folders than processes may be those that an early stop left
-        if alone_now or (todo and begun != self.world and (begun == 1 or more_then)):
+        path, processes = Path(out), Processes.here()
+        say = as_progress(progress if processes.is_first else None)
+        settings = self.Settings() if settings is None else settings
+        if processes.world > 1 and not self.shards:
             raise ValueError(
-                f"{out} was begun by {begun} processes and is resumed by {self.world}: start as many "
-                "(accelerate launch --num_processes), or write into another folder"
+                f"a {self.name} is scored by one process, but several were started; start it without a launcher"
             )
-        return todo
+        self.check(settings)
+        if not (resume or overwrite):
+            refuse_taken(path)
+        loaded = loaded() if callable(loaded) else loaded
+        settings = self._seeded(self.fit(loaded, settings), path, processes, resume)
+        # what can be wrong with the input shows here, before a folder is taken
+        plan = self.prepare(loaded, settings, say)
+        about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
+        about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
+        if self.keeps and resume and (path / RUN_FILE).is_file():
+            if _is_finished(path, about):
+                say.stage(f"{path} is there")
+                return path
+            resume, overwrite = False, True
+        missing = [*range(self.samples(plan))]
+        if self.parts and not overwrite:
+            missing = processes.missing(path, len(missing), resume=resume, parts=self.parts)
+        with RunWriter(processes.folder(path), **about, resume=resume, overwrite=overwrite) as run:
+            work = Work(loaded, settings, run, say, plan, processes.share(missing))
+            self.run(work)
+            if processes.world == 1:
+                self.finish(work)
+        if processes.world > 1:
+            _join(processes, path)
+            if processes.is_first:
+                with RunWriter(path, **about, resume=True) as run:
+                    self.finish(dataclasses.replace(work, run=run))
+        return path
 
+    @property
+    def name(self) -> str:
+        """The name it is registered by; that of its class where it is not."""
+        return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
 
-def _leave() -> None:
-    import torch.distributed as dist
+    def _seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
+        """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one."""
+        if getattr(settings, "seed", 0) is not None:
+            return settings
+        folders = (path, *rank_folders(path).values()) if resume else ()
+        before = [read_info(folder / RUN_FILE).seed for folder in folders if (folder / RUN_FILE).is_file()]
+        import torch
 
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        seed = next((seed for seed in before if seed is not None), None)
+        seed = processes.agreed(int(torch.randint(2**31, ())) if seed is None else seed)
+        return dataclasses.replace(settings, seed=seed)
 
-
-def refuse_taken(out: Path) -> None:
-    """Refuse a place that holds files, or a run that several processes began and have not joined.
-
-    Raises:
-        ValueError: naming what is there.
-    """
-    there = [out] if out.is_file() or names_in(out) else [*rank_folders(out).values()]
-    if there:
-        raise ValueError(
-            f"a run is written into an empty or absent folder, but {there[0]} is taken; choose another folder, or "
-            "go on with the run that is there (--resume, in Python resume=True)"
+    def settings_of(self, folder: str | Path) -> Any:
+        """The settings that a run folder keeps, but for `permissions`. Raises ValueError for a run of another kind."""
+        info = read_info(Path(folder) / RUN_FILE)
+        if info.kind != (self.kind or self.name):
+            raise ValueError(
+                f"a run is reproduced by the study that wrote it, but {folder} is of kind {info.kind!r} and not "
+                f"{self.kind or self.name!r}; choose the command that wrote it"
+            )
+        return from_record(
+            self.Settings, {name: value for name, value in info.settings.items() if name not in self.permissions}
         )
 
 
-def rank_folders(out: Path) -> dict[int, Path]:
-    """Rank -> folder that a process left beside `out`, in this launch or in an interrupted one before."""
-    found = out.parent.glob(f"{out.name}.rank*") if out.parent.is_dir() else ()
-    ranks = {path.name.rpartition(".rank")[2]: path for path in found if (path / RUN_FILE).is_file()}
-    return {int(rank): path for rank, path in sorted(ranks.items()) if rank.isdigit()}
+def _is_finished(path: Path, about: dict[str, Any]) -> bool:
+    """Whether this very run is there to its end. Raises ValueError for the finished run of something else."""
+    before: RunInfo = read_info(path / RUN_FILE)
+    if before.status != "complete":
+        return False
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in about["settings"].items()}
+    same = (before.kind, before.settings) == (about["kind"], settings)
+    if not same or before.model.get("weights_sha256") != about["model"].get("weights_sha256"):
+        raise ValueError(
+            f"{path} holds a run of another model or with other settings; choose another --out, or remove it"
+        )
+    return True
+
+
+def _join(processes: Processes, path: Path) -> None:
+    from sinklab.records.merging import merge_runs
+
+    processes.wait()
+    if processes.is_first:
+        merge_runs(rank_folders(path).values(), path)
+    processes.wait()

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sinklab.training.settings import TrainSettings, one_of
+from sinklab.errors import one_of
+from sinklab.training.settings import TrainSettings
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

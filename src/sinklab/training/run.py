@@ -73,36 +73,46 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     model = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
     torch.manual_seed(settings.seed)
-    trained = freeze(model, settings.train_only, settings.lora_rank)
-    count = sum(weight.numel() for name, weight in model.named_parameters() if name in set(trained))
+    trained = set(freeze(model, settings.train_only, settings.lora_rank))
+    count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
     size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
     say(f"training {count:,} parameters{size}")
     facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
     facts |= variant(settings) | (start.facts if start else {})
-    # nobody looks at the folder any more when the first process takes it
+    # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
     with _record(folder, settings, facts, begun=earlier is not None, main=main) as record, explained(settings):
         session = _session(settings, args, text, model, checkpoint, say)
-        try:
-            session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except BaseException as error:
-            _keep(session, record, error)
-            raise
-        _keep(session, record, None)
-        heldout = session.trainer.heldout_losses()
-        written = models.whole(session.trainer)
-        if record is not None:
-            merge_lora(written)
-            record.table("heldout", _heldout(heldout, written, text))
-            tokens = heldout["tokens"].tolist()
-            losses = {"row": list(range(len(tokens))), "loss": heldout["losses"].tolist(), "tokens": tokens}
-            record.table("heldout_rows", losses)
-            with needing_room(folder / "checkpoints", "the model"):
-                models.save(written, text.tokenizer, folder, settings)
-        session.trainer.accelerator.wait_for_everyone()
+        _run(session, record, checkpoint)
+        _finish(session, record, text, settings)
     return folder / "model"
+
+
+def _run(session: Session, record: RunWriter | None, checkpoint: Path | None) -> None:
+    """Train to the end; what was measured is written also where that fails."""
+    try:
+        session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except BaseException as error:
+        _keep(session, record, error)
+        raise
+    _keep(session, record, None)
+
+
+def _finish(session: Session, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
+    """The held-out loss of the final weights, and the model."""
+    heldout, folder = session.trainer.heldout_losses(), Path(settings.out)
+    written = models.whole(session.trainer)
+    if record is not None:
+        merge_lora(written)
+        record.table("heldout", _heldout(heldout, written, text))
+        tokens = heldout["tokens"].tolist()
+        losses = {"row": list(range(len(tokens))), "loss": heldout["losses"].tolist(), "tokens": tokens}
+        record.table("heldout_rows", losses)
+        with needing_room(folder / "checkpoints", "the model"):
+            models.save(written, text.tokenizer, folder, settings)
+    session.trainer.accelerator.wait_for_everyone()
 
 
 @dataclass(frozen=True)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from sinklab.errors import Checked, free_fields, limited
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(Checked):
     """The model that is trained."""
 
     init_from: str | None = None
     """Folder or Hub name of a model to start from, causal (Llama, Qwen2, Qwen3) or diffusion; its sizes and tokenizer
     are taken, and the sizes below are not used.
     """
-    backbone: str = "llama"
+    backbone: str = limited("llama", one_of=("llama", "qwen2"))
     """Decoder of a new model: llama or qwen2."""
-    hidden_size: int = 128
+    hidden_size: int = limited(128, at_least=1)
     """Width of the residual stream."""
-    layers: int = 4
+    layers: int = limited(4, at_least=1)
     """Number of layers."""
-    heads: int = 4
+    heads: int = limited(4, at_least=1)
     """Attention heads; hidden_size must be a multiple."""
-    kv_heads: int | None = None
+    kv_heads: int | None = limited(None, at_least=1)
     """Key/value heads, a divisor of heads; as many as heads when left out."""
-    mlp_size: int = 352
+    mlp_size: int = limited(352, at_least=1)
     """Width of the SwiGLU layer."""
     tie_embeddings: bool = True
     """The LM head is the embedding."""
@@ -46,7 +46,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings:
+class DataSettings(Checked):
     """What it learns from."""
 
     corpus: str = "python-docs"
@@ -60,7 +60,7 @@ class DataSettings:
     """Corpus of the same kind to measure the loss on; without it the last rows of the training corpus are held out, or
     the first ones of a stream.
     """
-    heldout_rows: int = 256
+    heldout_rows: int = limited(256, at_least=1)
     """Rows of held-out text, evenly spaced over it."""
     tokenizer: str | None = None
     """Folder or Hub name of a tokenizer; without it the one of init_from, else a byte-level BPE tokenizer is trained on
@@ -68,116 +68,116 @@ class DataSettings:
     """
     vocab_size: int = 2048
     """Vocabulary of a tokenizer trained here."""
-    pairs: str = "none"
+    pairs: str = limited("none", one_of=("none", "published", "corrected", "completion"))
     """none for plain text; published or corrected for fine-tuning on questions and answers (GSM8K-Aug lines,
     question||steps #### answer): corrected has no loss on padding and one start token; completion for one row a
     question: as it stands, then steps and answer in answer_length tokens.
     """
-    answer_length: int = 18
+    answer_length: int = limited(18, at_least=1)
     """With pairs completion: tokens behind the question, filled up with end tokens, which have loss."""
-    length: int = 128
+    length: int = limited(128, at_least=1)
     """Tokens in a row; a new model reads up to twice as many, and at least 512."""
-    documents: str = "joined"
+    documents: str = limited("joined", one_of=("joined", "separate"))
     """Rows run over the ends of documents: joined (tokens see what stands in the row) or separate (their own document
     alone).
     """
     streaming: bool = False
     """Read, tokenize and pack while training instead of before it: for corpora larger than memory."""
-    shuffle_rows: int = 1024
+    shuffle_rows: int = limited(1024, at_least=1)
     """Rows of a stream that are shuffled together; 1 keeps their order."""
-    workers: int = 0
+    workers: int = limited(0, at_least=0, at_most=1, free=True)
     """Processes that read a stream ahead: 0 or 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveSettings:
+class ObjectiveSettings(Checked):
     """What it learns."""
 
-    objective: str = "diffusion"
+    objective: str = limited("diffusion", one_of=("diffusion", "autoregressive"))
     """diffusion, or autoregressive: the causal twin, saved as a plain Hugging Face model."""
-    causal_start: float = 0.0
+    causal_start: float = limited(0.0, at_least=0, at_most=1)
     """Fraction of the steps spent as a causal language model first; small budgets go much further with 0.4."""
-    anneal: float = 0.0
+    anneal: float = limited(0.0, at_least=0, at_most=1)
     """Fraction of the steps, after the causal ones, over which keys to the right become visible one by one."""
-    window: int | None = None
+    window: int | None = limited(None, at_least=1)
     """Tokens see so many neighbours on either side and no others; everything when left out."""
-    time_sampler: str = "low_discrepancy"
+    time_sampler: str = limited("low_discrepancy", one_of=("iid", "low_discrepancy"))
     """How diffusion times are drawn: iid (each row for itself, as in the papers) or low_discrepancy."""
-    train_only: str = "all"
+    train_only: str = limited("all", one_of=("all", "sink", "lora"))
     """all weights; sink (retrofit: the backbone is frozen, the sink alone learns); or lora (adapters, and the sink)."""
-    lora_rank: int = 8
+    lora_rank: int = limited(8, at_least=1)
     """Rank of the adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
+class OptimizerSettings(Checked):
     """How it learns: AdamW with linear warm-up and cosine decay."""
 
-    batch: int = 32
+    batch: int = limited(32, at_least=1)
     """Rows in an optimizer step, over all processes."""
-    micro_batch: int | None = None
+    micro_batch: int | None = limited(None, at_least=1, free=True)
     """Rows that one process runs at a time; lower it when memory is short: it changes no noise and no order. The whole
     share of the process when left out.
     """
-    steps: int = 1000
+    steps: int = limited(1000, at_least=1)
     """Optimizer steps."""
-    epochs: float | None = None
+    epochs: float | None = limited(None, above=0)
     """Passes over the rows, instead of steps; not for streams."""
-    lr: float = 2e-3
+    lr: float = limited(2e-3, above=0)
     """Peak learning rate."""
-    min_lr: float = 0.1
+    min_lr: float = limited(0.1, at_least=0, at_most=1)
     """Where the cosine ends, as a fraction of the peak."""
-    warmup: float = 0.01
+    warmup: float = limited(0.01, at_least=0, at_most=1)
     """Fraction of the steps for linear warm-up."""
-    beta1: float = 0.9
+    beta1: float = limited(0.9, at_least=0, below=1)
     """AdamW's first moment decay."""
-    beta2: float = 0.95
+    beta2: float = limited(0.95, at_least=0, below=1)
     """AdamW's second moment decay."""
-    weight_decay: float = 0.1
+    weight_decay: float = limited(0.1, at_least=0)
     """AdamW's weight decay, on everything but norms, biases and sinks."""
-    clip: float = 1.0
+    clip: float = limited(1.0, at_least=0)
     """Largest norm of the gradient."""
     seed: int = 0
     """Seed of initial weights, data order and noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings:
+class EngineSettings(Checked):
     """How it runs; none of this changes what is learned but for rounding."""
 
     bf16: bool = True
     """bfloat16 autocast (weights stay float32)."""
-    compile: bool = False
+    compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = limited(False, free=True)
     """Keep no activations inside layers: less memory, about a third more time."""
-    head_chunk: int = 4096
+    head_chunk: int = limited(4096, at_least=1, free=True)
     """Masked positions whose logits exist at a time."""
-    liger: str = "auto"
+    liger: str = limited("auto", one_of=("auto", "on", "off"), free=True)
     """Liger's fused kernels for the head on CUDA: auto (where installed), on or off."""
-    threads: int | None = None
+    threads: int | None = limited(None, at_least=1, free=True)
     """CPU threads; None leaves PyTorch's choice."""
-    log_every: int = 20
+    log_every: int = limited(20, at_least=1, free=True)
     """Steps between two rows of the history."""
-    eval_every: int = 200
+    eval_every: int = limited(200, at_least=1, free=True)
     """Steps between two measurements of the held-out loss."""
-    save_every: int = 200
+    save_every: int = limited(200, at_least=1, free=True)
     """Steps between two checkpoints."""
-    keep: int = 2
+    keep: int = limited(2, at_least=1, free=True)
     """Newest checkpoints that are kept."""
-    monitor_every: int = 0
+    monitor_every: int = limited(0, at_least=0)
     """Steps between two looks of the sink monitor at fixed held-out text; 0 is never."""
-    monitor_rows: int = 8
+    monitor_rows: int = limited(8, at_least=1)
     """Rows of held-out text that the sink monitor looks at."""
-    spike: float = 3.0
+    spike: float = limited(3.0, at_least=0, free=True)
     """Stop when the loss is so many times its recent median; 0 is never."""
-    log_to: str = "auto"
+    log_to: str = limited("auto", free=True)
     """Trackers of the Trainer besides the run folder: auto (tensorboard, where installed), none, or names such as
     tensorboard, wandb, trackio, separated by commas.
     """
-    out: str = "runs/train"
+    out: str = limited("runs/train", free=True)
     """Run folder: run.json, the history, checkpoints and the final model."""
-    resume: bool = False
+    resume: bool = limited(False, free=True)
     """Go on from the newest checkpoint in the run folder, or begin anew where it has none yet."""
 
 
@@ -190,37 +190,6 @@ class TrainSettings(EngineSettings, OptimizerSettings, ObjectiveSettings, DataSe
     """
 
 
-# what may differ between a run and its continuation: how it runs and what it reports, not what it learns from;
 # kernels, compilation, thread counts and micro-batches may change the last bits
-FREE = frozenset(
-    [
-        "resume",
-        "out",
-        "threads",
-        "compile",
-        "gradient_checkpointing",
-        "head_chunk",
-        "liger",
-        "micro_batch",
-        "workers",
-        "log_every",
-        "eval_every",
-        "save_every",
-        "keep",
-        "spike",
-        "log_to",
-    ]
-)
-
-
-def one_of(name: str, given: str, choices: Iterable[str]) -> None:
-    """Refuse what is no choice, naming the near one.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    choices = tuple(choices)
-    if given not in choices:
-        near = difflib.get_close_matches(given, choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, but is {given!r}{hint}")
+FREE = free_fields(TrainSettings)
+"""Settings that may differ between a run and its continuation: how it runs and what it reports."""

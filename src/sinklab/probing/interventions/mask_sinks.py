@@ -7,18 +7,18 @@ import dataclasses
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.choice import whole
-from sinklab.probing.choosing import Chooser, Standing, as_columns, flags, widened
-from sinklab.probing.editing import KeyEditor, Taken, head_numbers, is_full, layer_names, whole_numbers
+from sinklab.probing.choosing import Chooser, KeyScores, as_columns, flags, widened
+from sinklab.probing.editing import KeyHandler, Selection, head_numbers, is_full, layer_names, whole_numbers
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.removing import REMOVALS
+from sinklab.probing.scope import whole
 from sinklab.probing.tap import Listener
+from sinklab.registry import interventions
 from sinklab.sinks.rules import Excess
 
 _CHOICES = {
@@ -30,6 +30,7 @@ _CHOICES = {
 }
 
 
+@interventions.register("mask_sinks")
 @dataclass(frozen=True)
 class MaskSinks:
     """Remove sinks per (batch row, layer, query head), chosen from the forward before: the top k, or all above epsilon.
@@ -70,7 +71,6 @@ class MaskSinks:
     """"head": every head loses its own keys. "layer": all (named) heads lose those that receive most on their mean."""
     limit: int | None = None
     """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
-    name: ClassVar[str] = "mask_sinks"
 
     def __post_init__(self) -> None:
         if (self.k is None) == (self.epsilon is None):
@@ -100,9 +100,9 @@ class MaskSinks:
         object.__setattr__(self, "layers", layer_names(self.layers))
         object.__setattr__(self, "heads", head_numbers(self.heads))
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
-        return _SinkEditor(self, log, forwards_per_step)
+        return _SinkHandler(self, log, forwards_per_step)
 
 
 def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
@@ -112,7 +112,7 @@ def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} is one of {tuple(allowed)}, got {value!r}: {hint}")
 
 
-class _SinkEditor(KeyEditor):
+class _SinkHandler(KeyHandler):
     options: MaskSinks
 
     def __init__(self, options: MaskSinks, log: InterventionLog, forwards_per_step: int) -> None:
@@ -123,7 +123,7 @@ class _SinkEditor(KeyEditor):
 
     def reset(self) -> None:
         # By slot and layer: what the next forward loses, or what it is to be chosen from.
-        self.slots: dict[int, dict[str, Taken | Standing]] = {}
+        self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
         super().reset()
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class _SinkEditor(KeyEditor):
             self.slots = slots
 
     def discard(self) -> None:
-        self.chosen: dict[str, Taken | Standing] = {}
+        self.chosen: dict[str, Selection | KeyScores] = {}
         super().discard()
 
     def begin(self) -> None:
@@ -141,7 +141,7 @@ class _SinkEditor(KeyEditor):
         if self.options.source == "clean_pass":
             self.slot = 0
 
-    def taken(self, call: AttentionCall) -> Taken | None:
+    def taken(self, call: AttentionCall) -> Selection | None:
         found = self.slots.get(self.slot, {}).get(call.layer)
         if found is None:
             if self.options.source == "clean_pass":
@@ -151,7 +151,7 @@ class _SinkEditor(KeyEditor):
                 )
             return None
         self._check_shape(found, call)
-        if isinstance(found, Standing):
+        if isinstance(found, KeyScores):
             evicted_BHS = None if is_full(call, self.log) else self.evicted.get(self.slot, {}).get(call.layer)
             found = self._choice(call, found, evicted_BHS)
         return dataclasses.replace(found, gone_BHS=widened(found.gone_BHS, call.key_BKSD.shape[2]))
@@ -181,7 +181,7 @@ class _SinkEditor(KeyEditor):
             'run more than one denoising step, or choose within the step with source="clean_pass"',
         )
 
-    def _choice(self, call: AttentionCall, standing: Standing, held_BHS: Tensor | None) -> Taken:
+    def _choice(self, call: AttentionCall, standing: KeyScores, held_BHS: Tensor | None) -> Selection:
         heads, every, keys = self.heads_of(call), call.query_BHQD.shape[1], standing.received_BHS.shape[-1]
         held_BHS = None if held_BHS is None else held_BHS[:, heads]
         columns_BHM, mass_BH = self.chooser.choose(standing, held_BHS)
@@ -191,12 +191,12 @@ class _SinkEditor(KeyEditor):
         if len(heads) < every:
             some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, keys)
             gone_BHS[:, heads] = some_BHS
-        return Taken(gone_BHS, columns_BHM, mass_BH)
+        return Selection(gone_BHS, columns_BHM, mass_BH)
 
-    def _check_shape(self, found: Taken | Standing, call: AttentionCall) -> None:
+    def _check_shape(self, found: Selection | KeyScores, call: AttentionCall) -> None:
         now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
-        batch, heads, keys = (found.received_BHS if isinstance(found, Standing) else found.gone_BHS).shape
-        heads = now[1] if isinstance(found, Standing) else heads
+        batch, heads, keys = (found.received_BHS if isinstance(found, KeyScores) else found.gone_BHS).shape
+        heads = now[1] if isinstance(found, KeyScores) else heads
         if (batch, heads) != now[:2] or now[2] < keys:
             raise ValueError(
                 f"the selection was made for {batch} rows, {heads} heads and {keys} keys, but this forward "

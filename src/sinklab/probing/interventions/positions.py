@@ -12,12 +12,14 @@ import torch
 
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.choosing import as_columns
-from sinklab.probing.editing import KeyEditor, Taken, head_numbers, layer_names, whole_numbers
+from sinklab.probing.editing import KeyHandler, Selection, head_numbers, layer_names, whole_numbers
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.removing import REMOVALS
 from sinklab.probing.tap import Listener
+from sinklab.registry import interventions
 
 
+@interventions.register("mask_positions")
 @dataclass(frozen=True)
 class MaskPositions:
     """Take the same canvas positions from every query, whatever they receive.
@@ -38,7 +40,6 @@ class MaskPositions:
     """Query heads to edit; None for all."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
-    name: ClassVar[str] = "mask_positions"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", tuple(sorted(set(whole_numbers("positions", self.positions)))))
@@ -53,11 +54,12 @@ class MaskPositions:
             hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
             raise ValueError(f"removal is one of {REMOVALS}, got {self.removal!r}: {hint}")
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
-        return _PositionEditor(self, log, forwards_per_step, self.positions, self.steps or (0, None))
+        return _PositionHandler(self, log, forwards_per_step, self.positions, self.steps or (0, None))
 
 
+@interventions.register("truncate_context")
 @dataclass(frozen=True)
 class TruncateContext:
     """From a step on, hide the canvas positions start, …, stop - 1 from every query: mid-sequence truncation.
@@ -74,7 +76,6 @@ class TruncateContext:
     """The position after the last hidden one."""
     step: int
     """The first step in which they are hidden, counted from 0 in each sequence."""
-    name: ClassVar[str] = "truncate_context"
     removal: ClassVar[str] = "mask"
 
     def __post_init__(self) -> None:
@@ -84,9 +85,9 @@ class TruncateContext:
                 f"start and stop enclose the positions to hide, got {self.start} and {self.stop}: stop is larger"
             )
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
-        return _PositionEditor(self, log, forwards_per_step, tuple(range(self.start, self.stop)), (self.step, None))
+        return _PositionHandler(self, log, forwards_per_step, tuple(range(self.start, self.stop)), (self.step, None))
 
 
 def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -98,7 +99,7 @@ def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
     raise ValueError(f"steps is (first, the one after the last), None for to the end; got {steps}: write (4, 8)")
 
 
-class _PositionEditor(KeyEditor):
+class _PositionHandler(KeyHandler):
     def __init__(
         self,
         options: MaskPositions | TruncateContext,
@@ -112,21 +113,21 @@ class _PositionEditor(KeyEditor):
         log.on_end.append(self._refuse_missing)
         super().__init__(options, log, forwards_per_step)
 
-    def taken(self, call: AttentionCall) -> Taken | None:
+    def taken(self, call: AttentionCall) -> Selection | None:
         first = self.first or 0
         if self.step < first or (self.end is not None and self.step >= self.end):
             return None
         prefix = self.log.note_prefix(call)
         length = call.key_BKSD.shape[2] - prefix
         self.longest = max(self.longest, length)
-        if call.sight.running is not None:
+        if call.visibility.running is not None:
             self._refuse_missing()
         batch, every = call.query_BHQD.shape[:2]
         there = [prefix + position for position in self.positions if position < length]
         gone_S = torch.zeros(prefix + length, dtype=torch.bool)
         gone_S[there] = True
         # Padding is nobody's key, and counts as nothing taken.
-        gone_B1S = (gone_S & (call.sight.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
+        gone_B1S = (gone_S & (call.visibility.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
         heads = self.heads_of(call)
         gone_BHS = gone_B1S.expand(-1, every, -1)
         if len(heads) < every:
@@ -134,7 +135,7 @@ class _PositionEditor(KeyEditor):
             edited_H[heads] = True
             gone_BHS = gone_BHS & edited_H[:, None]
         columns_BHM = as_columns(gone_B1S).expand(-1, len(heads), -1)
-        return Taken(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
+        return Selection(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
 
     def why_idle(self) -> tuple[str, str]:
         if not self.first:

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.context import running_canvas
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.editing import Applied, Editor, head_numbers, layer_names, whole_numbers
+from sinklab.probing.editing import Effect, InterventionHandler, head_numbers, layer_names, whole_numbers
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.removing import keys_seen, lost_share, restricted
 from sinklab.probing.tap import Listener
+from sinklab.registry import interventions
 
 
+@interventions.register("window_attention")
 @dataclass(frozen=True)
 class WindowAttention:
     """Query i sees key j only where |i - j| <= radius, counted in canvas positions.
@@ -33,12 +34,11 @@ class WindowAttention:
     keep: tuple[int, ...] = ()
     """Canvas positions every query may see all the same, such as the first four (StreamingLLM, 2309.17453)."""
     keep_prefix: bool = True
-    """Whether the model's own sink columns in front stay in sight."""
+    """Whether the model's own sink columns in front stay visible."""
     layers: tuple[int | str, ...] | None = None
     """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns; None for all."""
     heads: tuple[int, ...] | None = None
     """Query heads to edit; None for all."""
-    name: ClassVar[str] = "window_attention"
 
     def __post_init__(self) -> None:
         whole_numbers("radius", (self.radius,))
@@ -46,12 +46,12 @@ class WindowAttention:
         object.__setattr__(self, "layers", layer_names(self.layers))
         object.__setattr__(self, "heads", head_numbers(self.heads))
 
-    def editor(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this edit out and writes into the log."""
-        return _WindowEditor(self, log, forwards_per_step)
+        return _WindowHandler(self, log, forwards_per_step)
 
 
-class _WindowEditor(Editor):
+class _WindowHandler(InterventionHandler):
     options: WindowAttention
 
     def discard(self) -> None:
@@ -59,7 +59,7 @@ class _WindowEditor(Editor):
         self.masks: dict[tuple[int, int], Tensor] = {}
         super().discard()
 
-    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Applied | None]:
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
         shape = (call.query_BHQD.shape[2], call.key_BKSD.shape[2])
         if shape not in self.masks:
             self.masks[shape] = self._window(call)
@@ -82,7 +82,7 @@ class _WindowEditor(Editor):
                 removed_BH = keys_seen(call)[:, heads] - left_BH
         nothing_BHM = torch.empty(batch, len(heads), 0, dtype=torch.long, device=device)
         gone_BHS = torch.zeros(batch, len(heads), 0, dtype=torch.bool, device=device)
-        return edited, Applied(heads, nothing_BHM, gone_BHS, unknown_BH, realised_BH, left_BH, removed_BH)
+        return edited, Effect(heads, nothing_BHM, gone_BHS, unknown_BH, realised_BH, left_BH, removed_BH)
 
     def _window(self, call: AttentionCall) -> Tensor:
         prefix, device = self.log.note_prefix(call), call.query_BHQD.device
@@ -98,8 +98,8 @@ class _WindowEditor(Editor):
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:
     """The canvas position of every query of the call, int64 (Q,). Raises ValueError where nobody can tell."""
     queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
-    if call.sight.columns_Q is not None:
-        return call.sight.columns_Q.to(device)
+    if call.visibility.columns_Q is not None:
+        return call.visibility.columns_Q.to(device)
     if queries == keys:
         return torch.arange(keys, device=device)
     if running_canvas() is not None:
@@ -108,5 +108,5 @@ def query_positions(call: AttentionCall, prefix: int) -> Tensor:
             "denoiser announces: announce those that become queries with sinklab.attention.running(ids, columns)"
         )
     # A model with room at the end of its memory writes where its mask ends.
-    seen = int((call.sight.visible_BS > 0).any(0).nonzero().max()) + 1 - prefix
+    seen = int((call.visibility.visible_BS > 0).any(0).nonzero().max()) + 1 - prefix
     return torch.arange(seen - queries, seen, device=device)

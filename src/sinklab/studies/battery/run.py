@@ -15,18 +15,19 @@ from torch import Tensor
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
+from sinklab.errors import free_fields
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.specs import parse_edit
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
+from sinklab.registry import interventions
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Asked, ContinuingRows, DenoisingRows
-from sinklab.studies.base import Processes, Progress, as_progress
-from sinklab.studies.battery.settings import PACE, BatterySettings, Condition, hidden_edit
+from sinklab.studies.battery.settings import BatterySettings, Condition, hidden_edit
 from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
+from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import request_number
 from sinklab.studies.trace.run import describe
 
@@ -50,7 +51,7 @@ class Cell:
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
         """Its interventions, those of the condition first; draws follow from the seed."""
         specs = (*self.condition.edits, *hidden_edit(self.control, self.k, by_last_row=loaded.family != "diffusion"))
-        edits = map(parse_edit, specs)
+        edits = map(interventions.parse, specs)
         return tuple(replace(edit, seed=seed) if isinstance(edit, MaskSinks) else edit for edit in edits)
 
     def misfit(self, keys: int) -> str | None:
@@ -220,7 +221,7 @@ def score_battery(
         for control, k in settings.hidings()
         for skill, level in asked
     ]
-    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in PACE}
+    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free_fields(settings)}
     if any("random" in control for control in settings.controls) or any(one.order == "random" for one in conditions):
         kept["batch"] = settings.batch
     kept["conditions"] = [condition.name for condition in conditions]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sinklab.errors import Checked, limited, near
 from sinklab.sampling.settings import DecodingSettings
 
 SKILLS = ("arithmetic", "deduction", "planning", "rewriting", "retrieval", "copying")
@@ -19,8 +18,6 @@ CONTROLS = {
 """What is hidden, and how `mask_sinks` is told."""
 ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
 NUMBERED = ("blocks", "window")
-PACE = ("batch",)
-"""Fields that say how fast, not what; but for a random control or order, whose draws depend on the batch."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,7 @@ class Condition:
                 what = "order"
             else:
                 known = ("pure", "greedy", *ORDERS, *(f"{kind}-N" for kind in NUMBERED))
-                near = difflib.get_close_matches(part, known, n=1, cutoff=0.4)
-                hint = f"did you mean {near[0]}?" if near else "such as blocks-6+window-8"
+                hint = near(part, known, cutoff=0.4) or "such as blocks-6+window-8"
                 raise ValueError(f"a condition is made of {', '.join(known)}, joined by +, got {name!r}; {hint}")
             if what in seen:
                 raise ValueError(f"a condition says each thing once, got {name!r}; leave out {part}")
@@ -80,47 +76,38 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class BatterySettings:
+class BatterySettings(Checked):
     """Which problems are asked, how they are answered, and what is hidden meanwhile.
 
     Raises ValueError for names and numbers that make no sense with any model.
     """
 
-    skills: tuple[str, ...] = SKILLS
+    skills: tuple[str, ...] = limited(SKILLS, one_of=SKILLS, needed=True)
     """Kinds of problems: arithmetic, deduction, planning, rewriting, retrieval, copying."""
-    levels: tuple[int, ...] = LEVELS
+    levels: tuple[int, ...] = limited(LEVELS, one_of=LEVELS, needed=True)
     """Levels of difficulty, 1 is easy."""
-    problems: int = 100
+    problems: int = limited(100, at_least=1)
     """Problems of each skill and level, from the test split, the same for every model."""
-    ks: tuple[int, ...] = (0, 1, 2, 5, 10)
+    ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0)
     """Numbers of hidden columns per layer and head; 0 is always among them."""
-    controls: tuple[str, ...] = ("sinks", "clean_pass", "random")
+    controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=CONTROLS)
     """What is hidden: sinks of the step before (closed loop), of a whole second forward (clean_pass, which holds on to
     them), or as many random other columns (random, random_clean_pass)."""
     conditions: tuple[str, ...] = ()
     """How texts are written: pure (most confident first, one block), left_to_right, random, entropy, greedy
     (autoregressive models), with blocks-N and window-N joined by +, e.g. blocks-6+window-8; pure or greedy when left
     out."""
-    new_tokens: int = 18
+    new_tokens: int = limited(18, at_least=1)
     """Tokens to write per answer."""
-    batch: int = 100
+    batch: int = limited(100, at_least=1, free=True)
     """Problems that are written together; draws of a random control or order depend on it."""
     seed: int = 0
     """Seed of the choice of problems and of all draws."""
 
     def __post_init__(self) -> None:
-        for name in ("skills", "levels", "ks", "controls", "conditions"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, tuple(dict.fromkeys((given,) if isinstance(given, str | int) else given)))
-        _known("skills", self.skills, SKILLS)
-        _known("controls", self.controls, tuple(CONTROLS))
-        if not self.skills or not self.levels or not set(self.levels) <= set(LEVELS):
-            raise ValueError(f"a battery needs skills, and levels among {LEVELS}, got {self.skills} and {self.levels}")
-        for name in ("problems", "new_tokens", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if wrong := [k for k in self.ks if k < 0]:
-            raise ValueError(f"ks are numbers of hidden columns, at least 0, got {wrong[0]}")
+        super().__post_init__()
+        for name in ("skills", "levels", "controls", "conditions"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         # whatever is hidden is compared with nothing hidden
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         for name in self.conditions:
@@ -140,11 +127,3 @@ def hidden_edit(control: str, k: int, *, by_last_row: bool) -> tuple[str, ...]:
     if not k:
         return ()
     return (f"mask_sinks:k={k}{CONTROLS[control]}{',selector=last_row' if by_last_row else ''}",)
-
-
-def _known(what: str, given: Iterable[str], choices: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in choices:
-            near = difflib.get_close_matches(name, choices, n=1)
-            hint = f"did you mean {near[0]}?" if near else "choose among them"
-            raise ValueError(f"{what} are among {', '.join(choices)}, got {name!r}; {hint}")

@@ -14,14 +14,14 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
-from sinklab.probing.specs import parse_edit
+from sinklab.registry import interventions
 from sinklab.scoring.decoding import DENOISING_ONLY, check_cache
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.writing import Asked, is_lonely, write_batch
-from sinklab.studies.base import Processes, Progress, as_progress
 from sinklab.studies.benchmarks import requests as scored_requests
 from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
 from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
+from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import RequestCache, request_number
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
@@ -70,7 +70,7 @@ class SinklabLM(TemplateLM):
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
-        self.edits = tuple(parse_edit(spec) for spec in settings.specs(by_last_row=not self.is_diffusion))
+        self.edits = tuple(interventions.parse(spec) for spec in settings.specs(by_last_row=not self.is_diffusion))
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
         self.cache = RequestCache(None, 0, "") if cache is None else cache

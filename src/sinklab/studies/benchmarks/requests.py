@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.specs import parse_edit
 from sinklab.probing.tracing import trace
+from sinklab.registry import interventions
 from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.sink_facts import STATES, SinkFacts
-from sinklab.studies.base import Progress
 from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import RequestCache, request_key, request_number
 
 DEFAULT_TOKENS = 256
@@ -237,7 +237,7 @@ def _ask(model: Scoring, asked: Sequence[_Asked]) -> None:
 
 
 def _scores(model: Scoring, asked: Sequence[_Asked], *, greedy: bool) -> dict[str, dict[str, Any]]:
-    edits = [parse_edit(spec) for spec in model.settings.specs()]
+    edits = [interventions.parse(spec) for spec in model.settings.specs()]
 
     def run() -> list[Scored]:
         return score(
@@ -289,7 +289,7 @@ def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str
 
 def rolled(model: Scoring, requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers to requests for the likelihood of a whole text, in their order."""
-    edits = [parse_edit(spec) for spec in model.settings.specs()]
+    edits = [interventions.parse(spec) for spec in model.settings.specs()]
     model.teller.stage(f"scoring {len(requests)} texts")
     answers = []
     for done, request in enumerate(requests):

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.records.writing import RunWriter
-from sinklab.studies.base import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.benchmarks import offline, tables, two_stage_run
 from sinklab.studies.benchmarks import two_stage_run as two_stage_scores
 from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings
+from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
 from sinklab.studies.trace.run import describe
 

@@ -14,9 +14,9 @@ from typing import Any
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.records.storage import RUN_FILE
-from sinklab.studies.base import Processes, Progress, as_progress
 from sinklab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.studies.benchmarks.settings import CONTROLS, TWO_STAGE, EvalSettings
+from sinklab.studies.processes import Processes, Progress, as_progress
 
 KS = (0, 1, 5, 10)
 TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}

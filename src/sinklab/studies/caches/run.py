@@ -24,10 +24,10 @@ from sinklab.records.storage import weights_hash
 from sinklab.records.writing import RunWriter
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import denoise
-from sinklab.studies.base import Progress, as_progress
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
 from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.processes import Progress, as_progress
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sinklab.errors import Checked, limited
 from sinklab.sampling.settings import DecodingSettings
 
 PLAIN = ("none", "prefix", "dual", "sink_refresh")
@@ -11,12 +12,12 @@ EVICTING = ("nearest", "aligned", "received", "random")
 
 
 @dataclass(frozen=True)
-class CacheSettings:
+class CacheSettings(Checked):
     """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no sense."""
 
     keep: tuple[float, ...] = (0.5, 0.25, 0.125)
     """Budgets of the evicting caches: shares of the columns outside the block."""
-    sinks: int = 4
+    sinks: int = limited(4, at_least=1)
     """Protected sinks per layer and key head in the protected variant of each cache."""
     protect: tuple[str, ...] = ("now",)
     """Whose sinks: now, first, earlier; one protected variant for each."""
@@ -28,34 +29,29 @@ class CacheSettings:
     """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
     text: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
-    rows: int = 32
+    rows: int = limited(32, at_least=2)
     """Rows of text whose tokens are revealed step by step."""
-    batch: int = 16
+    batch: int = limited(16, at_least=1)
     """Rows that run together."""
-    prompt_tokens: int = 160
+    prompt_tokens: int = limited(160, at_least=1)
     """Tokens of each row that stand from the start."""
-    new_tokens: int = 64
+    new_tokens: int = limited(64, at_least=1)
     """Tokens of each row that are masked at first, and tokens to write."""
-    block_length: int = 16
+    block_length: int = limited(16, at_least=1)
     """Tokens in a block."""
-    tokens_per_step: int = 2
+    tokens_per_step: int = limited(2, at_least=1)
     """Tokens revealed at each evaluation, in random order."""
-    texts: int = 16
+    texts: int = limited(16, at_least=0)
     """Texts written under each cache and without one; 0 skips this."""
     lengths: tuple[int, ...] = ()
     """Canvas lengths at which time is measured; the length of the rows when left out."""
-    repeats: int = 3
+    repeats: int = limited(3, at_least=0)
     """Turns of the time measurement; 0 skips it."""
     seed: int = 0
     """Seed of the order in which tokens are revealed, and of the bootstrap."""
 
     def __post_init__(self) -> None:
-        for name in ("keep", "protect", "scores", "refreshed", "lengths"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        least = {"sinks": 1, "rows": 2, "batch": 1, "prompt_tokens": 1, "new_tokens": 1, "block_length": 1}
-        for name, value in (least | {"tokens_per_step": 1, "texts": 0, "repeats": 0}).items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}.")
+        super().__post_init__()
         if min(self.block_length, self.new_tokens) <= 2 * self.tokens_per_step:
             raise ValueError(
                 "the first two evaluations of a block compute everything and are not compared, so a block needs more "

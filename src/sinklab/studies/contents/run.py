@@ -19,11 +19,11 @@ from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import Prompt, encode
-from sinklab.studies.base import Meter, Progress, as_progress, refuse_taken
 from sinklab.studies.contents.lens import LogitLens, residual_states
 from sinklab.studies.contents.samples import checked_choice, content_arrays, sample_text, samples_table
 from sinklab.studies.contents.settings import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
+from sinklab.studies.processes import Meter, Progress, as_progress, refuse_taken
 from sinklab.studies.trace.run import describe
 from sinklab.studies.trace.writing import sample_seed, text_of
 

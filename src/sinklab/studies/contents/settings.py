@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from sinklab.errors import Checked, limited
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.trace.settings import StudySettings
 
@@ -14,7 +15,7 @@ written in the next block."""
 
 
 @dataclass(frozen=True)
-class ContentsSettings(DecodingSettings):
+class ContentsSettings(DecodingSettings, Checked):
     """Which texts are written, which states are sampled from them, and how they are read.
 
     Raises ValueError for numbers that make no sense with any model.
@@ -24,13 +25,13 @@ class ContentsSettings(DecodingSettings):
     """Beginnings that the model continues, one text each; taken from a corpus when left out."""
     corpus: str | None = None
     """Corpus the beginnings are taken from; None takes the excerpt inside the package."""
-    texts: int = 48
+    texts: int = limited(48, at_least=1)
     """Beginnings to take from the corpus, spread over it."""
-    prompt_tokens: int = 32
+    prompt_tokens: int = limited(32, at_least=0)
     """Tokens of each of them."""
     chat: bool = False
     """Put each prompt into the model's chat format."""
-    new_tokens: int = 96
+    new_tokens: int = limited(96, at_least=1)
     """Tokens to write after each prompt."""
     block_length: int | None = 32
     """Write block after block of this many tokens; None writes everything as one block, which leaves no future."""
@@ -38,34 +39,29 @@ class ContentsSettings(DecodingSettings):
     """0 takes the most probable token; small models then write alike texts, from which a probe learns little."""
     seed: int | None = 0
     """Seed of all noise; each text has its own, which follows from this one and its number."""
-    choose: str = "excess"
+    choose: str = limited("excess", one_of=("excess", "strongest"))
     """Which keys are sinks: excess (those above epsilon in some head), or strongest (in each head the key of each place
     that receives most, however little)."""
     epsilon: float = 3.0
     """With choose=excess: sinks receive more than 1 + epsilon (S - 1) / S times an even share."""
-    every: int = 4
+    every: int = limited(4, at_least=1)
     """Sample states at every n-th step, beginning with the first."""
-    pairs: int = 2
+    pairs: int = limited(2, at_least=1)
     """Sinks to sample of each place, step and layer at most, each with a matched position."""
     layers: tuple[int, ...] = ()
     """States to read: 0 enters the first layer, and the number of layers leaves the last; all when left out."""
-    folds: int = 5
+    folds: int = limited(5, at_least=3)
     """Parts that the texts are dealt to; each is predicted from the others."""
-    classes: int = 16
+    classes: int = limited(16, at_least=2)
     """Probes for the token tell so many tokens apart, the most frequent ones, and all others as one."""
-    components: int = 256
+    components: int = limited(256, at_least=1)
     """States wider than this are turned onto their leading principal directions before a probe is fitted."""
-    draws: int = 1000
+    draws: int = limited(1000, at_least=1)
     """Resamples of the texts behind an interval."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("prompts", "layers"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        least = {"texts": 1, "prompt_tokens": 0, "every": 1, "pairs": 1, "folds": 3, "classes": 2, "components": 1}
-        for name, number in {**least, "draws": 1, "new_tokens": 1}.items():
-            if getattr(self, name) < number:
-                raise ValueError(f"{name} must be at least {number}, got {getattr(self, name)}.")
+        DecodingSettings.__post_init__(self)
+        Checked.__post_init__(self)
         if self.prompts and self.corpus is not None:
             raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
 

@@ -3,66 +3,32 @@
 # R rows, N bootstrap samples
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from importlib import resources
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.records.writing import RunWriter
-from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
-from sinklab.studies.base import Progress, as_progress
+from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, hidden_losses
+from sinklab.studies.base import Work
 from sinklab.studies.curve.settings import CurveSettings
-from sinklab.studies.trace.run import describe
+from sinklab.studies.processes import Progress
 
 LEVEL = 0.95
 
 
-def masking_curve(
-    loaded: Loaded,
-    out: str | Path,
-    settings: CurveSettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Score held-out text with 0, 1, 2, … columns hidden, and write a run folder of kind "curve".
-
-    A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss; what is hidden
-    is chosen by a clean pass over the same row, see `hidden_losses`. Table ``curve``: one row per (k, control), see
-    `curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows.
-
-    Args:
-        loaded: a diffusion model or an autoregressive one, with its tokenizer.
-        out: folder to write; it must be empty or absent.
-        settings: what to hide, from what text.
-        progress: told how far it is.
-        overwrite: replace a run that is there.
-
-    Raises:
-        ValueError: for a model without a mask token, rows that do not fit its context, a k that does not fit a row.
-    """
-    settings, path = settings or CurveSettings(), Path(out)
-    check_curve(loaded, settings)
-    teller = as_progress(progress)
-    source = settings.heldout or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
-    text = heldout_rows(loaded, source, rows=settings.rows, length=settings.length)
-    about: dict[str, Any] = {"model": describe(loaded), "settings": dataclasses.asdict(settings)}
-    about |= {"kind": "curve", "seed": settings.seed}
-    with RunWriter(path, **about, overwrite=overwrite) as run:
-        teller.stage(f"scoring {len(text.ids_RS)} rows of {settings.length} tokens with {loaded.name}")
-        losses, masses = _scored(loaded, text, settings, teller)
-        run.table("curve", curve_table(losses, masses, text, settings))
-        rows = len(text.ids_RS)
-        columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
-        columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
-        run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
-    return path
+def score(work: Work) -> None:
+    """Write the tables of a curve."""
+    settings, text, loaded = work.settings, work.plan, work.loaded
+    work.progress.stage(f"scoring {len(text.ids_RS)} rows of {settings.length} tokens with {loaded.name}")
+    losses, masses = _scored(loaded, text, settings, work.progress)
+    work.run.table("curve", curve_table(losses, masses, text, settings))
+    rows = len(text.ids_RS)
+    columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
+    columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
+    work.run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
 
 
 def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
@@ -97,27 +63,20 @@ def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
 
 
 def _scored(
-    loaded: Loaded, text: HeldoutRows, settings: CurveSettings, teller: Progress
+    loaded: Loaded, text: HeldoutRows, settings: CurveSettings, progress: Progress
 ) -> tuple[dict[Choice, np.ndarray], dict[Choice, float]]:
     """Loss of every row, (R,), and share of attention that the hidden columns held, by choice; means over draws."""
     choices = [(k, control) for k in settings.ks for control in (settings.controls if k else ("none",))]
     # without noise nothing but random columns changes from draw to draw
     redrawn = choices if loaded.family == "diffusion" else [choice for choice in choices if choice[1] == "random"]
     batches = math.ceil(len(text.ids_RS) / settings.batch)
-    done, total = 0, (len(choices) + len(redrawn) * (settings.draws - 1)) * batches
-    teller.count(0, total)
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        teller.count(done, total)
-
+    count = progress.counter((len(choices) + len(redrawn) * (settings.draws - 1)) * batches)
     drawn: dict[Choice, list[HiddenLosses]] = {choice: [] for choice in choices}
     for draw, seed in enumerate(_seeds(settings)):
-        asked = redrawn if draw else choices
-        if asked:
-            found = hidden_losses(loaded, text.ids_RS, asked, seed=seed, batch=settings.batch, progress=count)
-            for choice, one in zip(asked, found, strict=True):
+        some = redrawn if draw else choices
+        if some:
+            found = hidden_losses(loaded, text.ids_RS, some, seed=seed, batch=settings.batch, progress=count)
+            for choice, one in zip(some, found, strict=True):
                 drawn[choice].append(one)
     losses = {
         choice: torch.stack([one.losses_R for one in of_choice]).double().mean(0).numpy()

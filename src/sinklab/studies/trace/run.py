@@ -13,15 +13,15 @@ import torch
 from sinklab.caching.policies import EvictingCache
 from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.special_tokens import special_roles
-from sinklab.probing.specs import parse_edit
 from sinklab.records.info import read_info
 from sinklab.records.merging import merge_runs
 from sinklab.records.storage import RUN_FILE, weights_hash
 from sinklab.records.writing import RunWriter
+from sinklab.registry import interventions
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode
-from sinklab.studies.base import Meter, Processes, Progress, as_progress, rank_folders
+from sinklab.studies.processes import Meter, Processes, Progress, as_progress, rank_folders
 from sinklab.studies.trace.recording import Selection
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import sample_seed, seeded, write_sample
@@ -103,7 +103,7 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
             f"a study records keys that all layers see alike, and cache={settings.cache} keeps others in each layer "
             "and head; record with another cache, or use trace() and recording.visible_by_layer"
         )
-    edits = tuple(parse_edit(spec) for spec in settings.edits)
+    edits = tuple(interventions.parse(spec) for spec in settings.edits)
     seed = settings.seed or 0
     tasks = []
     for sample, text in enumerate(settings.prompts):

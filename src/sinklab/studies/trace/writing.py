@@ -16,11 +16,11 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.specs import edit_by_name
 from sinklab.probing.statistics import STATES
 from sinklab.records.writing import RunWriter
+from sinklab.registry import interventions
 from sinklab.scoring.decoding import Moment, Task
-from sinklab.studies.base import Meter
+from sinklab.studies.processes import Meter
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of, dims_of_maps
 
 EPSILON = 3.0
@@ -41,7 +41,7 @@ class Truncation:
     @property
     def edit(self) -> Any:
         """The intervention."""
-        return edit_by_name("truncate_context", start=self.start, stop=self.stop, step=self.step)
+        return interventions.make("truncate_context", start=self.start, stop=self.stop, step=self.step)
 
     def task(self, task: Task) -> Task:
         """The same text, watched from the last whole step on."""

@@ -1,16 +1,26 @@
-"""Which layers, heads, steps and whole maps a trace records."""
+"""Which layers, heads, steps and whole maps: what a trace records and where an intervention applies."""
 
 from __future__ import annotations
 
-import difflib
 import operator
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypedDict
 
-Place = tuple[int, int, int]
+from sinklab.errors import near
+
+MapKey = tuple[int, int, int]
 """(step, layer, head)"""
+
+
+class Scope(TypedDict, total=False):
+    """The options of `trace` that say what is recorded; everything is where they are left out."""
+
+    layers: Iterable[int | str] | int | str | None
+    heads: Iterable[int] | int | None
+    steps: Container[int] | None
+    maps: Iterable[MapKey]
 
 
 def whole(number: Any) -> int | None:
@@ -26,41 +36,52 @@ def several(given: Any) -> Iterable[Any]:
     return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
+def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int, ...]:
+    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below `least`."""
+    found = [whole(number) for number in several(given)]
+    numbers = tuple(number for number in found if number is not None)
+    if len(numbers) < len(found):
+        raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
+    if least is not None and numbers and min(numbers) < least:
+        raise ValueError(f"{name}: numbers count from {least}, got {min(numbers)}: leave out what lies before")
+    return numbers
+
+
 @dataclass
-class Choice:
-    """What was asked for. Layers are known by name and number once the first forward has shown them."""
+class RecordingScope:
+    """What was chosen. Layers are known by name and number once the first forward has shown them."""
 
     layers: tuple[int | str, ...] | None = None
     heads: tuple[int, ...] | None = None
     steps: Container[int] | None = None
-    maps: tuple[Place, ...] = ()
+    maps: tuple[MapKey, ...] = ()
     known: list[str] = field(default_factory=list)
     """Paths of all attention layers in the order they ran in the first forward; empty before it ended."""
 
     @classmethod
     def of(
         cls,
-        layers: Iterable[int | str] | int | str | None,
-        heads: Iterable[int] | int | None,
-        steps: Container[int] | None,
-        maps: Iterable[Place],
-    ) -> Choice:
-        """Raises ValueError for what is not a choice at all; layers and heads are held to the model as it runs."""
+        layers: Iterable[int | str] | int | str | None = None,
+        heads: Iterable[int] | int | None = None,
+        steps: Container[int] | None = None,
+        maps: Iterable[MapKey] = (),
+    ) -> RecordingScope:
+        """Raises ValueError for what is no scope at all; layers and heads are held to the model as it runs."""
         if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
             raise ValueError(f"steps is a container of step numbers such as range(0, 64, 8) or a set, got {steps!r}")
-        places = []
-        for place in maps:
-            triple = tuple(whole(number) for number in several(place))
+        keys = []
+        for key in maps:
+            triple = tuple(whole(number) for number in several(key))
             if len(triple) != 3 or None in triple:
                 raise ValueError(
-                    f"maps are triples of numbers (step, layer, head), got {place!r}: write maps=[(3, 5, 2)]"
+                    f"maps are triples of numbers (step, layer, head), got {key!r}: write maps=[(3, 5, 2)]"
                 )
-            places.append(triple)
+            keys.append(triple)
         chosen, numbers = (None if given is None else tuple(dict.fromkeys(several(given))) for given in (layers, heads))
         for name, given in (("layers", chosen), ("heads", numbers)):
             if given is not None and not given:
                 raise ValueError(f"{name} names at least one, got none: leave it out to record all")
-        return cls(chosen, numbers, steps, tuple(places))  # type: ignore[arg-type]
+        return cls(chosen, numbers, steps, tuple(keys))  # type: ignore[arg-type]
 
     def has_step(self, number: int) -> bool:
         """Whether this step is recorded."""
@@ -72,6 +93,10 @@ class Choice:
             _matches(path, wanted) if isinstance(wanted, str) else self._is_number(index, wanted)
             for wanted in self.layers
         )
+
+    def chosen_layers(self) -> list[int]:
+        """Numbers of the chosen layers, of those known so far."""
+        return [index for index, path in enumerate(self.known) if self.has_layer(index, path)]
 
     def _is_number(self, index: int, wanted: int) -> bool:
         if wanted >= 0:
@@ -85,29 +110,27 @@ class Choice:
             return None
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
-    def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[Place, int]:
-        """The maps wanted of the layer that runs as number `index`, as they were asked for, with their heads."""
+    def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
+        """The maps wanted of the layer that runs as number `index`, by the key as it was given, with their heads."""
         return {
-            place: _head(place[2], layer, total_heads)
-            for place in self.maps
-            if place[0] == step and self._is_number(index, place[1])
+            key: _head(key[2], layer, total_heads)
+            for key in self.maps
+            if key[0] == step and self._is_number(index, key[1])
         }
 
     def has_maps(self, step: int) -> bool:
         """Whether a map of this step was asked for."""
-        return any(place[0] == step for place in self.maps)
+        return any(key[0] == step for key in self.maps)
 
-    def settle(self, paths: list[str]) -> None:
+    def settle(self, paths: Sequence[str]) -> None:
         """The layers of the first forward. Raises ValueError for a chosen one that is not among them."""
         if self.known:
             return
         total = len(paths)
-        asked = [*(self.layers or ()), *(place[1] for place in self.maps)]
-        for wanted in asked:
+        for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
                 if not any(_matches(path, wanted) for path in paths):
-                    near = difflib.get_close_matches(wanted, paths, n=1, cutoff=0.3)
-                    hint = f"did you mean {near[0]!r}?" if near else f"the first is {paths[0]!r}"
+                    hint = near(wanted, paths, cutoff=0.3) or f"the first is {paths[0]!r}"
                     raise ValueError(f"no attention layer is called {wanted!r} among the {total} that ran: {hint}")
             elif not -total <= wanted < total:
                 raise ValueError(

@@ -1,0 +1,214 @@
+"""The command of a study, made of its settings and its docstring; what all commands with a model share."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from sinklab.cli.progress import working
+from sinklab.studies.base import Study, folder_names
+from sinklab.studies.processes import Processes, refuse_taken
+
+if TYPE_CHECKING:
+    from sinklab.checkpoints.loading import Loaded
+
+ARGUMENTS = {
+    "prompt": "beginnings to continue, one sample each; the study's own when left out.",
+    "model": '"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.',
+    "out": "folder to write; it must be empty or absent, but for a run that is resumed.",
+    "resume": "go on with an interrupted run where it stopped; with the same settings.",
+    "reproduce": "run folder whose settings to take; flags beside it change them, the model is given again.",
+    "inputs": "where the prompts come from.",
+    "reading": "how the weights are read.",
+    "options": "how results are drawn.",
+    "settings": "what to do.",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the weights are read."""
+
+    dtype: str = "float32"
+    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says."""
+    device: str | None = None
+    """Where the model runs, e.g. cuda; the CPU when left out."""
+    device_map: str | None = None
+    """"auto" spreads the layers over the devices at hand, in place of a device."""
+    revision: str | None = None
+    """Commit, branch or tag on the Hub."""
+    allow_pickle: bool = False
+    """Also read .bin and .pth files, without running what they hold."""
+    sink: str | None = None
+    """File of a sink that was trained for this model (`sinklab train retrofit`), to be attached."""
+
+    def load(self, model: str) -> Loaded:
+        """The model; of several processes on one machine each takes a GPU of its own."""
+        from sinklab.checkpoints.loading import load
+
+        device = self.device
+        if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        return load(model, **dataclasses.asdict(self) | {"device": device})
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where prompts come from."""
+
+    prompts: Path | None = None
+    """File of prompts: .txt (one a line), .jsonl, .json or .csv (field prompt, question or text)."""
+    samples: int | None = None
+    """Take the first so many prompts of the file; all when left out."""
+
+    def read(self, prompt: tuple[str, ...]) -> tuple[str, ...]:
+        """The prompts of the command line or of its file. Raises ValueError for both, and for samples of no file."""
+        from sinklab.scoring.prompts import read_prompts
+
+        if prompt and self.prompts is not None:
+            raise ValueError(
+                f"prompts come as arguments or from a file, but there are both: {prompt[0]!r} and --prompts"
+            )
+        if self.samples is not None and self.prompts is None:
+            raise ValueError("--samples takes the first prompts of a file; give it with --prompts FILE")
+        return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
+
+
+def typed(settings: Any, *hidden: str) -> Any:
+    """What the command line fills in: fields, help and defaults of these settings, but none of their checks.
+
+    tyro would draw a box around what a settings class refuses; `checked` makes the settings themselves of it, once.
+    """
+    kind, defaults = type(settings), dict[str, Any]()
+    annotations = dict[str, Any]()
+    for field in dataclasses.fields(kind):
+        value = getattr(settings, field.name)
+        hint = typing.get_type_hints(kind)[field.name]
+        if (registry := field.metadata.get("registry")) is not None:
+            is_several = isinstance(value, tuple)
+            value = tuple(map(registry.as_text, value)) if is_several else value and registry.as_text(value)
+            hint = tuple[str, ...] if is_several else str
+        elif dataclasses.is_dataclass(value):
+            value = typed(value, *hidden)
+            hint = tyro.conf.OmitArgPrefixes[type(value)]  # type: ignore[misc]
+        defaults[field.name] = value
+        annotations[field.name] = tyro.conf.Suppress[hint] if field.name in hidden else hint
+    members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
+    return dataclass(frozen=True)(type(kind.__name__, (kind,), members | {"__module__": kind.__module__}))(**defaults)
+
+
+def checked(given: Any, **changes: Any) -> Any:
+    """The settings that `typed` stands for, made once. Raises ValueError for what makes no sense."""
+    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)} | changes
+    kind = type(given).__mro__[1]
+    return kind(**{name: checked(value) if _is_typed(value) else value for name, value in values.items()})
+
+
+def _is_typed(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:
+    """The function that tyro turns into ``sinklab NAME``.
+
+    Args:
+        name: of the command.
+        study: what it runs.
+        again: run folder whose settings are the defaults.
+    """
+    settings = study.Settings() if again is None else study.settings_of(again)
+    takes_prompts = any(field.name == "prompts" for field in dataclasses.fields(settings))
+    several = isinstance(study.model, tuple)
+    kinds: dict[str, tuple[Any, Any]] = {}
+    if takes_prompts:
+        kinds["prompt"] = tyro.conf.Positional[tuple[str, ...]], ()
+    of_model = tuple[str, ...] if several else str
+    kinds["model"] = (tyro.conf.Positional[of_model] if study.positional else of_model), study.model
+    kinds["out"] = Path, Path("runs") / name
+    if study.parts:
+        kinds["resume"] = bool, False
+    kinds["reproduce"] = Path | None, again
+    groups = {"inputs": Inputs()} if takes_prompts else {}
+    groups |= {"reading": Reading(), "options": study.Options(), "settings": typed(settings, "prompts")}
+    for group, value in groups.items():
+        if dataclasses.fields(value):
+            kinds[group] = tyro.conf.OmitArgPrefixes[type(value)], value  # type: ignore[misc]
+
+    def call(**given: Any) -> None:
+        models = given["model"] if several else (given["model"],)
+        changes = {"prompts": found} if takes_prompts and (found := given["inputs"].read(given["prompt"])) else {}
+        chosen = checked(given["settings"], **changes)
+        for line in conduct(
+            study,
+            models,
+            given["out"],
+            chosen,
+            resume=given.get("resume", study.keeps),
+            **{group: given[group] for group in ("reading", "options") if group in given},
+        ):
+            print(line)
+
+    call.__name__ = name
+    call.__doc__ = (
+        inspect.cleandoc(study.__doc__ or "")
+        + "\n\nArgs:\n"
+        + "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
+    )
+    call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+            for part, (kind, default) in kinds.items()
+        ]
+    )
+    return call
+
+
+def conduct(
+    study: Study,
+    models: Sequence[str],
+    out: Path,
+    settings: Any,
+    *,
+    resume: bool = False,
+    reading: Reading = Reading(),
+    options: Any = None,
+) -> list[str]:
+    """Run a study for each model, draw what came out, and give the lines to print: none but in the first process.
+
+    One model's run folder is `out`; several have folders of their own names below it.
+
+    Raises:
+        ValueError: for no model, and what the study refuses.
+    """
+    from sinklab.records.reading import open_run
+
+    several = isinstance(study.model, tuple)
+    if not models:
+        raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
+    places = [out / folder for folder in folder_names(models)] if several else [out]
+    if not resume:
+        # the last model may be hours away: a folder that is taken shows now
+        for place in places:
+            refuse_taken(place)
+    with working() as progress:
+        for model, place in zip(models, places, strict=True):
+            if several:
+                progress.stage(f"loading {model}")
+            study(partial(reading.load, model), place, settings, progress=progress, resume=resume)
+        if not Processes.here().is_first:
+            return []
+        runs = [open_run(folder) for place in places for folder in study.folders(place)]
+        drawn = study.draw(runs, out, study.Options() if options is None else options)
+    folders = ", ".join(str(run.path) for run in runs)
+    named = f"run folder{'s' if several or len(runs) > 1 else ''}: {folders}"
+    return [*study.sentences(runs), named, *study.closing(runs, drawn)]

@@ -1,0 +1,199 @@
+"""How far a run is, and several processes at one: each writes a shard of the samples, the first merges them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sinklab.records.info import read_info
+from sinklab.records.storage import RUN_FILE
+from sinklab.records.writing import names_in
+
+
+class Progress:
+    """How far a long run is; this one shows nothing. The command line draws a bar with the time left."""
+
+    def stage(self, text: str) -> None:
+        """A new stage begins."""
+
+    def count(self, done: int, total: int) -> None:
+        """So many model evaluations of so many are done; the total may shrink where a text ends early."""
+
+    def counter(self, total: int) -> Callable[[], None]:
+        """A function to call after each of `total` evaluations."""
+        numbers = iter(range(1, total + 1))
+        self.count(0, total)
+        return lambda: self.count(next(numbers, total), total)
+
+
+class _Words(Progress):
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+
+    def stage(self, text: str) -> None:
+        self._say(text)
+
+
+def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
+    """`given` as a Progress; a function is called with the text of each stage."""
+    if given is None:
+        return Progress()
+    return given if isinstance(given, Progress) else _Words(given)
+
+
+class Meter:
+    """Counts the evaluations of a study that writes several texts of at most so many steps."""
+
+    def __init__(self, progress: Progress, texts: int, steps: int) -> None:
+        self.progress, self.done, self.total, self.steps = progress, 0, texts * steps, steps
+        self._begun = 0
+
+    def stage(self, text: str) -> None:
+        """A text begins."""
+        self._begun = self.done
+        self.progress.stage(text)
+        self.progress.count(self.done, self.total)
+
+    def step(self) -> None:
+        """One more evaluation."""
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self.progress.count(self.done, self.total)
+
+    def end(self) -> None:
+        """The text is over; steps that it did not need are no longer to come."""
+        self.total -= max(self.steps - (self.done - self._begun), 0)
+        self.progress.count(self.done, max(self.total, self.done))
+
+
+# The first process waits for the slowest one's last sample: hours on large models.
+PATIENCE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that `accelerate launch` or `torchrun` started; one alone without them."""
+
+    rank: int
+    world: int
+
+    @classmethod
+    def here(cls) -> Processes:
+        """Read off the environment. Raises ValueError for one that makes no sense."""
+        rank, world = (os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
+            raise ValueError(
+                f"RANK must be a number below WORLD_SIZE, but they are {rank!r} and {world!r}; start with accelerate "
+                "launch"
+            )
+        return cls(int(rank), int(world))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints, and merges the shards."""
+        return self.rank == 0
+
+    def folder(self, out: Path) -> Path:
+        """Where this process writes."""
+        return out if self.world == 1 else out.with_name(f"{out.name}.rank{self.rank}")
+
+    def share(self, samples: Iterable[int]) -> list[int]:
+        """The samples of this process's shard: by their numbers, so that a resumed process gets its own again."""
+        return [sample for sample in samples if sample % self.world == self.rank]
+
+    def agreed(self, value: Any) -> Any:
+        """The first process's value, in every process."""
+        if self.world == 1:
+            return value
+        import torch.distributed as dist
+
+        self._connect()
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.agreed(None)
+        if self.world > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+    def _connect(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=PATIENCE)
+            # its threads must end before the interpreter does: a process that aborts takes the others with it
+            atexit.register(_leave)
+
+    def missing(self, out: Path, samples: int, *, resume: bool, parts: str = "generations") -> list[int]:
+        """The samples that are still to be written, by whichever process; the same in all of them.
+
+        Args:
+            out: the run folder.
+            samples: in all.
+            resume: leave out those that are there.
+            parts: table whose parts mark samples as written.
+
+        Raises:
+            ValueError: for a place that is taken when nothing is resumed, and when an interrupted run was begun by
+                another number of processes.
+        """
+        return self.agreed(self._missing(out, samples, resume, parts) if self.is_first else None)
+
+    def _missing(self, out: Path, samples: int, resume: bool, parts: str = "generations") -> list[int]:
+        if not resume:
+            refuse_taken(out)
+            return list(range(samples))
+        ranks = rank_folders(out)
+        done: set[int] = set()
+        for folder in [out, *ranks.values()]:
+            if (folder / RUN_FILE).is_file():
+                done.update(read_info(folder / RUN_FILE).parts.get(f"{parts}.parquet", ()))
+        todo = [sample for sample in range(samples) if sample not in done]
+        # a folder of the first process alone: the others were stopped before they had theirs
+        begun = 1 if (out / RUN_FILE).is_file() else max(1, *ranks) + 1 if ranks else self.world
+        alone_now, more_then = self.world == 1 and begun > 1, begun > self.world
+        # fewer folders than processes may be those that an early stop left
+        if alone_now or (todo and begun != self.world and (begun == 1 or more_then)):
+            raise ValueError(
+                f"{out} was begun by {begun} processes and is resumed by {self.world}: start as many "
+                "(accelerate launch --num_processes), or write into another folder"
+            )
+        return todo
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def refuse_taken(out: Path) -> None:
+    """Refuse a place that holds files, or a run that several processes began and have not joined.
+
+    Raises:
+        ValueError: naming what is there.
+    """
+    there = [out] if out.is_file() or names_in(out) else [*rank_folders(out).values()]
+    if there:
+        raise ValueError(
+            "A run folder is written once: a run is written into an empty or absent folder, but "
+            f"{there[0]} is taken; choose another folder, or go on with the run that is there (--resume, in Python "
+            "resume=True)"
+        )
+
+
+def rank_folders(out: Path) -> dict[int, Path]:
+    """Rank -> folder that a process left beside `out`, in this launch or in an interrupted one before."""
+    found = out.parent.glob(f"{out.name}.rank*") if out.parent.is_dir() else ()
+    ranks = {path.name.rpartition(".rank")[2]: path for path in found if (path / RUN_FILE).is_file()}
+    return {int(rank): path for rank, path in sorted(ranks.items()) if rank.isdigit()}

@@ -1,0 +1,290 @@
+"""What can be extended: registries, values as text and JSON, plug-ins; and how what does not exist is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sinklab import errors, registry
+from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.registry import Registry, interventions, load_plugin
+
+toys = Registry("toy")
+
+
+@toys.register("ball")
+@dataclass(frozen=True)
+class Ball:
+    """Rolls."""
+
+    size: int = 1
+    weight: float | None = None
+    color: str | None = "red"
+
+
+@toys.register("box")
+@dataclass(frozen=True)
+class Box:
+    """Holds a toy."""
+
+    content: Ball | None = registry.of(toys, None)  # noqa: RUF009
+    corners: tuple[int, ...] = ()
+    is_open: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    maker: str = "nobody in particular"
+
+
+@toys.register("kite")
+@dataclass(frozen=True)
+class Kite(Made):
+    tail: int
+
+
+def test_a_registry_is_a_mapping_of_classes_by_name() -> None:
+    assert list(toys) == ["ball", "box", "kite"] and len(toys) == 3 and "ball" in toys and "bal" not in toys
+    assert toys["ball"] is Ball and toys.name_of(Ball) == toys.name_of(Ball(3)) == "ball"
+    with pytest.raises(ValueError, match="unknown toy 'bal'; known are ball, box, kite; did you mean 'ball'"):
+        toys["bal"]
+    with pytest.raises(ValueError, match=r"unknown toy 'sledge'; .* if a plug-in defines it, .*--plugin"):
+        toys["sledge"]
+    with pytest.raises(ValueError, match="3 is no registered toy; known are ball, box, kite; register its class"):
+        toys.name_of(3)
+
+
+def test_a_name_belongs_to_one_class() -> None:
+    with pytest.raises(ValueError, match=r"the toy 'ball' is defined twice, in .* and in elsewhere; rename one"):
+        toys.register("ball")(type("Ball", (), {"__module__": "elsewhere"}))
+    # a module that is run a second time defines the same class anew
+    assert toys.register("ball")(Ball) is toys["ball"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ball", Ball()),
+        ("ball:size=3,weight=0.5", Ball(3, 0.5)),
+        (" ball: size = 3 , color=none ", Ball(3, color=None)),
+        ("ball:weight=none", Ball()),
+        ("box:corners=1+2..4,is_open=true", Box(corners=(1, 2, 3), is_open=True)),
+        ("box:content=ball:size=2", Box(Ball(2))),
+        ("box:content=(ball:size=2,weight=4.0),is_open=true", Box(Ball(2, 4.0), is_open=True)),
+        ("box:content=box", Box(Box())),  # type: ignore[arg-type]
+        ("box:content=none", Box()),
+        ("kite:tail=2,maker=me", Kite(2, maker="me")),
+    ],
+)
+def test_values_are_read_from_text_and_json(text: str, value: object) -> None:
+    assert toys.parse(text) == value and toys.parse(value) is value
+    assert toys.parse(toys.as_text(value)) == value
+    assert toys.parse(json.loads(json.dumps(toys.as_dict(value)))) == value
+
+
+def test_text_and_json_of_values_that_hold_values() -> None:
+    assert toys.as_text(Box(Ball(2, 0.5))) == "box:content=(ball:size=2,weight=0.5)"
+    assert toys.as_text(Box(Ball(2))) == "box:content=ball:size=2"
+    inner = {"name": "ball", "size": 2, "weight": None, "color": "red"}
+    assert toys.as_dict(Box(Ball(2))) == {"name": "box", "content": inner, "corners": [], "is_open": False}
+    assert toys.make("box", content="ball:size=2") == toys.make("box", content=inner) == Box(Ball(2))
+
+
+def test_what_only_keywords_reach_comes_last() -> None:
+    assert toys.as_text(Kite(2, maker="me")) == "kite:tail=2,maker=me"
+    assert list(toys.as_dict(Kite(2))) == ["name", "tail", "maker"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("ball:sise=1", "the toy 'ball' has no field 'sise'; did you mean 'size'"),
+        ("ball:size", "'size' is no single field=value"),
+        ("ball:size=1,size=2", "'size=2' is no single field=value"),
+        ("ball:size=big", "size takes int, got 'big'; write size=…"),
+        ("box:is_open=yes", "is_open takes bool, got 'yes'"),
+        ("box:content=bal", "unknown toy 'bal'"),
+        ("kite", "the toy 'kite' needs tail; write kite:tail=…"),
+        ({"size": 1}, r"a toy has a name, got the fields \['size'\]; add name, one of"),
+    ],
+)
+def test_what_is_no_value_is_refused_by_name(given: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toys.parse(given)
+
+
+def test_a_class_is_no_value() -> None:
+    for write in (toys.as_dict, toys.as_text):
+        with pytest.raises(ValueError, match="got the class Ball; pass an instance"):
+            write(Ball)
+
+
+EXAMPLES = {
+    "mask_sinks:k=5": MaskSinks(5),
+    "mask_sinks:epsilon=3,removal=zero_value": MaskSinks(epsilon=3.0, removal="zero_value"),
+    "mask_sinks: k=2, source=carried, limit=8, layers=0+-1+layers.3, heads=1+2": MaskSinks(
+        2, source="carried", limit=8, layers=(0, -1, "layers.3"), heads=(1, 2)
+    ),
+    "mask_sinks:k=1,spare_prefix=true,spare=0..3,control=random,seed=7": MaskSinks(
+        1, spare_prefix=True, spare=(0, 1, 2), control="random", seed=7
+    ),
+    "mask_positions:positions=3+8..11,steps=4+none": MaskPositions((3, 8, 9, 10), steps=(4, None)),
+    "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(16, (0, 1, 2, 3), False),
+    "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
+}
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_edits_are_written_as_text_and_as_json(text: str) -> None:
+    edit = interventions.parse(text)
+    assert edit == EXAMPLES[text]
+    spec = json.loads(json.dumps(interventions.as_dict(edit)))
+    assert interventions.parse(spec) == edit and interventions.make(spec.pop("name"), **spec) == edit
+    assert interventions.parse(interventions.as_text(edit)) == edit
+    assert set(interventions) == {"mask_sinks", "mask_positions", "window_attention", "truncate_context"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mask_sink:k=1", "unknown intervention 'mask_sink'; known are .*did you mean 'mask_sinks'"),
+        ("mask_sinks:kk=1", "'mask_sinks' has no field 'kk'; did you mean 'k'"),
+        ("mask_sinks:k=some", "k takes int, got 'some'"),
+        ("mask_sinks:k", "'k' is no single field=value"),
+        ("mask_sinks:k=1,name=other", "'mask_sinks' has no field 'name'"),
+        ("mask_sinks:k=1,k=2", "'k=2' is no single field=value"),
+        ("mask_sinks:k=1,spare_prefix=yes", "spare_prefix takes bool, got 'yes'"),
+        ("mask_sinks:k=1,removal=evicted", "did you mean 'evict'"),
+        ("mask_sinks", "give one of them"),
+        ("mask_positions", "'mask_positions' needs positions"),
+        ("truncate_context:start=1,stop=3", "'truncate_context' needs step"),
+        ("mask_positions:positions=a", "whole numbers are expected, got"),
+    ],
+)
+def test_text_that_is_no_edit_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        interventions.parse(text)
+
+
+def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
+    assert interventions.as_text(MaskSinks(5)) == "mask_sinks:k=5"
+    assert interventions.as_text(MaskPositions((3, 4), layers=-1, steps=(2, None))) == (
+        "mask_positions:positions=3+4,layers=-1,steps=2+none"
+    )
+    window = WindowAttention(4, keep_prefix=False)
+    assert interventions.as_text(window) == "window_attention:radius=4,keep_prefix=false"
+
+
+def test_specs_refuse_what_has_none() -> None:
+    with pytest.raises(ValueError, match="add name, one of"):
+        interventions.parse({"k": 1})
+    with pytest.raises(ValueError, match="pass an instance"):
+        interventions.as_dict(MaskSinks)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from sinklab.registry import interventions
+
+@interventions.register("{name}")
+@dataclass(frozen=True)
+class Plugged:
+    strength: float = 1.0
+"""
+
+
+def test_a_plugin_file_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN.format(name="mine"), "utf-8")
+    for _ in range(2):
+        load_plugin(file)
+    assert interventions.as_text(interventions.parse("mine:strength=2")) == "mine:strength=2.0"
+    sys.modules.pop("sinklab_plugin_mine")
+
+
+def test_a_plugin_file_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interventions, "_classes", dict(interventions._all()))
+    missing, broken, taken = (tmp_path / f"{name}.py" for name in ("missing", "broken", "taken"))
+    with pytest.raises(ValueError, match=r"a plug-in is a Python file, but .*missing\.py is none; give the path"):
+        load_plugin(missing)
+    broken.write_text("import there_is_no_such_module", "utf-8")
+    with pytest.raises(ValueError, match=r"the plug-in .*broken\.py cannot be loaded: .*there_is_no_such_module"):
+        load_plugin(broken)
+    taken.write_text(PLUGIN.format(name="mask_sinks"), "utf-8")
+    with pytest.raises(ValueError, match=r"'mask_sinks' is defined twice, in .*mask_sinks and in .*; rename one"):
+        load_plugin(taken)
+    assert not {name for name in sys.modules if name.startswith("sinklab_plugin_")}
+    assert interventions["mask_sinks"] is MaskSinks
+
+
+def distribution(folder: Path, name: str, text: str) -> None:
+    """An installed package with one module that is an entry point of sinklab's plug-ins."""
+    (folder / f"{name}.py").write_text(text, "utf-8")
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
+    (info / "entry_points.txt").write_text(f"[{registry.PLUGINS}]\n{name} = {name}\n", "utf-8")
+
+
+def test_installed_plugins_are_found_and_a_broken_one_is_left_out(tmp_path: Path) -> None:
+    distribution(tmp_path, "good_plugin", PLUGIN.format(name="plugged"))
+    distribution(tmp_path, "bad_plugin", "1 / 0")
+    script = (
+        "import warnings\n"
+        "from sinklab.registry import interventions\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    print(interventions.as_text(interventions.parse('plugged:strength=3')), 'mask_sinks' in interventions)\n"
+        "print(*(warning.message for warning in caught))"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "plugged:strength=3.0 True"
+    assert second == "the plug-in 'bad_plugin' (bad_plugin) is left out: ZeroDivisionError('division by zero')"
+
+
+def test_near_names_are_offered() -> None:
+    assert errors.near("recieved", ("received", "value_norm")) == "did you mean 'received'?"
+    assert errors.near("masked", ("mask", "masks", "value")) == "did you mean 'mask' or 'masks'?"
+    assert errors.near("what", ("received",)) == ""
+    assert str(errors.unknown("rule", "x", ("a", "b"), "register it")) == (
+        "unknown rule 'x'; known are a, b; register it"
+    )
+    with pytest.raises(ValueError, match=r"mode must be one of fast, slow, but is 'fats'; did you mean 'fast'\?"):
+        errors.one_of("mode", "fats", ("fast", "slow"))
+    errors.one_of("mode", "fast", ("fast", "slow"))
+    with pytest.raises(ValueError, match="a ball has no field 'x'; it has size"):
+        errors.known_fields("a ball", ["size", "x"], ["size"])
+    with pytest.raises(ValueError, match="a stone has no field 'x'; it has none"):
+        errors.known_fields("a stone", ["x"], [])
+
+
+@dataclass(frozen=True)
+class Settings(errors.Checked):
+    count: int = errors.limited(1, at_least=1, at_most=9)
+    rate: float | None = errors.limited(None, above=0)
+    kinds: tuple[str, ...] = errors.limited(("a",), one_of=("a", "b"), needed=True)
+
+
+def test_settings_are_checked_in_one_place() -> None:
+    assert Settings(kinds="b") == Settings(kinds=["b"]) == Settings(kinds=("b",))  # type: ignore[arg-type]
+    for given, message in (
+        ({"count": 0}, "count must be at least 1 and at most 9, but is 0"),
+        ({"count": 10}, "count must be at least 1 and at most 9, but is 10"),
+        ({"rate": 0.0}, "rate must be more than 0 or left out, but is 0.0"),
+        ({"kinds": ("a", "c")}, "kinds must be one of a, b, but is 'c'"),
+        ({"kinds": ()}, "kinds must not be empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Settings(**given)  # type: ignore[arg-type]
