@@ -54,7 +54,7 @@ OWED = {
     ("studies.contents.run", "trace"),
     ("studies.contents.settings", "trace"),
 }
-OWED_SPLINTERS = {"sinklab.cli.probing", "sinklab.fast.onednn", "sinklab.fast.liger", "sinklab.reports.build"}
+OWED_SPLINTERS = {"sinklab.cli.probing", "sinklab.fast.onednn", "sinklab.fast.liger"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_300, 23_900, 400, 60

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import draw_all
-from sinklab.reports.explorer import payload
-from sinklab.reports.page import Beside, page
+from sinklab.reports.explorer import data_block, payload, script, script_hash
+from sinklab.reports.page import Beside, Share
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.sections import judged, parts_of
-from sinklab.reports.sentences import in_short
+from sinklab.reports.sentences import about_state, in_short
 from sinklab.reports.study import Study
+from sinklab.reports.style import asset
 from sinklab.reports.tables import write_tables
 from sinklab.sinks.rules import Rule
 
 # The rest of a page is its script, sentences and tables.
 ARRAYS = 0.93
+MOST = 12
+"""samples whose texts are shown; more stand behind a line"""
 
 
 def report(
@@ -53,7 +58,7 @@ def report(
         raise ValueError(f"megabytes says how large the part of each run may be, above 0: got {megabytes}.")
     readers = as_shown(runs, rule=rule)
     # What reads the runs comes first: damaged ones leave no folder behind.
-    build = _page(readers, int(ARRAYS * megabytes * 1e6))
+    build = _planned(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = draw_all(readers, folder / "figures", figures) if figures else None
@@ -70,7 +75,7 @@ def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
     return in_short(as_shown(runs, rule=rule))
 
 
-def _page(readers: list[Any], budget: int) -> Callable[[Beside], str]:
+def _planned(readers: list[Any], budget: int) -> Callable[[Beside], str]:
     """The page, but for what lies beside it; ``budget``: characters of the arrays of each study."""
     names = " and ".join(run.label for run in readers) if len(readers) < 3 else f"{len(readers)} runs"
     content: dict[str, Any] = {"sentences": in_short(readers), "parts": parts_of(readers)}
@@ -89,4 +94,49 @@ def _page(readers: list[Any], budget: int) -> Callable[[Beside], str]:
             "masks.",
             "verdicts": [],
         }
-    return partial(page, readers, **content)
+    return partial(_page, readers, **content)
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    pages = Environment(
+        loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
+    )
+    pages.filters["shown"] = _shown
+    pages.tests["share"] = lambda cell: isinstance(cell, Share)
+    return pages.get_template("page.jinja")
+
+
+def _page(runs: Sequence[Any], beside: Beside, *, content: dict[str, Any] | None = None, **parts: Any) -> str:
+    """The whole document.
+
+    Args:
+        runs: readers of the runs that are shown.
+        beside: what lies beside it.
+        content: what the explorer's script draws; None for a page without script.
+        parts: title, lead, sentences, verdicts (name and answer, whether it holds, sentence) and parts.
+    """
+    explored = [run for run in (content or {"runs": []})["runs"] if run["samples"]]
+    allowed = "'none'" if content is None else f"'sha256-{script_hash()}'"
+    text = _template().render(
+        **parts,
+        beside=beside,
+        most=MOST,
+        status=[line for run in runs for line in about_state(run)],
+        version=runs[0].run.info.versions.get("sinklab", ""),
+        allowed=allowed,
+        style=asset("style.css"),
+        explored=bool(explored),
+        explorer=asset("explorer.html"),
+        shown=" ".join((f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored),
+        script="" if content is None else f"{data_block(content)}\n<script>{script()}</script>",
+    )
+    return text.lstrip()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) if not any(isinstance(item, str) for item in value) else " · ".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

@@ -1,4 +1,4 @@
-"""The page: what stands on it as data; the markup is in page.jinja, which escapes everything that comes from a run."""
+"""What stands on a page, as data; page.jinja makes markup of it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
-
-from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from sinklab.records.reading import Run
 from sinklab.reports.drawing import figure_of, save
-from sinklab.reports.explorer import data_block, script, script_hash
 from sinklab.reports.samples import NotRecorded
-from sinklab.reports.sentences import about_state
-from sinklab.reports.style import asset, theme_named, themed
-
-MOST = 12
-"""samples whose texts are shown; more stand behind a line"""
+from sinklab.reports.style import theme_named, themed
 
 
 @dataclass(frozen=True)
@@ -107,48 +99,3 @@ def picture(draw: Callable[..., Any], words: str) -> Picture | None:
                 return None
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
     return Picture(*addresses, words)
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    pages = Environment(
-        loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
-    )
-    pages.filters["shown"] = _shown
-    pages.tests["share"] = lambda cell: isinstance(cell, Share)
-    return pages.get_template("page.jinja")
-
-
-def page(runs: Sequence[Any], beside: Beside, *, content: dict[str, Any] | None = None, **parts: Any) -> str:
-    """The whole document.
-
-    Args:
-        runs: readers of the runs that are shown.
-        beside: what lies beside it.
-        content: what the explorer's script draws; None for a page without script.
-        parts: title, lead, sentences, verdicts (name and answer, whether it holds, sentence) and parts.
-    """
-    explored = [run for run in (content or {"runs": []})["runs"] if run["samples"]]
-    allowed = "'none'" if content is None else f"'sha256-{script_hash()}'"
-    text = _template().render(
-        **parts,
-        beside=beside,
-        most=MOST,
-        status=[line for run in runs for line in about_state(run)],
-        version=runs[0].run.info.versions.get("sinklab", ""),
-        allowed=allowed,
-        style=asset("style.css"),
-        explored=bool(explored),
-        explorer=asset("explorer.html"),
-        shown=" ".join((f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored),
-        script="" if content is None else f"{data_block(content)}\n<script>{script()}</script>",
-    )
-    return text.lstrip()
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_shown, value)) if not any(isinstance(item, str) for item in value) else " · ".join(value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

@@ -5,7 +5,7 @@
 # T recorded steps, K keys (added sinks first, then canvas positions), S positions
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,6 +74,10 @@ class Reader:
         """
         frame = self.table(axis)
         return pd.DataFrame() if frame is None else frame
+
+
+def _stored(name: str) -> Callable[[Recorded], np.ndarray | None]:
+    return lambda recorded: recorded.array(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,40 +185,20 @@ class Recorded:
         """Key with the greatest share, -1 where nothing is there."""
         return main_sink(self.share_TLHK)
 
-    @cached_property
-    def value_norm_TLK(self) -> np.ndarray | None:
-        """Length of value vectors, mean over heads."""
-        return self.array("value_norm")
-
-    @cached_property
-    def key_norm_TLK(self) -> np.ndarray | None:
-        """Length of key vectors, mean over heads."""
-        return self.array("key_norm")
-
-    @cached_property
-    def main_by_state_TGLH(self) -> np.ndarray | None:
-        """Main sink of the queries of one state; -1 where there are none."""
-        return self.array("main_by_state")
-
-    @cached_property
-    def share_by_state_TGLH(self) -> np.ndarray | None:
-        """Mean weight the queries of one state give to their main sink."""
-        return self.array("share_by_state")
-
-    @cached_property
-    def row_entropy_TGLH(self) -> np.ndarray | None:
-        """Entropy of attention rows in nats, mean over the queries of one state."""
-        return self.array("row_entropy")
-
-    @cached_property
-    def output_norm_TGLH(self) -> np.ndarray | None:
-        """Length of a head's output, mean over the queries of one state."""
-        return self.array("output_norm")
-
-    @cached_property
-    def noop_bound_TGLH(self) -> np.ndarray | None:
-        """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
-        return self.array("noop_bound")
+    value_norm_TLK = cached_property(_stored("value_norm"))
+    """Length of value vectors, mean over heads."""
+    key_norm_TLK = cached_property(_stored("key_norm"))
+    """Length of key vectors, mean over heads."""
+    main_by_state_TGLH = cached_property(_stored("main_by_state"))
+    """Main sink of the queries of one state; -1 where there are none."""
+    share_by_state_TGLH = cached_property(_stored("share_by_state"))
+    """Mean weight the queries of one state give to their main sink."""
+    row_entropy_TGLH = cached_property(_stored("row_entropy"))
+    """Entropy of attention rows in nats, mean over the queries of one state."""
+    output_norm_TGLH = cached_property(_stored("output_norm"))
+    """Length of a head's output, mean over the queries of one state."""
+    noop_bound_TGLH = cached_property(_stored("noop_bound"))
+    """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
