@@ -112,7 +112,8 @@ def figure(
     """A decorator that registers a figure; the docstring says what is seen.
 
     With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
-    axes and the theme when they are drawn, and may add to them; its body may be the docstring alone. Without ``y``, it
+    axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
+    alone. Without ``y``, it
     draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and ``look``, a Theme.
 
     Args:
@@ -136,8 +137,9 @@ def figure(
                 own, plot = axes is None, own_axes(axes, 4.6, 2.8)
                 extra = _draw_curves(plot, drawn_as(kept, look), x, curves)
                 plot.set(xlabel=x, ylabel=label)
-                from_zero(plot, least)
                 function(plot, look)
+                if plot.get_autoscaley_on():
+                    from_zero(plot, least)
                 finish(plot, kept, x, own=own, extra=extra)
                 return plot
 
@@ -200,7 +202,8 @@ def _draw_curves(plot: Axes, looks: list[Look], x: str, curves: Sequence[Curve])
             name = one.name if one.run.label not in seen else None
             seen.add(one.run.label)
         line(plot, one, across, values, style=curve.style, label=name)
-    return list({(curve.style, curve.words): None for _, _, curve, _ in drawn if curve.words}) if shared else []
+    shown = {curve for _, _, curve, _ in drawn if curve.words}
+    return [(curve.style, curve.words) for curve in curves if curve in shown] if shared else []
 
 
 def line(plot: Axes, one: Look, across: Any, values: Any, *, style: str = "-", label: str | None = None) -> None:

@@ -1,11 +1,11 @@
-"""What stands below the top of a page: cards declared as rows, tokens, rules, texts, and what was run."""
+"""What stands below the top of a page: the cards of cards.toml, tokens, rules, texts, and what was run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import pandas as pd
@@ -18,37 +18,72 @@ from sinklab.reports.page import Card, Part, Picture, Share, Table, picture
 from sinklab.reports.printed import number, percent
 from sinklab.reports.samples import ADDED, MASK
 from sinklab.reports.study import Study
-from sinklab.reports.style import printable
+from sinklab.reports.style import asset, printable
 from sinklab.reports.tables import rules_table
 from sinklab.reports.training import HeldoutLoss, Training
 
 SHOWN_TOKENS = 15
+Tell = Callable[[list[Any]], list[str]]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A card of a page: what it shows of which runs."""
+def each(*tell: Callable[[Study], str | list[str]]) -> Tell:
+    """What there is to tell of every run."""
 
-    anchor: str
-    title: str
-    how: str
-    """what is measured; {rule} is the sink rule in words"""
-    tell: Callable[[list[Any]], list[str]] = lambda runs: []
-    details: Callable[[list[Any]], list[Table]] = lambda runs: []
-    figures: dict[str, str] = field(default_factory=dict)
-    """figures that are its pictures -> what they show; without any, the script draws a chart"""
-    has: Callable[[Any], bool] = lambda run: True
-    """whether a run has anything to show"""
+    def told(runs: list[Study]) -> list[str]:
+        found = [one(run) for run in runs for one in tell]
+        return [text for said in found for text in ([said] if isinstance(said, str) else said) if text]
 
-    def card(self, runs: list[Any]) -> Card | None:
-        """The card of those runs that have something; None without any, and without a picture where it has some."""
-        runs = [run for run in runs if self.has(run)]
-        pictures = pictures_of(self.figures, runs) if runs else []
-        if not runs or (self.figures and not pictures):
-            return None
-        how = self.how.replace("{rule}", getattr(runs[0], "rule_words", ""))
-        parts = {"sentences": self.tell(runs), "tables": self.details(runs), "pictures": pictures}
-        return Card(self.title, self.anchor, how, chart=not self.figures, **parts)
+    return told
+
+
+TOLD: dict[str, dict[str, Tell]] = {
+    "study": {
+        "share": say.about_share,
+        "norms": each(say.about_norms),
+        "count": each(say.about_events, say.about_depth),
+        "motion": each(say.about_path, say.about_blocks, say.about_split),
+        "heldout": each(say.about_heldout),
+    },
+    "training": {
+        "loss": lambda runs: [] if say.are_many(runs) else say.about_losses(runs),
+        "emergence": partial(say.of_each, tell=say.about_takeover),
+        "count": partial(say.of_each, tell=say.about_emergence),
+        "mobility": partial(say.of_each, tell=say.about_mobility),
+    },
+}
+"""kind of run -> card -> its sentences"""
+
+
+@lru_cache(maxsize=1)
+def _cards() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(asset("cards.toml"))
+
+
+def measured(kind: str, runs: list[Any]) -> list[Part]:
+    """The cards of cards.toml, of the runs that have what they show."""
+    # One part, so that the style packs short and tall cards below each other.
+    cards = [card for row in _cards()[kind] if (card := _card(kind, row, runs))]
+    return [Part("measured", "What was measured", cards)] if cards else []
+
+
+def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
+    """One card; None without a run that has anything to show, and without a picture where it has some."""
+    anchor = row["anchor"]
+    if kind == "study":
+        runs = [run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)]
+    pictures = pictures_of(row.get("figures", {}), runs) if runs else []
+    tables = DETAILS[anchor](runs) if kind == "study" and anchor in DETAILS and runs else facts_over(row, runs)
+    if not runs or ("figures" in row and not pictures) or ("figures" not in row and "over" in row and not tables):
+        return None
+    return Card(
+        row["title"],
+        anchor,
+        row["how"].replace("{rule}", getattr(runs[0], "rule_words", "")),
+        sentences=TOLD[kind].get(anchor, lambda runs: [])(runs),
+        tables=tables,
+        pictures=pictures,
+        chart="figures" not in row,
+    )
 
 
 def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
@@ -57,34 +92,20 @@ def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
     return [one for one in drawn if one]
 
 
-def facts_over(axis: str, columns: dict[str, str], shown: Callable[[float], str]) -> Callable[[list[Any]], list[Table]]:
+def facts_over(row: dict[str, Any], runs: list[Any]) -> list[Table]:
     """A table of facts of all runs beside each other; columns that a run has nothing for are left out."""
-
-    def made(runs: list[Any]) -> list[Table]:
-        tables = {run.label: (run, run.over(axis)) for run in runs}
-        kept = [
-            (f"{label}: {words}", table.set_index(axis)[name])
-            for label, (run, table) in tables.items()
-            for name, words in columns.items()
-            if name in table and table[name].notna().any() and (run.sink_count or "added" not in name)
-        ]
-        rows = [
-            [place, *(shown(float(values[place])) if place in values.index else "" for _, values in kept)]
-            for place in sorted({place for _, values in kept for place in values.index})
-        ]
-        return [Table([axis, *(title for title, _ in kept)], rows, "numbers")] if kept else []
-
-    return made
-
-
-def each(*tell: Callable[[Study], Any]) -> Callable[[list[Study]], list[str]]:
-    """What there is to tell of every run."""
-
-    def told(runs: list[Study]) -> list[str]:
-        found = [one(run) for run in runs for one in tell]
-        return [text for said in found for text in ([said] if isinstance(said, str) else said) if text]
-
-    return told
+    axis, shown = row.get("over", ""), {"percent": percent, "number": number}[row.get("shown", "number")]
+    kept = [
+        (f"{run.label}: {words}", run.over(axis).set_index(axis)[name])
+        for run in runs
+        for name, words in row.get("columns", {}).items()
+        if name in (table := run.over(axis)) and table[name].notna().any() and (run.sink_count or "added" not in name)
+    ]
+    rows = [
+        [place, *(shown(float(values[place])) if place in values.index else "" for _, values in kept)]
+        for place in sorted({place for _, values in kept for place in values.index})
+    ]
+    return [Table([axis, *(title for title, _ in kept)], rows, "numbers")] if kept else []
 
 
 def curve_numbers(studies: list[Study]) -> list[Table]:
@@ -109,138 +130,8 @@ def heldout_numbers(studies: list[Study]) -> list[Table]:
     return [Table(["run", "hidden", "which", "loss", "s.e.", "change", "s.e."], rows, "numbers")]
 
 
-MEASURED = (
-    Finding(
-        "share",
-        "How much attention sinks take",
-        "Mean attention weight over all queries, heads, steps and samples. The greatest text position is looked up "
-        "anew for every head and step.",
-        say.about_share,
-        facts_over("layer", {"added_share": "added sink", "text_share": "greatest text"}, percent),
-        has=lambda run: run.layers,
-    ),
-    Finding(
-        "norms",
-        "What sinks carry",
-        "L2 norm of value vectors, mean over heads. Text sinks are positions above the sink rule, counted once for "
-        "each head that has a sink there.",
-        each(say.about_norms),
-        facts_over("layer", {"added_norm": "added sink", "sink_norm": "text sinks", "rest_norm": "other text"}, number),
-        has=lambda run: run.layers and run.over("layer")["text_norm"].notna().any(),
-    ),
-    Finding(
-        "count",
-        "How many sinks a head has",
-        "Mean number of sinks ({rule}), per head and step.",
-        each(say.about_events, say.about_depth),
-        facts_over("layer", {"sinks": "sinks of a head"}, number),
-        has=lambda run: run.layers,
-    ),
-    Finding(
-        "curve",
-        "What the threshold lets through",
-        "Share of (step, layer, head, token) that are no sinks, over ε.",
-        details=curve_numbers,
-        has=lambda run: run.layers,
-    ),
-    Finding(
-        "histogram",
-        "How received attention is spread",
-        "Share of (step, layer, head, token) by what the token receives; both axes are logarithmic.",
-        has=lambda run: run.layers,
-    ),
-    Finding(
-        "motion",
-        "How sinks move",
-        "Chance that two steps have the main sink of a head at different places, weighted by how strong it is: 0 is "
-        "static, 1 is elsewhere at every step.",
-        each(say.about_path, say.about_blocks, say.about_split),
-        has=lambda run: run.layers,
-    ),
-    Finding(
-        "heldout",
-        "What hiding sinks costs",
-        "Change of the loss on held-out text when the K columns that receive most are hidden from every query of a "
-        "head, and when as many random others are. Same text and noise throughout; bars are one standard error.",
-        each(say.about_heldout),
-        heldout_numbers,
-        has=lambda run: run.heldout is not None,
-    ),
-)
-"""cards of studies"""
-
-
-def of_groups(tell: Callable[[list[Training]], str]) -> Callable[[list[Training]], list[str]]:
-    """What there is to tell of every group of repeats."""
-    return lambda runs: say.of_each(runs, tell)
-
-
-TRAINED = (
-    Finding(
-        "loss",
-        "Loss over training",
-        "Lines with markers: loss on held-out text, in nats per token. Faint lines: loss of the training batches.",
-        lambda runs: [] if say.are_many(runs) else say.about_losses(runs),
-        figures={"training_loss": "Training and held-out loss over steps"},
-    ),
-    Finding(
-        "optimization",
-        "How the runs went",
-        "Learning rate, norm of the gradient before clipping, and speed, as logged.",
-        figures={"optimization": "Learning rate, gradient norm and speed over steps"},
-    ),
-    Finding(
-        "emergence",
-        "How much attention sinks take",
-        "Mean over layers, heads, queries, rows of text and mask ratios. The greatest text token is looked up anew for "
-        "every head and mask ratio. Up to a dotted line, where there is one, the model is the causal one of the warm "
-        "start, and is looked at as that.",
-        of_groups(say.about_takeover),
-        facts_over("step", {"added_share": "added sinks", "text_share": "greatest text token"}, percent),
-        {"sink_emergence": "Share of attention on sinks over steps"},
-    ),
-    Finding(
-        "count",
-        "How many sinks a head has",
-        "Keys above 1 + 3 (S−1)/S times an even share, per head and mask ratio.",
-        of_groups(say.about_emergence),
-        figures={"sinks_over_training": "Sinks of a head over steps"},
-    ),
-    Finding(
-        "mobility",
-        "Whether sinks move",
-        "The text is read with 90, 70, 50, 30 and 10 % of it masked, a token once open staying open. Mobility is the "
-        "chance that two of these mask ratios have the main sink of a head at different places, weighted by how strong "
-        "it is: 0 static, 1 elsewhere every time.",
-        of_groups(say.about_mobility),
-        figures={"mobility_over_training": "Mobility of main sinks over steps"},
-    ),
-    Finding(
-        "massive",
-        "Massive activations",
-        "Greatest absolute number in the residual stream after any layer.",
-        details=facts_over("step", {"activation_ratio": "over median", "activation_added": "added sink"}, number),
-        figures={"massive_activations": "Greatest activation over steps"},
-    ),
-    Finding(
-        "share",
-        "Attention by layer",
-        "At the last look, mean over heads, queries, rows and mask ratios.",
-        details=facts_over("layer", {"added_share": "added sinks", "text_share": "greatest text token"}, percent),
-        figures={"trained_share": "Share of attention on sinks by layer"},
-    ),
-    Finding(
-        "norms",
-        "What sinks carry",
-        "At the last look: norm of value vectors over that of text that is no sink, mean over heads. Below 1 a sink "
-        "carries less than other tokens do.",
-        details=facts_over(
-            "layer", {"added_norm": "added sinks", "sink_norm": "text sinks", "rest_norm": "other text"}, number
-        ),
-        figures={"trained_norms": "Norm of the values of sinks by layer"},
-    ),
-)
-"""cards of training runs"""
+DETAILS = {"curve": curve_numbers, "heldout": heldout_numbers}
+"""card of studies -> its numbers, where these are not facts over an axis"""
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
@@ -272,15 +163,9 @@ def parts_of(runs: list[Any]) -> list[Part]:
     return [*middle, Part("runs", "What was run", [Card(run.label, shows="run", run=run.run) for run in runs])]
 
 
-def _measured(rows: Sequence[Finding], runs: list[Any]) -> list[Part]:
-    # One part, so that the style packs short and tall cards below each other.
-    cards = [card for row in rows if (card := row.card(runs))]
-    return [Part("measured", "What was measured", cards)] if cards else []
-
-
 def _of_studies(studies: list[Study]) -> list[Part]:
     recorded = [study for study in studies if study.layers]
-    found = _measured(MEASURED, studies)
+    found = measured("study", studies)
     if len(recorded) == 2:
         found.append(_compared(*recorded))
     if told := [study for study in recorded if study.sink_tokens is not None]:
@@ -356,7 +241,7 @@ def _texts(study: Study) -> list[list[dict[str, Any]]] | None:
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
     found = [Part("outcome", "How the runs came out", [Card("", tables=[_outcome(trainings)])])]
-    found += _measured(TRAINED, trainings)
+    found += measured("training", trainings)
     how = (
         "Above: which keys hold the main sinks of all heads. Below: share of attention by step and layer, each map on "
         "a scale of its own."
