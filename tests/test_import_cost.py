@@ -8,7 +8,18 @@ import pytest
 
 import sinklab
 
-HEAVY = {"transformers", "accelerate", "matplotlib", "pandas", "pyarrow", "datasets", "lm_eval", "tyro", "rich"}
+HEAVY = {
+    "transformers",
+    "scipy",
+    "accelerate",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "datasets",
+    "lm_eval",
+    "tyro",
+    "rich",
+}
 
 
 def packages_after(statement: str) -> set[str]:

@@ -2,9 +2,42 @@
 when one of them is upgraded.
 """
 
+import dataclasses
+from typing import Any
+
 from torch import _C
 
 
 def is_replayed() -> bool:
     """Whether this thread is inside a backward pass, where gradient checkpointing runs layers a second time."""
     return _C._current_graph_task_id() != -1
+
+
+def choose_attention(config: Any, name: str) -> None:
+    """Give a transformers config this attention without a look at the Hub, where another name may be a repository."""
+    config._attn_implementation = name
+
+
+def indivisible_layers(model: Any) -> list[str]:
+    """Classes of a transformers model's layers that a device map may not divide."""
+    return list(model._no_split_modules or ())
+
+
+def mark_initialized(parameter: Any, initialized: bool) -> None:
+    """Whether transformers' ``_init_weights`` leaves this parameter as it is."""
+    parameter._is_hf_initialized = initialized
+
+
+# what PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field of that name
+_CONFIG_KEYS = {"model_type", "tie_word_embeddings", "pad_token_id", "eos_token_id", "bos_token_id", "torch_dtype"}
+_CONFIG_KEYS |= {"name_or_path", "_name_or_path", "_commit_hash", "output_attentions", "use_cache", "auto_map"}
+_CONFIG_KEYS |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "num_labels"}
+_CONFIG_KEYS |= {"experts_implementation", "_experts_implementation_internal", "quantization_config"}
+
+
+def config_keys() -> set[str]:
+    """Keys that a config of transformers may have, whatever its model."""
+    from transformers import PreTrainedConfig
+
+    fields = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    return fields | {*PreTrainedConfig().to_dict()} | _CONFIG_KEYS

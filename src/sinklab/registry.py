@@ -267,7 +267,14 @@ sinks = Registry("sink kind", "sinklab.models.sinks.token", "sinklab.models.sink
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
-families = Registry("checkpoint family", "sinklab.checkpoints.families")
+families = Registry(
+    "checkpoint family",
+    "sinklab.checkpoints.causal",
+    "sinklab.checkpoints.dream",
+    "sinklab.checkpoints.llada",
+    "sinklab.checkpoints.own",
+    "sinklab.checkpoints.smdm",
+)
 figures = Registry(
     "figure",
     "sinklab.reports.figures",

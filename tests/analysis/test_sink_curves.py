@@ -101,7 +101,7 @@ def test_curve_errors():
         epsilon_curve(np.ones((4, 5)))
     with pytest.raises(ValueError, match=r"epsilons must rise from at least 0: got \[3.0, 1.0\]"):
         epsilon_curve(np.ones((1, 2, 3)), epsilons=[3, 1])
-    with pytest.raises(ValueError, match=r"got 'summ'. Did you mean 'sum'\?"):
+    with pytest.raises(ValueError, match=r"but is 'summ'; did you mean 'sum'\?"):
         epsilon_curve(np.ones((1, 2, 3)), scale="summ")
     with pytest.raises(ValueError, match=r"got 2.2. Pass it to epsilon_curve"):
         epsilon_curve(attention()).at(2.2)

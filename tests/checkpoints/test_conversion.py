@@ -170,7 +170,9 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
     assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
     loaded = from_causal(tmp_path, mask_token=4)
     assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (None, 4, "[MASK] is id 4: as asked")
-    with pytest.raises(ValueError, match=r"has no tokenizer, so nobody knows which rows .* give the id of one, or 'a"):
+    with pytest.raises(
+        ValueError, match=r"has no tokenizer, so its unused rows are not known; give the id of one, or 'a"
+    ):
         from_causal(tmp_path, mask_token="unused")
 
 

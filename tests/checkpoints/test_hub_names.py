@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 import published_toys as toys
-from sinklab.checkpoints import loading
+from sinklab.checkpoints.resolve import resolve
 
 # port 9 discards: nothing listens
 NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
@@ -67,7 +67,11 @@ def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert (
         done.stdout.splitlines()
-        == ["no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt': did you mean 'GSAI-ML/LLaDA-8B-Instruct'?"] * 2
+        == [
+            "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt': did you mean 'GSAI-ML/LLaDA-8B-Instruct' "
+            "or 'GSAI-ML/LLaDA-8B-Base' or 'GSAI-ML/LLaDA-1.5'?"
+        ]
+        * 2
     )
 
 
@@ -81,7 +85,7 @@ def test_only_the_files_of_the_repository_itself_are_fetched(tmp_path, monkeypat
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *a, **k: str(tmp_path / "config.json"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(tmp_path / "config.json"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert loading.find("someone/toy", "main", ("*.safetensors",)) == tmp_path
+    assert resolve("someone/toy", "main", ("*.safetensors",)) == tmp_path
     ours = ["config.json", "model.safetensors", "model.safetensors.index.json", "merges.txt", "chat_template.jinja"]
     # what other programs read: a second copy of the weights
     others = ["original/model.safetensors", "onnx/config.json", "original/tokenizer.model", "pytorch_model.bin", "x.py"]

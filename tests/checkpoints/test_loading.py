@@ -11,7 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import published_toys as toys
 import sinklab
 from sinklab.checkpoints import Loaded, describe, materialize
-from sinklab.checkpoints.loading import PACKAGED, load
+from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.resolve import PACKAGED
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
@@ -80,11 +81,11 @@ def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink'\?"),
+        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny'\?"),
         ("tny", r"no model can be loaded from 'tny'.*did you mean 'tiny'\?"),
         ("./no/such/folder", r"from './no/such/folder'.*'tiny' or 'tiny-sink', a folder"),
         ("gpt2", r"from 'gpt2': it is no folder and no name on the Hub"),
-        ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct'\?"),
+        ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct' or "),
         ("someone/something-else", r"'tiny' or 'tiny-sink', a folder, or a Hub name"),
     ],
 )
@@ -101,7 +102,8 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)).save_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads LLaDAModelLM, .*llama, qwen2"
+        ValueError,
+        match=r"'gpt2' model \(GPT2LMHeadModel\), but sinklab loads .*\(LLaDAModelLM\), llama, .*qwen2, .*--plugin",
     ):
         load(tmp_path)
 
@@ -246,13 +248,13 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list:
         raise AssertionError(f"{implementation} would be imported")
 
     monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", refuse)
-    models, hollow = [], materialize.hollow
+    models, build = [], materialize.empty_model
 
     def watched(*args: object) -> object:
-        models.append(hollow(*args))
+        models.append(build(*args))
         return models[-1]
 
-    monkeypatch.setattr(materialize, "hollow", watched)
+    monkeypatch.setattr(materialize, "empty_model", watched)
     return models
 
 
@@ -286,7 +288,7 @@ def test_the_attention_is_not_the_checkpoints_to_choose(
 def test_what_is_built_has_sdpa_whatever_its_config(built: list, implementation: str) -> None:
     backbone = LlamaConfig(**{**tiny_model().config.backbone.to_dict(), "attn_implementation": implementation})
     for config in (backbone, DiffusionLMConfig(backbone, attn_implementation=implementation)):
-        model = materialize.hollow(config, "x")
+        model = materialize.empty_model(config, "x")
         assert model.config._attn_implementation == model.model.config._attn_implementation == "sdpa"
     assert len(built) == 2
 

@@ -20,7 +20,8 @@ from transformers import (
 )
 
 import published_toys as toys
-from sinklab.checkpoints import PUBLISHED, SpecialIds, describe, load, published
+from sinklab.checkpoints import PUBLISHED, Published, SpecialIds, describe, load, published
+from sinklab.errors import near
 from sinklab.models import DiffusionLM
 from tiny_diffusion import save_tiny, tiny_tokenizer
 
@@ -289,7 +290,7 @@ def test_a_setting_does_not_hide_a_tensor(tmp_path):
 
 
 def test_the_table_fills_in_what_the_config_leaves_out(tmp_path, monkeypatch):
-    row = published.Published("llada", 300, SpecialIds(mask=298, eot=297, bos=296), 48, "llada")
+    row = Published("llada", 300, SpecialIds(mask=298, eot=297, bos=296), 48, "llada")
     monkeypatch.setitem(PUBLISHED, "someone/toy", row)
     folder, _ = toys.llada(tmp_path, _name_or_path="someone/toy", mask_token_id=None)
     loaded = load(folder)
@@ -314,7 +315,7 @@ def test_every_row_of_the_table_is_consistent(name):
     assert published.find(name) is row
     assert published.find("x", name, vocabulary=row.vocabulary) is row
     assert published.find(name, vocabulary=7) is None
-    assert published.nearest(name[:-1]) in PUBLISHED
+    assert repr(name) in near(name[:-1], PUBLISHED)
 
 
 def test_what_the_tokenizer_knows_of_the_end_is_kept(tmp_path):
@@ -356,7 +357,7 @@ def called(tmp_path, where):
 
 @pytest.mark.parametrize("where", ["x/a-toy-1B", "models--someone--a-toy-1B/snapshots/0123abc", "a-toy-1B/./"])
 def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch, where):
-    row = published.Published("llada", 300, SpecialIds(mask=298, bos=296), 48, "llada")
+    row = Published("llada", 300, SpecialIds(mask=298, bos=296), 48, "llada")
     monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
     folder = called(tmp_path, where)
     note = ("taken for someone/a-toy-1B: matched by folder name, family and vocabulary",)
@@ -382,7 +383,7 @@ def test_a_folder_called_like_a_checkpoint_is_taken_for_it(tmp_path, monkeypatch
     ],
 )
 def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, where, change):
-    row = published.Published(change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298))
+    row = Published(change.get("family", "llada"), change.get("vocabulary", 300), SpecialIds(mask=298))
     monkeypatch.setitem(PUBLISHED, "someone/a-toy-1B", row)
     if "second" in change:
         monkeypatch.setitem(PUBLISHED, "other/a-toy-1B", row)
@@ -392,7 +393,7 @@ def test_a_folder_is_taken_for_nothing_that_is_not_sure(tmp_path, monkeypatch, w
 
 
 def test_the_stated_context_is_saved(tmp_path, monkeypatch):
-    row = published.Published("llada", 300, SpecialIds(mask=298), 48)
+    row = Published("llada", 300, SpecialIds(mask=298), 48)
     monkeypatch.setitem(PUBLISHED, "someone/toy", row)
     folder, _ = toys.llada(tmp_path / "m", _name_or_path="someone/toy")
     loaded = load(folder)

@@ -7,7 +7,7 @@ import pytest
 from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from sinklab.checkpoints import SpecialIds, load
-from sinklab.checkpoints.published import CHAT_TEMPLATES
+from sinklab.checkpoints.llada import LLaDA
 from sinklab.checkpoints.special_tokens import ROLES, special_roles
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
@@ -60,7 +60,7 @@ def test_image_codes_are_named() -> None:
 
 def test_lladas_chat_format() -> None:
     texts = ("<|startoftext|>", "<|endoftext|>", "[CLS]", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-    tokenizer = with_specials(*texts, template=CHAT_TEMPLATES["llada"])
+    tokenizer = with_specials(*texts, template=LLaDA.chat_template)
     roles = special_roles(replace(tiny_loaded(), tokenizer=tokenizer))
     named = [roles[tokenizer.convert_tokens_to_ids(text)] for text in texts]
     assert named == ["bos", "eos", "other", "template", "template", "eot"]

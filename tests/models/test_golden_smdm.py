@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import families, load
+from sinklab.checkpoints import families, load, materialize, weights
 from sinklab.diffusion import masked_token_loss
 
 VARIANTS = {
@@ -48,8 +48,9 @@ def test_golden_losses_and_gradients(family):
     folder, expected = golden_folder(family), golden_tensors(family)
     loaded = load(folder, rope_dtype="float32")
     model = loaded.model
-    shapes = {name: tuple(tensor.shape) for name, tensor in golden_weights(folder).items()}
-    plan = families.read(families.read_config(folder / "config.json", family), family, shapes).plan
+    stored = weights.open_weights(folder, family)
+    checkpoint = families.read(families.read_config(folder / "config.json", family), family, stored.shapes)
+    plan, _ = materialize.tensor_plan(checkpoint, model, stored, {}, family)
     compared = 0
     for case in golden_cases(family)["losses"]:
         prefix = f"loss.{case['name']}."
@@ -71,9 +72,3 @@ def test_golden_losses_and_gradients(family):
             assert math.sqrt(sum(squares)) == pytest.approx(norm, rel=1e-3), name
             compared += 1
     assert compared >= len(plan)
-
-
-def golden_weights(folder):
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")

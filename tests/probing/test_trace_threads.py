@@ -17,7 +17,7 @@ from torch import nn
 from sinklab.attention import is_watched, watching
 from sinklab.caching import SinkCache
 from sinklab.fast import decoder
-from sinklab.models import sink
+from sinklab.models.sinks import prefix as sink
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import Canvas, DualCache, denoise
 from tiny_diffusion import tiny_model

@@ -119,7 +119,7 @@ def test_errors():
         find_sinks(np.ones(4), Top(4))
     with pytest.raises(ValueError, match=r"k of at least 1: got 0"):
         Top(0)
-    with pytest.raises(ValueError, match=r"got 'sums'. Did you mean 'sum'\?"):
+    with pytest.raises(ValueError, match=r"but is 'sums'; did you mean 'sum'\?"):
         Excess(3.0, "sums")
     with pytest.raises(ValueError, match=r"at least 0: got nan"):
         Excess(float("nan"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints import Loaded
 from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
 from sinklab.records import open_run
@@ -21,7 +22,6 @@ from sinklab.studies.battery import run as battery_answers
 from sinklab.studies.battery import settings as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer, score_battery
 from sinklab.studies.battery.settings import BatterySettings, Condition
-from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import follow
@@ -179,12 +179,12 @@ def test_differences_are_paired_and_leave_out_what_was_not_asked() -> None:
     assert (hidden["n"], hidden["right"], hidden["clean"], hidden["gained"], hidden["lost"]) == (8, 3, 0.75, 1, 4)
     assert hidden["delta"] == pytest.approx(3 / 8 - 6 / 8)
     assert (hidden["low"], hidden["high"]) == wilson(3, 8)
-    assert (hidden["delta_low"], hidden["delta_high"]) == paired_interval(1, 4, 8)
+    assert (hidden["delta_low"], hidden["delta_high"]) == paired_share_interval(1, 4, 8)
     # level 1 has no answers with random columns hidden, and is no part of the comparison
     short = found["random", "all", 0]
     assert (short["n"], short["clean"], short["delta"], short["delta_p"]) == (4, 0.5, 0.0, 1.0)
     assert (hidden["beyond"], hidden["beyond_n"], hidden["delta_n"]) == (0.0, 4, 8)
-    assert (hidden["beyond_low"], hidden["beyond_high"]) == paired_interval(1, 1, 4)
+    assert (hidden["beyond_low"], hidden["beyond_high"]) == paired_share_interval(1, 1, 4)
     assert found["sinks", "copying", 1]["beyond"] is None
     assert short["beyond"] is None
     assert found["sinks", "copying", 2]["n"] == 4
@@ -212,9 +212,9 @@ def test_intervals_and_the_test_are_those_of_the_books() -> None:
     assert mcnemar(0, 5) == 2 / 32
     assert mcnemar(3, 3) == mcnemar(0, 0) == 1.0
     assert mcnemar(2, 9) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
-    low, high = paired_interval(0, 0, 100)
+    low, high = paired_share_interval(0, 0, 100)
     assert low == -high < 0, "no change in a sample is not certainty"
-    low, high = paired_interval(10, 30, 200)
+    low, high = paired_share_interval(10, 30, 200)
     assert low < -0.1 < high < 0
     # (b - c)/n ± z sqrt(b + c - (b - c)²/n)/n with 0.5 more in every cell
     half = 1.959963984540054 * math.sqrt(41 - 400 / 202) / 202

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.analysis import linear_probes as probes
+from sinklab.analysis.intervals import percentile_interval
 from sinklab.probing import trace
+from sinklab.sinks import Excess
 from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
-from sinklab.studies.contents.samples import checked_choice, matched_pairs, places_of, sink_heads
+from sinklab.studies.contents.samples import chosen_rule, matched_pairs, places_of, sink_heads
 from tiny_diffusion import tiny_model
 from tiny_llama import tiny_llama
 
@@ -127,7 +129,7 @@ def test_sinks_of_a_traced_forward_are_those_of_the_rule(sink: int) -> None:
         model(ids)
     received_LHK, visible_LK = recording.received[0][0].numpy(), recording.visible_by_layer[0][0].numpy()
     place_S = np.full(12, COMMITTED)
-    found_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, epsilon=0.5)
+    found_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=Excess(0.5))
     text_LHS = received_LHK[..., sink:]
     assert found_LS.tolist() == (text_LHS > 1 + 0.5 * 11 / 12).sum(1).tolist()
     assert found_LS.any()
@@ -137,7 +139,7 @@ def test_the_strongest_of_each_place_are_taken_head_by_head() -> None:
     received_LHK = np.array([[[9.0, 1, 2, 3, 4, 5], [9, 5, 4, 3, 2, 1]]])
     # the first key is an added sink; one position alone has nothing to be compared with
     place_S = np.array([PROMPT, PROMPT, FUTURE, FUTURE, BLOCK])
-    assert sink_heads(received_LHK, place_S, choose="strongest").tolist() == [[1, 1, 1, 1, 0]]
+    assert sink_heads(received_LHK, place_S, rule=None).tolist() == [[1, 1, 1, 1, 0]]
 
 
 def test_matches_are_alike_and_near() -> None:
@@ -167,11 +169,18 @@ def test_both_sides_of_a_sink_are_matched() -> None:
     assert matches == {0, 2}
 
 
+def test_any_rule_chooses_sinks() -> None:
+    received_LHK = np.array([[[9.0, 1, 2, 3, 4, 5], [0, 5, 4, 3, 2, 1]]])
+    rule = chosen_rule("top:k=2", 3.0)
+    assert sink_heads(received_LHK, np.zeros(5), rule=rule).tolist() == [[1, 1, 0, 0, 1]]
+    assert (chosen_rule("excess", 5.0), chosen_rule("strongest", 3.0)) == (Excess(5.0), None)
+
+
 def test_unknown_choices_are_refused() -> None:
-    with pytest.raises(ValueError, match="excess or strongest, got 'strong'; did you mean 'strongest'"):
-        checked_choice("strong", 3.0)
+    with pytest.raises(ValueError, match="known are excess, gu, strongest, top; did you mean 'strongest'"):
+        chosen_rule("strong", 3.0)
     with pytest.raises(ValueError, match="at least 0: got -1"):
-        checked_choice("excess", -1.0)
+        chosen_rule("excess", -1.0)
     with pytest.raises(ValueError, match="there are 3 positions and must be as many keys, got 2"):
         sink_heads(np.ones((1, 1, 2)), np.zeros(3))
 
@@ -294,9 +303,9 @@ def test_resampled_scores_are_those_of_the_texts_written_out() -> None:
     for draw in (0, 99):
         taken = torch.cat([value[text == one].repeat(int(count[draw, one])) for one in range(7)])
         assert values[draw].item() == pytest.approx(taken.nanmean().item(), rel=1e-5)
-    low, high = probes.interval(values)
+    low, high = percentile_interval(values)
     assert low < value.nanmean() < high
-    assert all(np.isnan(probes.interval(torch.full((3,), torch.nan))))
+    assert all(np.isnan(percentile_interval(torch.full((3,), torch.nan))))
 
 
 def test_shuffling_keeps_the_rows() -> None:

@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         CurveSettings(controls=("randm",))
     with pytest.raises(ValueError, match="at least 0, but is -2"):
         CurveSettings(ks=(-2,))
-    with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rows must be at least 1, but is 0"):
         CurveSettings(rows=0)
     with pytest.raises(ValueError, match="needs at least one of the controls"):
         CurveSettings(controls=())

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from sinklab.sinks import Gu, Top
 from sinklab.training.monitor import COLUMNS, MONITOR_FILE, SinkMonitor, monitored
 from sinklab.training.snapshots import MEASURES, snapshot
 from tiny_diffusion import tiny_model
@@ -154,3 +155,10 @@ def test_rows_are_spread_over_the_text_and_bad_settings_refused() -> None:
     with pytest.raises(ValueError, match="got 0 rows"):
         SinkMonitor(HELD[:0], every=1)
     assert "text_mobility" in MEASURES
+
+
+def test_the_rule_says_what_counts_as_a_sink(tmp_path) -> None:
+    monitor = SinkMonitor(HELD, every=10, rule=Top(2))
+    trained(tmp_path / "run", monitor)
+    assert monitor.columns()["sinks"] == [2.0] * 6
+    assert snapshot(tiny_model(1), HELD, rule=Gu(0.99)).overall["sinks"] == 0

@@ -289,6 +289,7 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
         ),
         ({"init_from": "nowhere"}, "no model can be loaded from 'nowhere'"),
         ({"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1}, "looks at rows without padding"),
+        ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         ({"pairs": "completion", "corpus": "battery:test:50", "answer_length": 0}, "answer_length must be at least 1"),
         (
             {"pairs": "completion", "corpus": "battery:test:50", "answer_length": 2, "heldout_rows": 2},

@@ -226,15 +226,6 @@ def resamples(texts: int, draws: int, seed: int = 0) -> Tensor:
     return torch.zeros(draws, texts, dtype=torch.float64).scatter_add_(1, drawn_RG, torch.ones_like(drawn_RG).double())
 
 
-def interval(values_R: Tensor) -> tuple[float, float]:
-    """The 95 % percentile interval of resampled scores; NaN where none is known."""
-    known = values_R[values_R.isfinite()]
-    if not len(known):
-        return float("nan"), float("nan")
-    low, high = known.quantile(torch.tensor([0.025, 0.975], dtype=known.dtype)).tolist()
-    return low, high
-
-
 def shuffled(target_NC: Tensor, seed: int = 0) -> Tensor:
     """The target with its rows exchanged among all rows, of all texts: what a probe finds where there is nothing."""
     return target_NC[torch.randperm(len(target_NC), generator=torch.Generator().manual_seed(seed))]

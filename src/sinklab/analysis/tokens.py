@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.sinks.states import COMMITTED, MASKED, STATES
+
 CLASSES = (
     "mask",
     "newline",
@@ -27,9 +29,6 @@ CLASSES = (
     "sink",
 )
 """what a token can be; "eos" holds end of text and end of turn, "template" the words of the chat format too"""
-
-STATES = ("masked", "committed", "prompt")
-"""state of a position before a step, by its code 0, 1, 2"""
 
 AGES = ("masked", "just committed", "committed", "prompt")
 """age of a position as of a step: "just committed" was masked at the step before"""
@@ -108,9 +107,9 @@ def token_ages(states_TS: Any) -> np.ndarray:
             "states_TS needs axes (..., step, position) and codes 0 masked, 1 committed, 2 prompt or -1: got shape "
             f"{states.shape} and codes {np.unique(states).tolist()[:8]}."
         )
-    names = np.array([None, "masked", "committed", "prompt"], dtype=object)
+    names = np.array([None, *STATES], dtype=object)
     ages = names[states + 1]
-    fresh = (states[..., 1:, :] == 1) & (states[..., :-1, :] <= 0)
+    fresh = (states[..., 1:, :] == COMMITTED) & (states[..., :-1, :] <= MASKED)
     ages[..., 1:, :][fresh] = "just committed"
     return ages
 

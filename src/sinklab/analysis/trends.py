@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.intervals import newey_west_error
+
 CRITICAL = 13.1
 """|slope| / error that a random walk without drift exceeds in 5 % of cases (own simulation, 16 to 128 steps)"""
 
@@ -52,24 +54,8 @@ def trend(position: np.ndarray, here: np.ndarray) -> Trend:
     mean = level.sum(0) / points
     residual = (level - mean) * weight - slope * from_mean
     scores = np.where(np.isnan(spread), 0, from_mean * residual / spread)
-    reach = np.where(count >= SHORTEST, half_width(scores, here), np.nan)
+    reach = np.where(count >= SHORTEST, CRITICAL * newey_west_error(scores, here), np.nan)
     return Trend(slope, slope - reach, slope + reach, scores)
-
-
-def half_width(scores: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Half of the 95 % interval, from the parts (step, ...) that the steps add to an estimate's error.
-
-    here: (step, ...) where there are points; the window is a quarter of the steps from the first of them to the last.
-    """
-    steps = len(scores)
-    first, last = (here.argmax(0), here[::-1].argmax(0)) if steps else (0, 0)
-    span = np.where(here.any(0), steps - first - last, 0)
-    window = np.maximum(2, np.round(span / 4))
-    variance = (scores**2).sum(0)
-    for lag in range(1, min(int(window.max(initial=0)), steps)):
-        weight = np.maximum(1 - lag / window, 0)
-        variance = variance + 2 * weight * (scores[lag:] * scores[:-lag]).sum(0)
-    return CRITICAL * np.sqrt(np.maximum(variance, 0))
 
 
 STATIC, MOVING = 0.2, 0.6
@@ -144,7 +130,7 @@ def summarised(
     sloped = ~np.isnan(fields["drift"])
     weight = np.where(sloped, strength, 0)
     # One series per sample: heads that wander together then widen the interval together.
-    reach = half_width((scores * weight).sum((-2, -1)), (scores != 0).any((-2, -1)))
+    reach = CRITICAL * newey_west_error((scores * weight).sum((-2, -1)), (scores != 0).any((-2, -1)))
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = fields["moves"] / fields["transitions"]
     long_enough = bool((fields["steps"] >= SHORTEST).any())

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.intervals import wilson
 from sinklab.analysis.thresholds import EpsilonCurve
 
 
@@ -115,7 +116,7 @@ def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold:
         return Verdict(name, None, math.nan, threshold, "No head had its main sink in what was hidden.")
     again = int((gone & back).sum())
     value = again / losers
-    low, high = _wilson(again, losers)
+    low, high = wilson(again, losers)
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
     told = f"{again} of {losers} heads whose main sink was hidden have a new one{soon} ({_percent(value)})"
     if low <= threshold <= high:
@@ -144,9 +145,3 @@ def ninety_six(curve: EpsilonCurve, *, epsilon: float = 3.0, threshold: float = 
 def _percent(share: float) -> str:
     number = 100 * share
     return f"{number:.0f} %" if abs(number) >= 100 else f"{number:.3g} %"
-
-
-def _wilson(hits: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    middle = (hits + z * z / 2) / (total + z * z)
-    reach = z / (total + z * z) * math.sqrt(hits * (total - hits) / total + z * z / 4)
-    return middle - reach, middle + reach

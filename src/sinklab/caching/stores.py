@@ -13,7 +13,7 @@ from torch import Tensor
 from sinklab.attention.received import received_attention
 from sinklab.caching.policies import BlockWork, Seen, kept_columns, most_received
 from sinklab.models.keyvalues import KeyValueStore
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,10 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     convert="from_causal",
+    families="CheckpointPlan Family Published SpecialIds",
     loading="Loaded load",
     model_card="ModelInfo describe",
-    published="PUBLISHED Published SpecialIds",
+    published="PUBLISHED",
+    resolve="packaged_file",
     sinkfile="SinkFile attach_sink save_sink sink_file_of",
 )

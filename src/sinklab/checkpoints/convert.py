@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, loading
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.checkpoints.resolve import read_plan
+from sinklab.errors import near
 from sinklab.models.config import BACKBONES
 
 MASK_TOKEN = "<|mask|>"
@@ -82,20 +82,21 @@ def _choice(mask_token: str | int) -> str | int:
     if text.isdecimal():
         return int(text)
     if text not in CHOICES:
-        near = difflib.get_close_matches(text, CHOICES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"mask_token must be one of {', '.join(CHOICES)} or an id, but is {mask_token!r}{hint}")
+        hint = near(text, CHOICES)
+        raise ValueError(
+            f"mask_token must be one of {', '.join(CHOICES)} or an id, but is {mask_token!r}"
+            + (f"; {hint}" if hint else "")
+        )
     return text
 
 
 def _check_causal(name: str, revision: str | None) -> None:
     """Refuse a diffusion model before its weights are read."""
-    path = loading.find(name, revision, ()) / "config.json"
-    recipe = families.read(families.read_config(path, name), name)
-    if recipe.settings is not None:
+    plan, _, _ = read_plan(name, revision)
+    if plan.settings is not None:
         raise ValueError(
             f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {name} is a diffusion model of the "
-            f"family {recipe.family} already; use load"
+            f"family {plan.family.name} already; use load"
         )
 
 
@@ -129,8 +130,7 @@ def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
     if tokenizer is None:
         if wanted == "unused":
             raise ValueError(
-                f"{loaded.name} has no tokenizer, so nobody knows which rows of its embedding are unused; give the id "
-                "of one, or 'add'"
+                f"{loaded.name} has no tokenizer, so its unused rows are not known; give the id of one, or 'add'"
             )
         return rows, "a new row, the mean of the others"
     own = tokenizer.mask_token_id
@@ -160,7 +160,7 @@ def _add_rows(model: Any, rows: int) -> None:
 
 def _tell(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> None:
     """Make the entry with this id the tokenizer's mask token."""
-    # ids are dealt in order: the rows before this one get names too
+    # ids are given in order: the rows before this one get names too
     fillers = [f"<|unused_{number}|>" for number in range(_next_id(tokenizer), token_id)]
     if fillers:
         tokenizer.add_tokens(fillers, special_tokens=True)

@@ -1,4 +1,8 @@
-"""Which family a checkpoint belongs to, and how its ``config.json`` is read."""
+"""Checkpoint families: what one published format is, and which family a checkpoint belongs to.
+
+A family is a class registered in :data:`sinklab.registry.families`, the built-in ones one file each in this folder. One
+of Llama's shape needs the names of its tensors and a `read` (examples/add_a_family.py).
+"""
 
 from __future__ import annotations
 
@@ -6,76 +10,159 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from transformers import AutoConfig, PreTrainedConfig, Qwen2Config
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import llada, smdm
-from sinklab.checkpoints.weights import Recipe, Shapes, field_of, require
-from sinklab.models.config import BACKBONES, DiffusionLMConfig
+from sinklab.errors import near
+from sinklab.models.config import DiffusionLMConfig
+from sinklab.registry import families
 
-Reader = Callable[[Mapping[str, Any], Shapes | None], Recipe]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensor names of a checkpoint and their shapes."""
+Source = tuple[str, Callable[[Tensor], Tensor] | None]
+"""Name of a tensor in the checkpoint, and what to take from it; None takes all of it."""
 
 # What would choose the code that runs: an attention may be a repository of compiled kernels, output_attentions asks for
 # another attention, auto_map names classes.
 _CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_map")
 
-DREAM_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-DREAM_FIELDS += ["num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"]
-DREAM_FIELDS += ["attention_dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"]
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of special tokens; None where there is none or it is not known."""
+
+    mask: int | None = None
+    eos: int | None = None
+    eot: int | None = None
+    """End of a turn of a chat."""
+    pad: int | None = None
+    bos: int | None = None
+    stop: tuple[int, ...] = ()
+    """Every id that ends a text: all eos ids and eot."""
 
 
-def dream(config: Mapping[str, Any], shapes: Shapes | None) -> Recipe:
-    """Read a ``DreamModel`` config (Dream, DiffuCoder, Dream-Coder): Qwen2 with shifted logits.
-
-    Raises:
-        ValueError: for a field that is missing or has no counterpart, by name.
-    """
-    require(
-        config,
-        "dream",
-        {"use_sliding_window": (False, None), "use_mrope": (False, None), "hidden_act": ("silu",)},
-    )
-    rope = config.get("rope_scaling") or {"rope_type": "default"}
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    fields = {name: config[name] for name in DREAM_FIELDS if name in config}
-    backbone = Qwen2Config(
-        **fields,
-        rope_parameters={**rope, "rope_type": rope_type, "rope_theta": field_of(config, "dream", "rope_theta")},
-        use_sliding_window=False,
-    )
-    return Recipe("dream", backbone, {"mask_token_id": config.get("mask_token_id"), "logit_shift": True})
+NO_IDS = SpecialIds()
 
 
-def own(config: Mapping[str, Any], shapes: Shapes | None) -> Recipe:
-    """Read a config that :class:`DiffusionLM` saved."""
-    settings = dict(config)
-    backbone = DiffusionLMConfig(**settings).backbone
-    return Recipe("sinklab", backbone, {name: value for name, value in settings.items() if name != "backbone"})
+@dataclass(frozen=True)
+class Published:
+    """One published checkpoint: what its ``config.json`` leaves out. None where no source could be checked."""
+
+    family: str
+    vocabulary: int | None = None
+    """Rows of the embedding."""
+    special: SpecialIds = NO_IDS
+    context: int | None = None
+    """Tokens, as its authors state it; its positions may reach further."""
+    chat_template: str | None = None
+    """Name of the chat format: of a family that has one, or the tokenizer's own (``chatml``, ``llama3``)."""
+    logit_shift: bool = False
 
 
-def autoregressive(config: Mapping[str, Any], shapes: Shapes | None) -> Recipe:
-    """Read the config of a Llama, Qwen2 or Qwen3 causal model."""
-    fields = dict(config)
-    model_type = fields.pop("model_type")
-    return Recipe(model_type, AutoConfig.for_model(model_type, **fields))
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """How a checkpoint becomes a model."""
+
+    family: Family
+    backbone: PreTrainedConfig
+    """Config of the Hugging Face decoder."""
+    settings: dict[str, Any] | None = None
+    """Fields of :class:`DiffusionLMConfig` besides the backbone; None for an autoregressive model."""
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
 
 
-READERS: dict[str, Reader] = {
-    "LLaDAModelLM": llada.recipe,
-    "MMadaModelLM": partial(llada.recipe, family="mmada"),
-    "DreamModel": dream,
-    "DiffusionLM": own,
-}
-BY_TYPE: dict[str, Reader] = {
-    "llada": READERS["LLaDAModelLM"],
-    "mmada": READERS["MMadaModelLM"],
-    "Dream": dream,
-    DiffusionLMConfig.model_type: own,
-    **dict.fromkeys(BACKBONES, autoregressive),
-}
+class Family:
+    """One published format. Subclasses are registered, and say by their attributes how they differ from Llama."""
+
+    architectures: ClassVar[tuple[str, ...]] = ()
+    """Classes that its ``config.json`` may name."""
+    model_types: ClassVar[tuple[str, ...]] = ()
+    """What its ``config.json`` may have as ``model_type``, where no class decides."""
+    represented: ClassVar[Mapping[str, tuple]] = {}
+    """Fields that change the arithmetic -> values whose arithmetic is the backbone's; a field may be absent."""
+    tensor_names: ClassVar[Mapping[str, str]] = {}
+    """Module of the model -> module in the checkpoint, where they differ; ``{}`` stands for the layer."""
+    published: ClassVar[Mapping[str, Published]] = {}
+    """Name on the Hub -> what is known of it."""
+    end_of_turn: ClassVar[str] = ""
+    """Token that ends a turn of a chat, where the tokenizer has it."""
+    chat_template: ClassVar[str | None] = None
+    """Jinja template for tokenizers that bring none."""
+    replaces_chat_template: ClassVar[bool] = False
+    """Whether the authors' code puts its template in place of the tokenizer's."""
+    tokenizer_class: ClassVar[type[PreTrainedTokenizerBase] | None] = None
+    """Class of its tokenizers, whatever their files name; None goes by the files."""
+    foreign_tokenizer_class: ClassVar[type[PreTrainedTokenizerBase] | None] = None
+    """As a backbone: what a tokenizer class stands for that exists as code of a checkpoint only."""
+
+    @property
+    def name(self) -> str:
+        """The name it is registered under."""
+        return families.name_of(self)
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with this ``config.json`` is one of this family."""
+        return self.is_named(config) or config.get("model_type") in self.model_types
+
+    def is_named(self, config: Mapping[str, Any]) -> bool:
+        """Whether the config names one of the family's classes."""
+        return any(one in self.architectures for one in architectures_of(config))
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """The plan for a checkpoint.
+
+        Args:
+            config: its ``config.json``, without what would choose code.
+            shapes: of its tensors; None when only the config is at hand.
+
+        Raises:
+            ValueError: for a field that is missing or has no counterpart, by name.
+        """
+        raise NotImplementedError
+
+    def source(self, plan: CheckpointPlan, target: str) -> Source:
+        """Where a tensor of the model (its name in the state dict) is in the checkpoint."""
+        module, dot, leaf = target.rpartition(".")
+        layer = re.search(r"(?<=\.)\d+", module)
+        pattern = re.sub(r"(?<=\.)\d+", "{}", module)
+        theirs = self.tensor_names.get(pattern)
+        return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
+
+    def missing_config(self, folder: Path) -> str:
+        """What to do about a folder of this family without ``config.json``; empty where nothing points to it."""
+        return ""
+
+    def field(self, config: Mapping[str, Any], name: str) -> Any:
+        """A field that must be there. Raises ValueError if it is absent, with the near names that are there."""
+        if config.get(name) is None:
+            hint = near(name, config)
+            raise ValueError(
+                f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there"
+                + (f"; {hint}" if hint else "")
+            )
+        return config[name]
+
+    def fields(self, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        """Fields of the backbone's config (the keys of ``names``) from fields that must be there (its values)."""
+        return {ours: self.field(config, theirs) for ours, theirs in names.items()}
+
+    def refuse_unrepresented(self, config: Mapping[str, Any]) -> None:
+        """Refuse a config whose values have no counterpart here.
+
+        Raises:
+            ValueError: for the first such field, by name.
+        """
+        for name, values in self.represented.items():
+            if name in config and config[name] not in values:
+                raise ValueError(
+                    f"this {self.name} checkpoint has {name} = {config[name]!r}, which sinklab has no counterpart for "
+                    f"(it reads {' or '.join(map(repr, values))}); load it with the code of its authors"
+                )
 
 
 def read_config(path: Path, name: str) -> dict[str, Any]:
@@ -87,9 +174,9 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        hint = smdm.missing_config(path.parent)
+        hints = "".join(kind().missing_config(path.parent) for kind in families.values())
         raise ValueError(
-            f"no model can be loaded from {name!r}: it has no readable config.json ({error}){hint}"
+            f"no model can be loaded from {name!r}: it has no readable config.json ({error}){hints}"
         ) from error
     except ValueError as error:
         raise ValueError(f"no model can be loaded from {name!r}: its config.json is damaged ({error})") from error
@@ -99,7 +186,7 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
 
 
 def without_code(value: Any) -> Any:
-    """A config without the fields, at any depth, that choose which code runs: that is never a checkpoint's to say."""
+    """A config without the fields, at any depth, that choose which code runs: a checkpoint may not choose this."""
     if isinstance(value, Mapping):
         return {key: without_code(one) for key, one in value.items() if not _CODE.match(str(key))}
     return [without_code(one) for one in value] if isinstance(value, list) else value
@@ -120,8 +207,8 @@ def blamed_on(name: str) -> Iterator[None]:
         ) from error
 
 
-def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> Recipe:
-    """The recipe for a checkpoint.
+def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> CheckpointPlan:
+    """The plan for a checkpoint, by the family that recognises its config.
 
     Args:
         config: its ``config.json``.
@@ -129,21 +216,27 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         shapes: of its tensors; None when only the config is at hand.
 
     Raises:
-        ValueError: if the architecture is not known, or this config of it cannot be represented.
+        ValueError: if no family or more than one recognises it, or this config of it cannot be represented.
     """
     config = without_code(config)
-    architectures = architectures_of(config)
-    reader = next((READERS[one] for one in architectures if one in READERS), None)
-    reader = reader or BY_TYPE.get(str(config.get("model_type")))
-    if reader is None and {"n_embd", "padded_vocab_size"} <= config.keys():
-        reader = smdm.recipe
-    if reader is None:
-        raise ValueError(
-            f"{name} is a {config.get('model_type')!r} model ({', '.join(architectures) or 'no architecture named'}), "
-            f"but sinklab loads {', '.join(READERS)}, SMDM's lit-gpt checkpoints, and {', '.join(BACKBONES)}"
+    found = [family for kind in families.values() if (family := kind()).recognises(config)]
+    # a config may name the class of one family and the model_type of another: MMaDA's and LLaDA's
+    found = [family for family in found if family.is_named(config)] or found
+    named = ", ".join(architectures_of(config)) or "no architecture named"
+    if not found:
+        known = ", ".join(
+            f"{one} ({', '.join(kind.architectures)})" if kind.architectures else one for one, kind in families.items()
         )
+        raise ValueError(
+            f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads {known}; if a plug-in "
+            "defines its family, install that or name its file: --plugin"
+        )
+    if len(found) > 1:
+        both = " and ".join(family.name for family in found)
+        raise ValueError(f"{name} ({named}) is claimed by the families {both}; leave out the plug-in of one")
     with blamed_on(name):
-        return reader(config, shapes)
+        found[0].refuse_unrepresented(config)
+        return found[0].read(config, shapes)
 
 
 def architectures_of(config: Mapping[str, Any]) -> list[str]:
@@ -152,15 +245,15 @@ def architectures_of(config: Mapping[str, Any]) -> list[str]:
     return [str(one) for one in listed] if isinstance(listed, list) else []
 
 
-def configured(recipe: Recipe, overrides: Mapping[str, Any], name: str) -> PreTrainedConfig:
-    """The config of the model called ``name``: the recipe's, with the caller's settings over it.
+def configured(plan: CheckpointPlan, overrides: Mapping[str, Any], name: str) -> PreTrainedConfig:
+    """The config of the model called ``name``: the plan's, with the caller's settings over it.
 
     Raises:
         ValueError: for settings of an autoregressive model, of the backbone, or that are unknown.
     """
     if "backbone" in overrides:
         raise ValueError("the backbone comes from the checkpoint and cannot be set; leave out backbone=")
-    if recipe.settings is None:
-        return recipe.backbone
+    if plan.settings is None:
+        return plan.backbone
     with blamed_on(name):
-        return DiffusionLMConfig(backbone=recipe.backbone, **{**recipe.settings, **overrides})
+        return DiffusionLMConfig(backbone=plan.backbone, **{**plan.settings, **overrides})

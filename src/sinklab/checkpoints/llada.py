@@ -3,104 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from sinklab.checkpoints.weights import Part, Plan, Recipe, Shapes, field_of, require
+from sinklab.checkpoints.families import CheckpointPlan, Family, Published, Shapes, SpecialIds
+from sinklab.registry import families
 
-# Fields that change the arithmetic, and the values whose arithmetic is that of the backbones.
-REPRESENTED: dict[str, tuple] = {
-    "block_type": ("llama",),
-    "block_group_size": (1, None),
-    "layer_norm_type": ("rms",),
-    "layer_norm_with_affine": (True, None),
-    "bias_for_layer_norm": (False, None),
-    "attention_layer_norm": (False, None),
-    "input_emb_norm": (False, None),
-    "activation_type": ("silu",),
-    "rope": (True,),
-    "rope_full_precision": (True, None),
-    "alibi": (False, None),
-    "scale_logits": (False, None),
-    "include_bias": (False, None),
-    "clip_qkv": (None,),
-    "embedding_dropout": (0, None),
-    "residual_dropout": (0, None),
-}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "attn_out": "self_attn.o_proj",
-    "ff_norm": "post_attention_layernorm",
-    "ff_proj": "mlp.gate_proj",
-    "up_proj": "mlp.up_proj",
-    "ff_out": "mlp.down_proj",
-}
+# what the authors' sampler names for every LLaDA; bos and end of turn are seen in the tokenizer
+_PLAIN = SpecialIds(mask=126336, eos=126081, stop=(126081,))
+_INSTRUCT = SpecialIds(mask=126336, eos=126081, pad=126081, bos=126080, eot=126348, stop=(126081, 126348))
+_MMADA = SpecialIds(mask=126336, eos=126081, pad=126081, stop=(126081,))
 
 
-def recipe(config: Mapping[str, Any], shapes: Shapes | None, family: str = "llada") -> Recipe:
-    """Read a ``LLaDAModelLM`` (or, as ``mmada``, an ``MMadaModelLM``) config.
+def _headers(after: str) -> str:
+    """A chat in Llama-3 headers, opened by LLaDA's start token; ``after`` stands between a header and its text."""
+    header = "'<|start_header_id|>' + {} + '<|end_header_id|>" + after + "'"
+    said = header.format("message['role']") + " + message['content'] + '<|eot_id|>'"
+    return (
+        "{{ '<|startoftext|>' }}{% for message in messages %}{{ " + said + " }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ " + header.format("'assistant'") + " }}{% endif %}"
+    )
 
-    Raises:
-        ValueError: for a field that is missing or has no counterpart, by name.
-    """
-    require(config, family, REPRESENTED)
-    backbone = _backbone(config, family)
-    settings: dict[str, Any] = {
-        "mask_token_id": config.get("mask_token_id"),
-        "pad_token_id": config.get("pad_token_id"),
+
+@families.register("llada")
+class LLaDA(Family):
+    """``LLaDAModelLM``: LLaDA 8B and 1.5."""
+
+    architectures = ("LLaDAModelLM",)
+    model_types = ("llada",)
+    represented: ClassVar = {
+        "block_type": ("llama",),
+        "block_group_size": (1, None),
+        "layer_norm_type": ("rms",),
+        "layer_norm_with_affine": (True, None),
+        "bias_for_layer_norm": (False, None),
+        "attention_layer_norm": (False, None),
+        "input_emb_norm": (False, None),
+        "activation_type": ("silu",),
+        "rope": (True,),
+        "rope_full_precision": (True, None),
+        "alibi": (False, None),
+        "scale_logits": (False, None),
+        "include_bias": (False, None),
+        "clip_qkv": (None,),
+        "embedding_dropout": (0, None),
+        "residual_dropout": (0, None),
     }
-    if family == "mmada":
-        settings["text_vocab_size"] = _text_vocabulary(config, backbone.vocab_size)
-    return Recipe(family, backbone, settings, _plan(backbone))
-
-
-def _backbone(config: Mapping[str, Any], family: str) -> PreTrainedConfig:
-    width, heads = field_of(config, family, "d_model"), field_of(config, family, "n_heads")
-    # absent in old files: one key/value head for multi-query attention, else as many as heads
-    kv_heads = config.get("n_kv_heads") or (1 if config.get("multi_query_attention") else heads)
-    fields: dict[str, Any] = {
-        "vocab_size": config.get("embedding_size") or field_of(config, family, "vocab_size"),
-        "hidden_size": width,
-        "intermediate_size": config.get("mlp_hidden_size") or field_of(config, family, "mlp_ratio") * width,
-        "num_hidden_layers": field_of(config, family, "n_layers"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": field_of(config, family, "max_sequence_length"),
-        "rms_norm_eps": field_of(config, family, "rms_norm_eps"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": field_of(config, family, "rope_theta")},
-        "tie_word_embeddings": bool(config.get("weight_tying")),
-        "attention_dropout": config.get("attention_dropout") or 0.0,
-        "initializer_range": config.get("init_std") or 0.02,
-        "bos_token_id": config.get("bos_token_id"),
-        "eos_token_id": config.get("eos_token_id"),
-        # not here: the backbone would freeze the row of its padding, and LLaDA's padding is its eos
-        "pad_token_id": None,
+    tensor_names: ClassVar = {
+        "model.embed_tokens": "model.transformer.wte",
+        "model.norm": "model.transformer.ln_f",
+        "lm_head": "model.transformer.ff_out",
+        "model.layers.{}.input_layernorm": "model.transformer.blocks.{}.attn_norm",
+        "model.layers.{}.self_attn.q_proj": "model.transformer.blocks.{}.q_proj",
+        "model.layers.{}.self_attn.k_proj": "model.transformer.blocks.{}.k_proj",
+        "model.layers.{}.self_attn.v_proj": "model.transformer.blocks.{}.v_proj",
+        "model.layers.{}.self_attn.o_proj": "model.transformer.blocks.{}.attn_out",
+        "model.layers.{}.post_attention_layernorm": "model.transformer.blocks.{}.ff_norm",
+        "model.layers.{}.mlp.gate_proj": "model.transformer.blocks.{}.ff_proj",
+        "model.layers.{}.mlp.up_proj": "model.transformer.blocks.{}.up_proj",
+        "model.layers.{}.mlp.down_proj": "model.transformer.blocks.{}.ff_out",
     }
-    # Qwen2 is Llama with biases on q, k and v
-    return Qwen2Config(**fields) if config.get("include_qkv_bias") else LlamaConfig(**fields)
-
-
-def _text_vocabulary(config: Mapping[str, Any], vocabulary: int) -> int | None:
-    if config.get("llm_vocab_size"):
-        return config["llm_vocab_size"]
-    return vocabulary - config["codebook_size"] if config.get("codebook_size") else None
-
-
-def _plan(backbone: PreTrainedConfig) -> Plan:
-    plan: Plan = {
-        "model.transformer.wte.weight": (Part("model.embed_tokens.weight"),),
-        "model.transformer.ln_f.weight": (Part("model.norm.weight"),),
+    end_of_turn = "<|eot_id|>"
+    chat_template = _headers(2 * r"\n")
+    tokenizer_class = PreTrainedTokenizerFast
+    published: ClassVar = {
+        "GSAI-ML/LLaDA-8B-Base": Published("llada", 126464, _PLAIN),
+        "GSAI-ML/LLaDA-8B-Instruct": Published("llada", 126464, _INSTRUCT, 4096, "llada"),
+        "GSAI-ML/LLaDA-1.5": Published("llada", 126464, _PLAIN),
     }
-    if not backbone.tie_word_embeddings:
-        plan["model.transformer.ff_out.weight"] = (Part("lm_head.weight"),)
-    biased = ("q_proj", "k_proj", "v_proj") if backbone.model_type == "qwen2" else ()
-    for layer in range(backbone.num_hidden_layers):
-        for theirs, ours in LAYER.items():
-            for kind in ("weight", "bias") if theirs in biased else ("weight",):
-                name = f"model.transformer.blocks.{layer}.{theirs}.{kind}"
-                plan[name] = (Part(f"model.layers.{layer}.{ours}.{kind}"),)
-    return plan
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """A Llama, or with biases on query, key and value a Qwen2."""
+        fields = self.fields(
+            config,
+            {
+                "hidden_size": "d_model",
+                "num_attention_heads": "n_heads",
+                "num_hidden_layers": "n_layers",
+                "max_position_embeddings": "max_sequence_length",
+                "rms_norm_eps": "rms_norm_eps",
+            },
+        )
+        width, heads = fields["hidden_size"], fields["num_attention_heads"]
+        backbone = (Qwen2Config if config.get("include_qkv_bias") else LlamaConfig)(
+            **fields,
+            vocab_size=config.get("embedding_size") or self.field(config, "vocab_size"),
+            intermediate_size=config.get("mlp_hidden_size") or self.field(config, "mlp_ratio") * width,
+            # absent in old files: one key/value head for multi-query attention, else as many as heads
+            num_key_value_heads=config.get("n_kv_heads") or (1 if config.get("multi_query_attention") else heads),
+            rope_parameters={"rope_type": "default", "rope_theta": self.field(config, "rope_theta")},
+            tie_word_embeddings=bool(config.get("weight_tying")),
+            attention_dropout=config.get("attention_dropout") or 0.0,
+            initializer_range=config.get("init_std") or 0.02,
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_id=config.get("eos_token_id"),
+            # not here: the backbone would freeze the row of its padding, and LLaDA's padding is its eos
+            pad_token_id=None,
+        )
+        return CheckpointPlan(self, backbone, {name: config.get(name) for name in ("mask_token_id", "pad_token_id")})
+
+
+@families.register("mmada")
+class MMaDA(LLaDA):
+    """``MMadaModelLM``: LLaDA with image codes behind the text of its vocabulary."""
+
+    architectures = ("MMadaModelLM",)
+    model_types = ("mmada",)
+    chat_template = _headers(r"\n")
+    replaces_chat_template = True
+    published: ClassVar = {
+        "Gen-Verse/MMaDA-8B-Base": Published("mmada", 134656, _MMADA, None, "mmada"),
+        "Gen-Verse/MMaDA-8B-MixCoT": Published("mmada", 134656, _MMADA, None, "mmada"),
+    }
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """As LLaDA; the ids of the text end where the image codes begin."""
+        plan = super().read(config, shapes)
+        text = config.get("llm_vocab_size")
+        if not text and config.get("codebook_size"):
+            text = plan.backbone.vocab_size - config["codebook_size"]
+        return CheckpointPlan(self, plan.backbone, {**(plan.settings or {}), "text_vocab_size": text or None})

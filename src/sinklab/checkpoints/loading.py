@@ -4,75 +4,20 @@ of a checkpoint is run.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.checkpoints import families, materialize, published, sinkfile, vocabularies
 from sinklab.checkpoints import weights as weightfiles
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
-from sinklab.checkpoints.published import NO_IDS, SpecialIds
-from sinklab.checkpoints.weights import Recipe
+from sinklab.checkpoints.resolve import resolve
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.diffusion_lm import DiffusionLM
-
-PACKAGED = ("tiny", "tiny-sink")
-DATA = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
-"""Files of a repository that are read besides its weights."""
-
-
-def find(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
-    """The folder of a model, fetched from the Hub if need be.
-
-    Args:
-        name: ``tiny`` or ``tiny-sink``, a folder, or ``owner/name`` on the Hub.
-        revision: commit, branch or tag on the Hub.
-        weights: patterns of the weight files wanted; () fetches the config alone.
-
-    Raises:
-        ValueError: if there is no such model, with the nearest known name.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-    if name in PACKAGED:
-        return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
-    # without a slash it is no Hub name, and nobody else need hear of a slip of the pen
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
-        raise ValueError(f"no model can be loaded from {name!r}: it is no folder and no name on the Hub; {_hint(name)}")
-    from huggingface_hub import (
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        snapshot_download,
-        try_to_load_from_cache,
-    )
-
-    try:
-        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
-            # one question without retries: a download asks for half a minute, and says so, when nobody answers
-            get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
-        config = hf_hub_download(name, "config.json", revision=revision)
-        if not weights:
-            return Path(config).parent
-        wanted = [*DATA, *weights]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
-    except Exception as error:  # those of the HTTP library, whose name depends on the version of huggingface_hub
-        raise ValueError(f"no model can be loaded from {name!r}: {_hint(name)} ({error})") from error
-
-
-def _hint(name: str) -> str:
-    near = published.nearest(name, PACKAGED)
-    if near and near != name:
-        return f"did you mean {near!r}?"
-    return f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
-
-
-__all__ = ["PACKAGED", "Loaded", "load"]
 
 SAFE = ("*.safetensors",)
 PICKLED = ("*.bin", "*.pth", "*.pt")
@@ -91,7 +36,7 @@ class Loaded:
     family: str
     """``diffusion`` or ``autoregressive``."""
     published_family: str = "sinklab"
-    """``llada``, ``mmada``, ``dream``, ``smdm``, ``sinklab`` (our own format), or an autoregressive backbone."""
+    """One of :data:`sinklab.registry.families`: ``llada``, ``dream``, …, ``sinklab`` (our own format), ``llama``, …"""
     special: SpecialIds = NO_IDS
     context: int | None = None
     """Tokens that prompt and completion should have together at most: what the authors state, else what the positions
@@ -163,43 +108,39 @@ def load(
         raise ValueError("give device or device_map, not both")
     if device_map is None:
         # 0 is a device too
-        device_map = {"": materialize.usable("cpu" if device is None else device)}
-    folder = find(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
+        device_map = {"": materialize.usable_device("cpu" if device is None else device)}
+    folder = resolve(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
     weights = weightfiles.open_weights(folder, name, allow_pickle)
-    recipe = _as_asked(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
-    number = _dtype(dtype, raw)
-    config = families.configured(recipe, settings, name)
-    _note_dtype(config, number)
-    model = _weighted(config, recipe, weights, name, number, device_map, settings)
-    attached = () if sink is None else sinkfile.attach_sink(model, sink)
+    plan = _as_diffusion(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
+    model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
+    notes = () if sink is None else sinkfile.attach_sink(model, sink)
     _adopt_generation_config(model, folder, name)
-    tokenizer = vocabularies.read_tokenizer(folder, recipe.family, recipe.backbone.model_type, name)
+    tokenizer = vocabularies.read_tokenizer(folder, plan, name)
     commit = folder.name if folder.parent.name == "snapshots" else revision
-    recipe = replace(recipe, notes=(*recipe.notes, *attached))
-    return _assembled(model, tokenizer, recipe, raw, name, commit)
+    return _assembled(model, tokenizer, replace(plan, notes=(*plan.notes, *notes)), raw, name, commit)
 
 
-def _as_asked(recipe: Recipe, name: str, as_diffusion: bool, settings: dict[str, Any]) -> Recipe:
-    """The recipe, as a diffusion model where a causal one is to become one."""
-    if recipe.settings is not None:
-        return recipe
-    if not as_diffusion:
+def _as_diffusion(plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any]) -> CheckpointPlan:
+    """The plan, of a diffusion model where a causal one is to become one."""
+    if plan.settings is not None:
+        return plan
+    if not wanted:
         if settings:
             raise ValueError(
                 f"{name} is an autoregressive model, and {', '.join(settings)} can be set for diffusion models only; "
                 "pass as_diffusion=True to make it the start of one"
             )
-        return recipe
+        return plan
     # None is for those who choose it when they have seen the tokenizer
     if "mask_token_id" not in settings:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, the id of a row that "
-            f"its text does not use (it has {recipe.backbone.vocab_size} rows)"
+            f"its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
-    return Recipe(recipe.family, recipe.backbone, {}, recipe.plan, recipe.notes)
+    return replace(plan, settings={})
 
 
 def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
@@ -211,34 +152,30 @@ def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
     return number
 
 
-def _note_dtype(config: PreTrainedConfig, dtype: torch.dtype) -> None:
-    config.dtype = dtype
-    if isinstance(config, DiffusionLMConfig):
-        config.backbone.dtype = dtype
-
-
-def _weighted(
-    config: PreTrainedConfig,
-    recipe: Recipe,
+def _filled(
+    plan: CheckpointPlan,
     weights: weightfiles.Weights,
     name: str,
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
 ) -> PreTrainedModel:
-    model = materialize.hollow(config, name)
-    plan, new = materialize.complete_plan(recipe.plan, model, weights, settings.keys())
-    materialize.check(plan, model, weights, name)
-    where = materialize.plan_devices(model, device_map, dtype)
-    device_of = materialize.lookup(where)
+    config = families.configured(plan, settings, name)
+    config.dtype = dtype
+    if isinstance(config, DiffusionLMConfig):
+        config.backbone.dtype = dtype
+    model = materialize.empty_model(config, name)
+    tensors, new = materialize.tensor_plan(plan, model, weights, settings, name)
+    materialize.check(tensors, model, weights, name)
+    devices = materialize.plan_devices(model, device_map, dtype)
     try:
-        materialize.fill(model, plan, weights, dtype, device_of)
+        materialize.fill(model, tensors, weights, dtype, devices)
     except (weightfiles.SafetensorError, OSError) as error:
         raise ValueError(
             f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
         ) from error
-    materialize.start(model, new, dtype, device_of)
-    return (materialize.dispatch(model, where) if len(where) > 1 else model).eval()
+    materialize.start(model, new, dtype, devices)
+    return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
 
 
 def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) -> None:
@@ -255,15 +192,15 @@ def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) ->
 def _assembled(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    recipe: Recipe,
+    plan: CheckpointPlan,
     raw: dict[str, Any],
     name: str,
     revision: str | None,
 ) -> Loaded:
     config: Any = model.config
     local = Path(name) if Path(name).is_dir() else None
-    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, recipe.family, config.vocab_size)
-    special = vocabularies.special_ids(config, tokenizer, row, recipe.family)
+    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, plan.family.name, config.vocab_size)
+    special = vocabularies.special_ids(config, tokenizer, row, plan.family)
     vocabularies.adopt(config, tokenizer, special)
     context = vocabularies.context(config, row)
     diffusion = isinstance(config, DiffusionLMConfig)
@@ -275,9 +212,9 @@ def _assembled(
         name,
         revision,
         "diffusion" if diffusion else "autoregressive",
-        recipe.family,
+        plan.family.name,
         special,
         context,
         row.chat_template if row else None,
-        (*recipe.notes, *notes),
+        (*plan.notes, *notes),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,68 +12,86 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
-from sinklab.checkpoints.weights import Part, Plan, Weights
+from sinklab.checkpoints.families import CheckpointPlan
+from sinklab.checkpoints.weights import Weights
+from sinklab.compat import choose_attention, indivisible_layers, mark_initialized
+from sinklab.errors import near
 from sinklab.models import diffusion_lm
-from sinklab.models.config import SINK_NAMES, DiffusionLMConfig
+from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
 DeviceMap = str | dict[str, Any]
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Words of accelerate for device maps."""
 
 
-def plan_devices(
-    model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype, max_memory: dict[Any, Any] | None = None
-) -> dict[str, Any]:
-    """A full device map for a hollow model.
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the model that a tensor of the checkpoint fills, or a part of it."""
+
+    target: str
+    """Name in the model's state dict."""
+    take: Callable[[Tensor], Tensor] | None = None
+    """What to take from the tensor; None takes all of it."""
+
+
+TensorPlan = dict[str, tuple[Part, ...]]
+"""Tensor name in the checkpoint -> the parts it fills; none for a sink or gate that the caller's settings remove."""
+
+
+def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype) -> dict[str, Any]:
+    """A full device map for a model on the meta device.
 
     Args:
-        model: on the meta device.
-        device_map: ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (accelerate measures the devices), or
-            module names and devices.
+        model: from :func:`empty_model`.
+        device_map: one of :data:`BALANCED` (accelerate measures the devices), or module names and devices.
         dtype: of the weights.
-        max_memory: as accelerate takes it.
 
     Raises:
         ValueError: for an unknown word, a module without a device, a device that is not there, or weights on disk.
     """
     if isinstance(device_map, dict):
-        for device in device_map.values():
+        devices = dict(device_map)
+        for device in devices.values():
             # accelerate's word for the disk is refused below, with its own remedy
             if str(device) != "disk":
-                usable(device)
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
-    if isinstance(device_map, str):
-        words = ("auto", "balanced", "balanced_low_0", "sequential")
-        if device_map not in words:
-            raise ValueError(
-                f"device_map must be one of {', '.join(words)} or a dict of modules and devices, but is "
-                f"{device_map!r}; for one device use device="
-            )
-        whole: Any = {"no_split_module_classes": list(model._no_split_modules or ()), "dtype": dtype}
-        memory = max_memory
-        if device_map != "sequential":
-            low = device_map == "balanced_low_0"
-            memory = get_balanced_memory(model, max_memory=max_memory, low_zero=low, **whole)
-        places = dict(infer_auto_device_map(model, max_memory=memory, **whole))
+                usable_device(device)
     else:
-        places = dict(device_map)
-    if "disk" in map(str, places.values()):
+        devices = _balanced(model, device_map, dtype)
+    if "disk" in map(str, devices.values()):
         raise ValueError(
             "some of the weights would go to disk, which sinklab does not do; use a smaller dtype or model"
         )
-    places = _beside_their_layers(model, places)
+    devices = _beside_their_layers(model, devices)
     known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
-    if unknown := [name for name in places if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"device_map names {unknown[0]!r}, which the model does not have{hint}")
+    if strangers := [name for name in devices if name not in known]:
+        hint = near(strangers[0], known)
+        raise ValueError(
+            f"device_map names {strangers[0]!r}, which the model does not have" + (f"; {hint}" if hint else "")
+        )
     for name in model.state_dict():
-        device_in(places, name)
-    return places
+        device_in(devices, name)
+    return devices
 
 
-def usable(device: torch.device | str | int) -> torch.device:
+def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str, Any]:
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    if word not in BALANCED:
+        raise ValueError(
+            f"device_map must be one of {', '.join(BALANCED)} or a dict of modules and devices, but is {word!r}; for "
+            "one device use device="
+        )
+    whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
+    memory = None
+    if word != "sequential":
+        memory = get_balanced_memory(model, low_zero=word == "balanced_low_0", **whole)
+    return dict(infer_auto_device_map(model, max_memory=memory, **whole))
+
+
+def usable_device(device: torch.device | str | int) -> torch.device:
     """This device, if there is one.
 
     Raises:
@@ -92,49 +110,37 @@ def usable(device: torch.device | str | int) -> torch.device:
     return found
 
 
-def _beside_their_layers(model: PreTrainedModel, places: dict[str, Any]) -> dict[str, Any]:
-    """A gate multiplies inside its layer, and the sinks enter like embeddings: they live where those do."""
-    if "" in places:
-        return places
-    ours = ("gates", *SINK_NAMES)
-    places = {name: device for name, device in places.items() if not name.startswith(ours)}
+def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:
+    """A gate multiplies inside its layer, and the sinks enter like embeddings: they are on the device of those."""
+    if "" in devices:
+        return devices
+    sinks = [name for name, _ in model.named_parameters(recurse=False)]
+    devices = {name: device for name, device in devices.items() if not name.startswith(("gates", *sinks))}
     for index in range(len(getattr(model, "gates", ()))):
-        places[f"gates.{index}"] = device_in(places, f"model.layers.{index}")
-    for name in SINK_NAMES:
-        if hasattr(model, name):
-            places[name] = device_in(places, "model.embed_tokens")
-    return places
+        devices[f"gates.{index}"] = device_in(devices, f"model.layers.{index}")
+    return devices | {name: device_in(devices, "model.embed_tokens") for name in sinks}
 
 
-def device_in(places: dict[str, Any], name: str) -> Any:
+def device_in(devices: Mapping[str, Any], name: str) -> Any:
     """The device of a tensor or module: that of the longest name in the map that contains it."""
     parts = name.split(".")
     for end in range(len(parts), -1, -1):
-        if (prefix := ".".join(parts[:end])) in places:
-            return places[prefix]
+        if (prefix := ".".join(parts[:end])) in devices:
+            return devices[prefix]
     raise ValueError(f"device_map does not cover the model: it has no device for {name}")
 
 
-def lookup(places: dict[str, Any]) -> Callable[[str], torch.device]:
-    """The function from tensor names to devices that :func:`sinklab.checkpoints.materialize.fill` wants."""
-    return lambda name: torch.device(device_in(places, name))
-
-
-def dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel:
+def dispatch(model: PreTrainedModel, devices: dict[str, Any]) -> PreTrainedModel:
     """Let accelerate move activations between the devices of the map."""
     from accelerate import dispatch_model
 
     with warnings.catch_warnings():
         # it expects modules alone; the sinks are a parameter, and the names have been checked
         warnings.filterwarnings("ignore", "The following device_map keys do not match")
-        return dispatch_model(model, places)
+        return dispatch_model(model, devices)
 
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-OURS = (*SINK_NAMES, "gates.")
-
-
-def hollow(config: PreTrainedConfig, name: str) -> PreTrainedModel:
+def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     """The model of a config on the meta device: shapes and names, no memory. Its attention is always sdpa.
 
     Raises:
@@ -144,7 +150,7 @@ def hollow(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     for one in (config, getattr(config, "backbone", None)):
         if one is not None:
             # another name may be a repository of compiled kernels, to be fetched and imported
-            one._attn_implementation = "sdpa"
+            choose_attention(one, "sdpa")
     with families.blamed_on(name), torch.device("meta"):
         return build(config)
 
@@ -155,41 +161,36 @@ def names_to_fill(model: PreTrainedModel) -> list[str]:
     return [name for name in model.state_dict() if name not in tied]
 
 
-def complete_plan(
-    plan: Plan | None, model: PreTrainedModel, weights: Weights, asked: Collection[str]
-) -> tuple[Plan, set[str]]:
-    """The plan for this model, and the tensors of ours that no checkpoint has and that start anew.
-
-    A source with no places in the plan is left out: that of a sink or gate that was to go.
+def tensor_plan(
+    plan: CheckpointPlan, model: PreTrainedModel, weights: Weights, overrides: Mapping[str, Any], name: str
+) -> tuple[TensorPlan, set[str]]:
+    """What fills each tensor of the model, and the tensors that no checkpoint has and that start anew.
 
     Args:
-        plan: of the recipe; None for a checkpoint with the model's own names.
-        model: from :func:`hollow`.
+        plan: of the checkpoint.
+        model: from :func:`empty_model`.
         weights: of the checkpoint.
-        asked: names of the caller's settings. A sink or gate that was asked for may be absent; one that was asked to
-            go may be there.
+        overrides: the caller's settings. What they add to the checkpoint's own model (a sink, a gate, its bias) may be
+            absent; what they remove may be there.
+        name: of the checkpoint, for messages.
     """
-    names = names_to_fill(model)
-    plan = plan or {name: (Part(name),) for name in {**dict.fromkeys(names), **_removed(model, weights.shapes, asked)}}
-    gone = _removed(model, (part.target for parts in plan.values() for part in parts), asked)
-    plan = {source: tuple(part for part in parts if part.target not in gone) for source, parts in plan.items()}
-    filled = {part.target for source, parts in plan.items() if source in weights.shapes for part in parts}
-    start_new = bool({"sink_kind", "sink_count", "gate", "gate_bias"} & {*asked})
-    new = {name for name in names if start_new and name.startswith(OURS) and name not in filled}
-    return {source: parts for source, parts in plan.items() if not new & {part.target for part in parts}}, new
+    names = dict.fromkeys(names_to_fill(model))
+    before = dict(names)
+    if changed := [one for one in overrides if one.startswith(("sink", "gate"))]:
+        others = {} if plan.settings is None else {one: overrides[one] for one in overrides if one not in changed}
+        before = dict.fromkeys(names_to_fill(empty_model(families.configured(plan, others, name), name)))
+    found: dict[str, list[Part]] = {}
+    new = set()
+    for target in names | before:
+        source, take = plan.family.source(plan, target)
+        if target in names and target not in before and source not in weights.shapes:
+            new.add(target)
+        elif target in names or source in weights.shapes:
+            found.setdefault(source, []).extend([Part(target, take)] if target in names else [])
+    return {source: tuple(parts) for source, parts in found.items()}, new
 
 
-def _removed(model: PreTrainedModel, targets: Iterable[str], asked: Collection[str]) -> dict[str, None]:
-    """Those of these tensors that belong to a sink or gate which the caller's settings took away."""
-    gone: set[str] = set()
-    if {"sink_kind", "sink_count"} & {*asked}:
-        gone |= {name for name in SINK_NAMES if not hasattr(model, name)}
-    if "gate" in asked and not hasattr(model, "gates"):
-        gone |= {f"gates.{layer}.{kind}" for layer in range(len(model.model.layers)) for kind in ("weight", "bias")}
-    return {name: None for name in targets if name in gone}
-
-
-def check(plan: Plan, model: PreTrainedModel, weights: Weights, name: str) -> None:
+def check(plan: TensorPlan, model: PreTrainedModel, weights: Weights, name: str) -> None:
     """Compare names and shapes, in the names of the checkpoint.
 
     Raises:
@@ -232,15 +233,17 @@ def _misfit(source: str, shape: tuple[int, ...], parts: Iterable[Part], shapes: 
 
 def fill(
     model: PreTrainedModel,
-    plan: Plan,
+    plan: TensorPlan,
     weights: Weights,
     dtype: torch.dtype,
-    device_of: Callable[[str], torch.device],
+    devices: Mapping[str, Any],
 ) -> None:
     """Give every tensor of the plan its memory and contents, one at a time, and tie what is tied."""
     for source, parts in plan.items():
         for part in parts:
-            target = torch.empty(model.get_parameter(part.target).shape, dtype=dtype, device=device_of(part.target))
+            target = torch.empty(
+                model.get_parameter(part.target).shape, dtype=dtype, device=device_in(devices, part.target)
+            )
             if part.take is None and target.ndim:
                 for rows, piece in weights.pieces(source):
                     target[rows] = piece
@@ -248,7 +251,7 @@ def fill(
                 whole = weights.whole(source)
                 target.copy_(part.take(whole) if part.take else whole)
             _put(model, part.target, target)
-    diffusion_lm.rebuild(model.model, device_of("model.rotary_emb"))
+    diffusion_lm.rebuild(model.model, device_in(devices, "model.rotary_emb"))
     model.tie_weights()
     if model.config.tie_word_embeddings and HEAD in weights.shapes and HEAD not in plan:
         _check_tied(model, weights)
@@ -267,18 +270,15 @@ def _check_tied(model: PreTrainedModel, weights: Weights) -> None:
         )
 
 
-def start(
-    model: PreTrainedModel, names: set[str], dtype: torch.dtype, device_of: Callable[[str], torch.device]
-) -> None:
+def start(model: PreTrainedModel, names: set[str], dtype: torch.dtype, devices: Mapping[str, Any]) -> None:
     """Initialise sinks and gates that the checkpoint does not have."""
     for name in sorted(names):
-        _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=dtype, device=device_of(name)))
-    owners = {name.rpartition(".")[0] for name in names}
-    for owner in sorted(owners):
+        _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=dtype, device=device_in(devices, name)))
+    for owner in sorted({name.rpartition(".")[0] for name in names}):
         module = model.get_submodule(owner)
         for leaf, parameter in module.named_parameters(recurse=False):
-            # as transformers marks what is not to be initialised: a gate that only gets a bias keeps its weight
-            parameter._is_hf_initialized = f"{owner}.{leaf}".lstrip(".") not in names  # type: ignore[attr-defined]
+            # a gate that only gets a bias keeps its weight
+            mark_initialized(parameter, f"{owner}.{leaf}".lstrip(".") not in names)
         model._init_weights(module)
 
 

@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sinklab.checkpoints import families, loading, materialize, published, vocabularies
-from sinklab.checkpoints.published import SpecialIds
+from sinklab.checkpoints import families, materialize, published, vocabularies
+from sinklab.checkpoints.families import SpecialIds
+from sinklab.checkpoints.resolve import read_plan
+from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig
 
 BYTES = {"float32": 4, "bfloat16": 2}
-# Llama-3.1's 131,072 positions are nobody's canvas
+# no canvas fills Llama-3.1's 131,072 positions
 CANVAS = 4096
 
 
@@ -104,8 +106,7 @@ class ModelInfo:
 
 
 def _size(dtype: str) -> int:
-    if dtype not in BYTES:
-        raise ValueError(f"dtype must be one of {', '.join(BYTES)}, but is {dtype!r}")
+    one_of("dtype", dtype, BYTES)
     return BYTES[dtype]
 
 
@@ -124,14 +125,12 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         ValueError: if there is no such model, or its config cannot be represented.
     """
     name = str(name_or_folder)
-    path = Path(name) if Path(name).is_file() else loading.find(name, revision, ()) / "config.json"
-    raw = families.read_config(path, name)
-    recipe = families.read(raw, name)
-    config = families.configured(recipe, {}, name)
-    backbone: Any = recipe.backbone
-    model = materialize.hollow(config, name)
+    plan, raw, path = read_plan(name, revision)
+    config = families.configured(plan, {}, name)
+    backbone: Any = plan.backbone
+    model = materialize.empty_model(config, name)
     local = path.parent if Path(name).exists() else None
-    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, recipe.family, backbone.vocab_size)
+    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, plan.family.name, backbone.vocab_size)
     diffusion = isinstance(config, DiffusionLMConfig)
     sinks = (
         f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if diffusion and config.sink_count else "none"
@@ -140,7 +139,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     return ModelInfo(
         name=name,
         family="diffusion" if diffusion else "autoregressive",
-        published_family=recipe.family,
+        published_family=plan.family.name,
         architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
@@ -153,11 +152,11 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         text_vocabulary=(config.text_vocab_size if diffusion else None) or backbone.vocab_size,
         # a tied head is the same tensor, and parameters() yields it once
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        special=vocabularies.special_ids(config, None, row, recipe.family),
+        special=vocabularies.special_ids(config, None, row, plan.family),
         context=vocabularies.context(config, row),
         logit_shift=bool(diffusion and config.logit_shift),
         sink=sinks,
         gate=config.gate if diffusion else "none",
         chat_template=row.chat_template if row else None,
-        notes=(*recipe.notes, *notes),
+        notes=(*plan.notes, *notes),
     )

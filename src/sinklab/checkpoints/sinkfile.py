@@ -15,7 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.models.config import SINK_NAMES, SINK_TENSORS, DiffusionLMConfig
+from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.sinks.base import tensors_of
+from sinklab.registry import sinks
 
 FORMAT, VERSION = "sinklab-sink", 1
 # at a time, when weights are hashed
@@ -27,7 +29,7 @@ class SinkFile:
     """What a sink file says of itself."""
 
     kind: str
-    """``token``, ``zero`` or ``kv``, as in :class:`~sinklab.models.DiffusionLMConfig`."""
+    """As in :class:`~sinklab.models.DiffusionLMConfig`: ``token``, ``zero``, ``kv`` or another that is registered."""
     count: int
     side: str
     backbone: str
@@ -37,7 +39,7 @@ class SinkFile:
     kv_heads: int
     head_dim: int
     name: str
-    """What the model was called that it was trained on; empty if nobody said."""
+    """What the model was called that it was trained on; empty if that is not known."""
     weights_sha256: str
     """As of :func:`backbone_hash`."""
     version: int = VERSION
@@ -65,7 +67,7 @@ def backbone_hash(model: Any) -> str:
     Reads every weight once.
     """
     digest = hashlib.sha256()
-    skipped = {*SINK_NAMES, *(["lm_head.weight"] if model.config.tie_word_embeddings else [])}
+    skipped = {*tensors_of(model.config), *(["lm_head.weight"] if model.config.tie_word_embeddings else [])}
     state = model.state_dict()
     for name in sorted(state.keys() - skipped):
         digest.update(json.dumps([name, list(state[name].shape)]).encode())
@@ -86,7 +88,9 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
         ValueError: if the model has no sink, or adapters.
     """
     file = Path(file)
-    tensors = {one: getattr(model, one).detach().cpu().contiguous() for one in _sink_of(model)}
+    if not (names := tensors_of(model.config)):
+        raise ValueError("this model has no sink that could be saved; give it one with sink_kind and sink_count")
+    tensors = {one: getattr(model, one).detach().cpu().contiguous() for one in names}
     if any(".lora_" in one for one in model.state_dict()):
         raise ValueError("the sink of a model with adapters would be tied to them; merge_lora(model) first")
     facts = SinkFile.of(model.config, name, backbone_hash(model))
@@ -94,7 +98,7 @@ def save_sink(model: Any, file: str | Path, *, name: str = "") -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     try:
-        # not save_file: it makes a file that nobody else may read
+        # not save_file: it makes a file that only its owner may read
         partial.write_bytes(save(tensors, metadata=metadata))
         os.replace(partial, file)
     finally:
@@ -128,12 +132,17 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
     try:
         said: dict[str, Any] = {one.name: metadata[one.name] for one in fields(SinkFile)}
         facts = SinkFile(**said | {one.name: int(said[one.name]) for one in fields(SinkFile) if one.type == "int"})
-        named = set(SINK_TENSORS[facts.kind])
     except (KeyError, ValueError) as error:
         raise ValueError(f"the sink file {file} is damaged: its metadata lack or misspell {error}") from error
-    if named != tensors.keys() or not named:
+    if facts.kind.partition(":")[0] not in sinks:
         raise ValueError(
-            f"the sink file {file} is damaged: a {facts.kind} sink is {', '.join(sorted(named)) or 'nothing'}, "
+            f"the sink file {file} is damaged: its metadata lack or misspell {facts.kind!r}, unless a plug-in defines "
+            "that sink kind; install it, or name its file: --plugin"
+        )
+    named = sinks.parse(facts.kind).tensors
+    if {*named} != tensors.keys():
+        raise ValueError(
+            f"the sink file {file} is damaged: a {facts.kind} sink is {', '.join(sorted(named))}, "
             f"but it holds {', '.join(sorted(tensors)) or 'nothing'}"
         )
     return facts, tensors
@@ -179,9 +188,9 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
         )
     settings: dict[str, Any] = {"sink_kind": facts.kind, "sink_count": facts.count, "sink_side": facts.side}
     # checks the three together
-    shape = DiffusionLMConfig(backbone=config.backbone, **settings).sink_shape
+    wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
     for name, tensor in tensors.items():
-        if tuple(tensor.shape) != shape:
+        if tuple(tensor.shape) != (shape := wanted.sink.shape(wanted, name)):
             raise ValueError(
                 f"the sink file {file} is damaged: {name} has shape {tuple(tensor.shape)}, but its metadata ask for "
                 f"{shape}"
@@ -200,10 +209,3 @@ def _doubts(model: Any, facts: SinkFile) -> tuple[str, ...]:
         f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, SHA-256 "
         f"{facts.weights_sha256[:12]}…): what it does here is untested",
     )
-
-
-def _sink_of(model: Any) -> tuple[str, ...]:
-    names = SINK_TENSORS[getattr(model.config, "sink_kind", "none")]
-    if not names:
-        raise ValueError("this model has no sink that could be saved; give it one with sink_kind and sink_count")
-    return names

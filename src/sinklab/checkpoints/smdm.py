@@ -1,129 +1,125 @@
 """SMDM and One-Token checkpoints: lit-gpt names, query, key and value in one matrix, sink and gate as tensors."""
 
-# G key/value heads, P query heads for each of them, D head dim, E hidden size, V rows of the head
+# G key/value heads, P query heads for each of them, D head dim, E hidden size
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from sinklab.checkpoints.weights import Part, Plan, Recipe, Shapes, field_of, require
+from sinklab.checkpoints.families import CheckpointPlan, Family, Shapes, Source
+from sinklab.registry import families
 
-FAMILY = "smdm"
-REPRESENTED: dict[str, tuple] = {
-    "rotary_percentage": (1.0,),
-    "condense_ratio": (1,),
-    "parallel_residual": (False,),
-    "shared_attention_norm": (False,),
-    "bias": (False,),
-    "_norm_class": ("RMSNorm", "FusedRMSNorm"),
-    "_mlp_class": ("LLaMAMLP",),
-}
-LAYER = {
-    "norm_1": "input_layernorm",
-    "norm_2": "post_attention_layernorm",
-    "attn.proj": "self_attn.o_proj",
-    "mlp.swiglu.w1": "mlp.gate_proj",
-    "mlp.swiglu.w2": "mlp.up_proj",
-    "mlp.swiglu.w3": "mlp.down_proj",
-}
 EMBEDDING = "transformer.wte.weight"
 # lit-gpt's build_rope_cache; its Config has no field for it
 ROPE_THETA = 10000.0
+NEEDED = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "block_size",
+    "rms_norm_eps": "norm_eps",
+}
+"""Field of LlamaConfig -> field of lit-gpt's Config."""
 
 
-NEEDED = ("padded_vocab_size", "n_embd", "n_layer", "n_head", "intermediate_size", "block_size", "norm_eps")
-
-
-def missing_config(folder: Path) -> str:
-    """What to do about a folder without ``config.json``, for its error message: SMDM's training writes none."""
-    pickled = sorted(path.name for path in folder.glob("*.pth"))
-    if not pickled:
-        return ""
-    return (
-        f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the lit-gpt Config it was "
-        f"trained with: {', '.join(NEEDED)}, n_query_groups where key/value heads are shared, and, where they differ "
-        f"from {', '.join(f'{field}={values[0]!r}' for field, values in REPRESENTED.items())}, these too"
-    )
-
-
-def recipe(config: Mapping[str, Any], shapes: Shapes | None) -> Recipe:
-    """Read lit-gpt's ``Config``. The variant is seen in the tensors: a second row of the embedding beyond the text
+@families.register("smdm")
+class SMDM(Family):
+    """lit-gpt's ``Config`` as JSON. The variant is seen in the tensors: a second row of the embedding beyond the text
     is the sink, ``attn.gate`` the gate. [MASK] is the row after the text.
-
-    Raises:
-        ValueError: for a field that is missing or has no counterpart, by name.
     """
-    require(config, FAMILY, REPRESENTED)
-    text = field_of(config, FAMILY, "padded_vocab_size")
-    notes: tuple[str, ...] = ()
-    if shapes is None:
-        notes = ("whether there is a sink or a gate is seen in the weights, not in config.json: assumed none",)
-    rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]
-    gated = any(name.endswith(".attn.gate.weight") for name in shapes or ())
-    sinks = 1 if rows == text + 2 else 0
-    heads = field_of(config, FAMILY, "n_head")
-    backbone = LlamaConfig(
-        vocab_size=text + 1,
-        hidden_size=field_of(config, FAMILY, "n_embd"),
-        intermediate_size=field_of(config, FAMILY, "intermediate_size"),
-        num_hidden_layers=field_of(config, FAMILY, "n_layer"),
-        num_attention_heads=heads,
-        num_key_value_heads=config.get("n_query_groups") or heads,
+
+    represented: ClassVar = {
+        "rotary_percentage": (1.0,),
+        "condense_ratio": (1,),
+        "parallel_residual": (False,),
+        "shared_attention_norm": (False,),
+        "bias": (False,),
+        "_norm_class": ("RMSNorm", "FusedRMSNorm"),
+        "_mlp_class": ("LLaMAMLP",),
+    }
+    tensor_names: ClassVar = {
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+        "model.layers.{}.input_layernorm": "transformer.h.{}.norm_1",
+        "model.layers.{}.post_attention_layernorm": "transformer.h.{}.norm_2",
+        "model.layers.{}.self_attn.q_proj": "transformer.h.{}.attn.attn",
+        "model.layers.{}.self_attn.k_proj": "transformer.h.{}.attn.attn",
+        "model.layers.{}.self_attn.v_proj": "transformer.h.{}.attn.attn",
+        "model.layers.{}.self_attn.o_proj": "transformer.h.{}.attn.proj",
+        "model.layers.{}.mlp.gate_proj": "transformer.h.{}.mlp.swiglu.w1",
+        "model.layers.{}.mlp.up_proj": "transformer.h.{}.mlp.swiglu.w2",
+        "model.layers.{}.mlp.down_proj": "transformer.h.{}.mlp.swiglu.w3",
+        "gates.{}": "transformer.h.{}.attn.gate",
+    }
+    tokenizer_class = PreTrainedTokenizerFast
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Its config names no class."""
+        return {"n_embd", "padded_vocab_size"} <= config.keys()
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """A Llama whose head has no row for [MASK]."""
+        text = self.field(config, "padded_vocab_size")
+        rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]
+        gated = any(name.endswith(".attn.gate.weight") for name in shapes or ())
+        sinks = 1 if rows == text + 2 else 0
+        fields = self.fields(config, NEEDED)
         # the sink takes a place of its own
-        max_position_embeddings=field_of(config, FAMILY, "block_size") + sinks,
-        rms_norm_eps=field_of(config, FAMILY, "norm_eps"),
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    settings = {
-        "mask_token_id": text,
-        "text_vocab_size": text,
-        "output_vocab_size": text,
-        "rope_dtype": "bfloat16",
-        "sink_kind": "token" if sinks else "none",
-        "sink_count": sinks,
-        "gate": "elementwise" if gated else "none",
-    }
-    return Recipe(FAMILY, backbone, settings, _plan(backbone, sinks, gated), notes)
-
-
-def _plan(backbone: LlamaConfig, sinks: int, gated: bool) -> Plan:
-    vocabulary = backbone.vocab_size
-    embedding: tuple[Part, ...] = (Part("model.embed_tokens.weight"),)
-    if sinks:
-        embedding = (
-            Part("model.embed_tokens.weight", partial(torch.narrow, dim=0, start=0, length=vocabulary)),
-            Part("sink_embeddings", partial(torch.narrow, dim=0, start=vocabulary, length=sinks)),
+        fields["max_position_embeddings"] += sinks
+        backbone = LlamaConfig(
+            **fields,
+            vocab_size=text + 1,
+            num_key_value_heads=config.get("n_query_groups") or fields["num_attention_heads"],
+            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
         )
-    plan: Plan = {
-        EMBEDDING: embedding,
-        "transformer.ln_f.weight": (Part("model.norm.weight"),),
-        "lm_head.weight": (Part("lm_head.weight"),),
-    }
-    groups = backbone.num_key_value_heads or backbone.num_attention_heads
-    head_dim = backbone.hidden_size // backbone.num_attention_heads
-    for layer in range(backbone.num_hidden_layers):
-        here, there = f"transformer.h.{layer}.", f"model.layers.{layer}."
-        plan |= {f"{here}{theirs}.weight": (Part(f"{there}{ours}.weight"),) for theirs, ours in LAYER.items()}
-        plan[here + "attn.attn.weight"] = tuple(
-            Part(
-                f"{there}self_attn.{kind}_proj.weight",
-                partial(_projection, kind=kind, groups=groups, head_dim=head_dim),
-            )
-            for kind in "qkv"
+        settings = {
+            "mask_token_id": text,
+            "text_vocab_size": text,
+            "output_vocab_size": text,
+            "rope_dtype": "bfloat16",
+            "sink_kind": "token" if sinks else "none",
+            "sink_count": sinks,
+            "gate": "elementwise" if gated else "none",
+        }
+        unseen = "whether there is a sink or a gate is seen in the weights, not in config.json: assumed none"
+        return CheckpointPlan(self, backbone, settings, (unseen,) if shapes is None else ())
+
+    def source(self, plan: CheckpointPlan, target: str) -> Source:
+        """Rows of the embedding, and of the fused projections, are taken apart."""
+        backbone: Any = plan.backbone
+        sinks = (plan.settings or {})["sink_count"]
+        if sinks and target == "sink_embeddings":
+            return EMBEDDING, partial(torch.narrow, dim=0, start=backbone.vocab_size, length=sinks)
+        name, _ = super().source(plan, target)
+        if name == EMBEDDING:
+            return name, partial(torch.narrow, dim=0, start=0, length=backbone.vocab_size) if sinks else None
+        if not name.endswith(".attn.attn.weight"):
+            return name, None
+        kind, head_dim = target.rsplit(".", 2)[1][0], backbone.hidden_size // backbone.num_attention_heads
+        return name, partial(_projection, kind=kind, groups=backbone.num_key_value_heads, head_dim=head_dim)
+
+    def missing_config(self, folder: Path) -> str:
+        """SMDM's training writes none."""
+        pickled = sorted(path.name for path in folder.glob("*.pth"))
+        if not pickled:
+            return ""
+        return (
+            f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the lit-gpt Config it "
+            f"was trained with: {', '.join(['padded_vocab_size', *NEEDED.values()])}, n_query_groups where key/value "
+            "heads are shared, and, where they differ from "
+            f"{', '.join(f'{field}={values[0]!r}' for field, values in self.represented.items())}, these too"
         )
-        if gated:
-            plan[here + "attn.gate.weight"] = (Part(f"gates.{layer}.weight"),)
-    return plan
 
 
 def _projection(fused: Tensor, kind: str, groups: int, head_dim: int) -> Tensor:

@@ -12,26 +12,25 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen2Tokenizer,
 )
 
-from sinklab.checkpoints.published import CHAT_TEMPLATES, END_OF_TURN, NO_IDS, Published, SpecialIds
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds
 from sinklab.models.config import DiffusionLMConfig
+from sinklab.registry import families
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes that are their ``tokenizer.json`` and nothing besides."""
 
 
-def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTrainedTokenizerBase | None:
+def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
 
-    The class follows from family and files, never from code: LLaDA's and MMaDA's is a plain ``tokenizer.json``; Dream's
-    names a class of its own but is Qwen2's with two more special tokens, also beside a model of another format.
+    The class follows from family and files, never from code: that of the family, or where the files name a class that
+    only code has, what it stands for with this backbone (Dream's is Qwen2's, also beside a model of another format).
 
     Args:
         folder: of the checkpoint.
-        family: ``published_family`` of the model.
-        backbone: its transformers decoder, ``llama``, ``qwen2`` or ``qwen3``.
+        plan: of the checkpoint.
         name: for messages.
 
     Raises:
@@ -44,12 +43,16 @@ def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTr
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
     kind = _named_class(folder / "tokenizer_config.json")
-    foreign, plain = kind is not None and not hasattr(transformers, kind), kind in PLAIN
-    if family == "dream" or (foreign and pair and backbone in ("qwen2", "qwen3")):
-        reader, settings = Qwen2Tokenizer, {}
-    elif single and (foreign or plain or family in ("llada", "mmada", "smdm")):
+    foreign = kind is not None and not hasattr(transformers, kind)
+    family, own = plan.family, plan.family.tokenizer_class
+    if foreign and pair:
+        decoder: Any = families[plan.backbone.model_type]
+        own = decoder.foreign_tokenizer_class or own
+    if own is None and (foreign or kind in PLAIN):
         # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
-        reader, settings = PreTrainedTokenizerFast, {}
+        own = PreTrainedTokenizerFast
+    if own is not None and (single or own is not PreTrainedTokenizerFast):
+        reader, settings = own, {}
     try:
         tokenizer = reader.from_pretrained(str(folder), **settings)
     except Exception as error:  # the tokenizers library raises bare Exception
@@ -60,8 +63,8 @@ def read_tokenizer(folder: Path, family: str, backbone: str, name: str) -> PreTr
                 "(AutoTokenizer's save_pretrained writes one where sentencepiece is installed); "
             )
         raise ValueError(f"{name} has a model but no tokenizer that can be read: {remedy}{error}") from error
-    if family == "mmada" or (family == "llada" and not tokenizer.chat_template):
-        tokenizer.chat_template = CHAT_TEMPLATES[family]
+    if family.chat_template and (family.replaces_chat_template or not tokenizer.chat_template):
+        tokenizer.chat_template = family.chat_template
     return tokenizer
 
 
@@ -79,7 +82,7 @@ def _named_class(settings: Path) -> str | None:
 
 
 def special_ids(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: str
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: Family
 ) -> SpecialIds:
     """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
     known = row.special if row else NO_IDS
@@ -87,7 +90,7 @@ def special_ids(
     eos = listed or _as_tuple(known.eos)
     eot = getattr(config, "eot_token_id", None)
     if eot is None and tokenizer is not None:
-        eot = tokenizer.get_vocab().get(END_OF_TURN.get(family, ""))
+        eot = tokenizer.get_vocab().get(family.end_of_turn)
     eot = known.eot if eot is None else eot
 
     def first(name: str, fallback: int | None) -> int | None:

@@ -6,5 +6,5 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     config="DiffusionLMConfig",
     diffusion_lm="DiffusionLM",
-    sink="SinkPrefix",
+    sinks="Sink SinkPrefix",
 )

@@ -4,81 +4,107 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-SINK_TENSORS = {
-    "none": (),
-    "token": ("sink_embeddings",),
-    "zero": ("sink_embeddings",),
-    "kv": ("sink_keys", "sink_values"),
-}
-"""Sink kind -> the model's parameters that are the sink."""
-SINK_NAMES = tuple(dict.fromkeys(name for names in SINK_TENSORS.values() for name in names))
-SINK_KINDS = tuple(SINK_TENSORS)
-SINK_SIDES = ("front", "end")
-GATES = ("none", "elementwise")
-SINK_COUNTS = (0, 1, 2, 4)
+from sinklab.compat import config_keys
+from sinklab.errors import near, one_of
+from sinklab.models.sinks.base import SIDES, Sink, sink_of
+from sinklab.registry import sinks
+
 BACKBONES = ("llama", "qwen2", "qwen3")
-ROPE_DTYPES = ("float32", "bfloat16")
+CHOICES: Mapping[str, tuple] = {
+    "sink_count": (0, 1, 2, 4),
+    "sink_side": SIDES,
+    "gate": ("none", "elementwise"),
+    "rope_dtype": ("float32", "bfloat16"),
+}
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
-# What PreTrainedConfig takes as keywords, or transformers writes into config.json, without a field of that name.
-_OF_TRANSFORMERS = {"model_type", "tie_word_embeddings", "pad_token_id", "eos_token_id", "bos_token_id", "torch_dtype"}
-_OF_TRANSFORMERS |= {"name_or_path", "_name_or_path", "_commit_hash", "output_attentions", "use_cache", "auto_map"}
-_OF_TRANSFORMERS |= {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "num_labels"}
-_OF_TRANSFORMERS |= {"experts_implementation", "_experts_implementation_internal", "quantization_config"}
+WHOLE_NUMBERS = ("text_vocab_size", "output_vocab_size", "context", "mask_token_id", "eot_token_id", *SPECIAL)
 
 
-def _one_of(name: str, value: object, allowed: tuple) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, but is {value!r}{hint}")
-
-
-def _check_numbers(settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        several = name == "eos_token_id" and isinstance(value, list | tuple)
-        if any(type(one) is not int for one in (value if several else [value]) if one is not None):
-            raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
-
-
-def _check_vocabulary(
-    backbone: PreTrainedConfig, mask_token_id: int | None, text_vocab_size: int | None, output_vocab_size: int | None
-) -> None:
-    size = backbone.vocab_size
-    if mask_token_id is not None and not 0 <= mask_token_id < size:
-        raise ValueError(
-            f"mask_token_id must be an id of the backbone's vocabulary (0…{size - 1}), "
-            f"but is {mask_token_id}; add a row for [MASK] to the vocabulary"
-        )
-    for name, value in (("text_vocab_size", text_vocab_size), ("output_vocab_size", output_vocab_size)):
-        if value is not None and not 1 <= value <= size:
-            raise ValueError(
-                f"{name} must be from 1 to the size of the vocabulary {size}, but is {value}; leave it out"
-            )
-    if output_vocab_size not in (None, size) and backbone.tie_word_embeddings:
-        raise ValueError(
-            f"a head of {output_vocab_size} rows cannot be tied to an embedding of {size}; "
-            "set tie_word_embeddings=False in the backbone"
-        )
-
-
-def refuse_unknown(settings: dict[str, Any], known: Iterable[str] = ()) -> None:
+def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
     """Raise for a key that is no field of :class:`DiffusionLMConfig` and not among ``known``, naming the near ones.
 
     Raises:
         ValueError: if there is such a key.
     """
-    ours = [name for name in DiffusionLMConfig.__init__.__annotations__ if name not in ("kwargs", "return")]
     for name in settings:
-        if name not in ours and name not in known:
-            near = difflib.get_close_matches(name, ours, n=2)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known are {', '.join(ours)}"
+        if name not in OWN and name not in known:
+            hint = near(name, OWN) or f"known are {', '.join(OWN)}"
             raise ValueError(f"{name!r} is no setting of a diffusion language model; {hint}")
+
+
+def _check_sink(config: DiffusionLMConfig) -> None:
+    kind = config.sink_kind
+    kinds = ("none", *sorted(sinks, key=lambda name: -sinks[name].positions))
+    try:
+        one_of("sink_kind", kind.partition(":")[0], kinds)
+    except ValueError as error:
+        raise ValueError(f"{error}; if a plug-in defines it, install that or name its file: --plugin") from None
+    if (kind == "none") != (config.sink_count == 0):
+        raise ValueError(
+            f"sink_kind and sink_count must agree, but are {kind!r} and {config.sink_count}; use "
+            "kind 'none' with count 0"
+        )
+    if config.sink is not None and config.sink_side not in config.sink.sides:
+        raise ValueError(
+            f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
+            f"position, but is {config.sink_side!r}; leave it out"
+        )
+
+
+def _check_numbers(settings: Mapping[str, Any]) -> None:
+    for name in WHOLE_NUMBERS:
+        value = settings.get(name)
+        several = name == "eos_token_id" and isinstance(value, list | tuple)
+        if any(type(one) is not int for one in (value if several else [value]) if one is not None):
+            raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
+    bias, context = settings.get("gate_bias"), settings.get("context")
+    if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+        raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
+    if context is not None and context < 1:
+        raise ValueError(f"context must be at least 1 token, but is {context}; leave it out for no limit")
+
+
+def _check_vocabulary(config: DiffusionLMConfig) -> None:
+    size, rows = config.backbone.vocab_size, config.output_vocab_size
+    if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
+        raise ValueError(
+            f"mask_token_id must be an id of the backbone's vocabulary (0…{size - 1}), "
+            f"but is {config.mask_token_id}; add a row for [MASK] to the vocabulary"
+        )
+    for name, value in (("text_vocab_size", config.text_vocab_size), ("output_vocab_size", rows)):
+        if value is not None and not 1 <= value <= size:
+            raise ValueError(
+                f"{name} must be from 1 to the size of the vocabulary {size}, but is {value}; leave it out"
+            )
+    if rows not in (None, size) and config.backbone.tie_word_embeddings:
+        raise ValueError(
+            f"a head of {rows} rows cannot be tied to an embedding of {size}; set tie_word_embeddings=False in the "
+            "backbone"
+        )
+
+
+def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
+    """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
+    if backbone is None:
+        raise ValueError(
+            "DiffusionLMConfig needs a backbone: pass LlamaConfig(...), Qwen2Config(...) or Qwen3Config(...)"
+        )
+    is_dict = isinstance(backbone, Mapping)
+    one_of("the backbone's model_type", backbone.get("model_type") if is_dict else backbone.model_type, BACKBONES)
+    # a copy: the caller's config may belong to a causal model that is still in use
+    config: Any = AutoConfig.for_model(**backbone) if is_dict else copy.deepcopy(backbone)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ValueError(
+            "a bidirectional model needs full attention in every layer, but the backbone has sliding windows; "
+            "set use_sliding_window=False"
+        )
+    config.is_causal = False
+    return config
 
 
 class DiffusionLMConfig(PreTrainedConfig):
@@ -87,12 +113,12 @@ class DiffusionLMConfig(PreTrainedConfig):
     Args:
         backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2 or
             qwen3.
-        sink_kind: ``none``; ``token`` (a learned embedding run through the layers, Eq. 5–6); ``zero`` (the same with
-            its value states forced to zero in every layer, Table 5); ``kv`` (learned keys and values of each layer,
-            without rotary positions: it takes none, and the text starts at 0).
+        sink_kind: ``none``, or a kind of :data:`sinklab.registry.sinks`: ``token`` (a learned embedding run through the
+            layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
+            (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0).
         sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
-        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq. 7); ``kv`` has no
-            positions and is ``front``.
+        sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq. 7); a kind
+            without positions is ``front``.
         gate: ``elementwise`` multiplies the attention output by sigmoid(X·W_g) before the output projection (Eq. 8–10).
         gate_bias: None for a gate without bias, as in Eq. 9 (starts near 0.5); a number adds a bias that starts there
             (4 opens it).
@@ -116,84 +142,43 @@ class DiffusionLMConfig(PreTrainedConfig):
     sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 (transformers reads a plain class attribute)
     has_no_defaults_at_init = True
 
-    def __init__(
-        self,
-        backbone: PreTrainedConfig | dict[str, Any] | None = None,
-        sink_kind: str = "none",
-        sink_count: int = 0,
-        sink_side: str = "front",
-        gate: str = "none",
-        gate_bias: float | None = None,
-        mask_token_id: int | None = None,
-        logit_shift: bool = False,
-        text_vocab_size: int | None = None,
-        output_vocab_size: int | None = None,
-        rope_dtype: str = "float32",
-        eot_token_id: int | None = None,
-        context: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        theirs = {field.name for field in dataclasses.fields(PreTrainedConfig)} | PreTrainedConfig().to_dict().keys()
-        refuse_unknown(kwargs, theirs | _OF_TRANSFORMERS)
-        if backbone is None:
-            raise ValueError(
-                "DiffusionLMConfig needs a backbone: pass LlamaConfig(...), Qwen2Config(...) or Qwen3Config(...)"
-            )
-        if isinstance(backbone, dict):
-            fields = dict(backbone)
-            _one_of("the backbone's model_type", fields.get("model_type"), BACKBONES)
-            backbone = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        else:
-            # the caller's config may belong to a causal model that is still in use
-            backbone = copy.deepcopy(backbone)
-        _one_of("the backbone's model_type", backbone.model_type, BACKBONES)
-        _one_of("sink_kind", sink_kind, SINK_KINDS)
-        _one_of("sink_count", sink_count, SINK_COUNTS)
-        _one_of("sink_side", sink_side, SINK_SIDES)
-        _one_of("gate", gate, GATES)
-        _one_of("rope_dtype", rope_dtype, ROPE_DTYPES)
-        if (sink_kind == "none") != (sink_count == 0):
-            raise ValueError(
-                f"sink_kind and sink_count must agree, but are {sink_kind!r} and {sink_count}; use "
-                "kind 'none' with count 0"
-            )
-        if sink_kind == "kv" and sink_side != "front":
-            raise ValueError(
-                "sink_side must be 'front' for sink_kind 'kv', whose keys have no position, but is "
-                f"{sink_side!r}; leave it out"
-            )
-        _check_numbers({"text_vocab_size": text_vocab_size, "output_vocab_size": output_vocab_size, "context": context})
-        _check_numbers({"mask_token_id": mask_token_id, "eot_token_id": eot_token_id})
-        _check_numbers({name: kwargs[name] for name in SPECIAL if name in kwargs})
-        if gate_bias is not None and (isinstance(gate_bias, bool) or not isinstance(gate_bias, int | float)):
-            raise ValueError(f"gate_bias must be a number or None, but is {gate_bias!r}; give it without quotes")
-        if context is not None and context < 1:
-            raise ValueError(f"context must be at least 1 token, but is {context}; leave it out for no limit")
-        _check_vocabulary(backbone, mask_token_id, text_vocab_size, output_vocab_size)
-        if "sliding_attention" in (getattr(backbone, "layer_types", None) or ()):
-            raise ValueError(
-                "a bidirectional model needs full attention in every layer, but the backbone has sliding windows; "
-                "set use_sliding_window=False"
-            )
-        backbone.is_causal = False
-        self.backbone = backbone
-        self.sink_kind = sink_kind
-        self.sink_count = sink_count
-        self.sink_side = sink_side
-        self.gate = gate
-        # an int would make a bias of whole numbers
-        self.gate_bias = None if gate_bias is None else float(gate_bias)
-        self.mask_token_id = mask_token_id
-        self.logit_shift = logit_shift
-        self.text_vocab_size = text_vocab_size
-        self.output_vocab_size = output_vocab_size
-        self.rope_dtype = rope_dtype
-        self.eot_token_id = eot_token_id
-        self.context = context
-        kwargs.setdefault("tie_word_embeddings", backbone.tie_word_embeddings)
+    backbone: Any = None
+    sink_kind: str = "none"
+    sink_count: int = 0
+    sink_side: str = "front"
+    gate: str = "none"
+    gate_bias: float | None = None
+    mask_token_id: int | None = None
+    logit_shift: bool = False
+    text_vocab_size: int | None = None
+    output_vocab_size: int | None = None
+    rope_dtype: str = "float32"
+    eot_token_id: int | None = None
+    context: int | None = None
+
+    def __init__(self, backbone: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
+        refuse_unknown(settings, config_keys())
+        self.backbone = _bidirectional(backbone)
+        _check_numbers(settings)
+        for field in dataclasses.fields(self):
+            if field.name in OWN and field.name != "backbone":
+                setattr(self, field.name, settings.pop(field.name, field.default))
+        for name, allowed in CHOICES.items():
+            one_of(name, getattr(self, name), allowed)
+        _check_sink(self)
+        _check_vocabulary(self)
+        if self.gate_bias is not None:
+            # an int would make a bias of whole numbers
+            self.gate_bias = float(self.gate_bias)
+        settings.setdefault("tie_word_embeddings", self.backbone.tie_word_embeddings)
         for name in SPECIAL:
-            kwargs.setdefault(name, getattr(backbone, name, None))
-        super().__init__(**kwargs)
+            settings.setdefault(name, getattr(self.backbone, name, None))
+        super().__init__(**settings)
+
+    @property
+    def sink(self) -> Sink | None:
+        """The added sink; None without one."""
+        return sink_of(self)
 
     @property
     def vocab_size(self) -> int:
@@ -205,21 +190,19 @@ class DiffusionLMConfig(PreTrainedConfig):
         self.backbone.vocab_size = value
 
     @property
+    def sink_positions(self) -> int:
+        """Positions of the context that the sinks take."""
+        return 0 if self.sink is None else self.sink.positions * self.sink_count
+
+    @property
     def text_positions(self) -> int:
-        """Tokens of text that the positions reach; every sink that is a token takes one."""
-        return self.backbone.max_position_embeddings - (0 if self.sink_kind == "kv" else self.sink_count)
+        """Tokens of text that the positions reach."""
+        return self.backbone.max_position_embeddings - self.sink_positions
 
     @property
     def text_start(self) -> int:
         """Position of the first token of text: behind the sinks that stand in front."""
-        return self.sink_count if self.sink_side == "front" and self.sink_kind != "kv" else 0
-
-    @property
-    def sink_shape(self) -> tuple[int, ...]:
-        """Shape of each of the sink's tensors: (N, D) for tokens, (layers, N, key heads, head width) for ``kv``."""
-        if self.sink_kind == "kv":
-            return (self.backbone.num_hidden_layers, self.sink_count, self.kv_heads, self.head_dim)
-        return (self.sink_count, self.backbone.hidden_size)
+        return self.sink_positions if self.sink_side == "front" else 0
 
     @property
     def head_dim(self) -> int:
@@ -242,3 +225,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
         """The config that holds the decoder's sizes (asked for by transformers)."""
         return self
+
+
+OWN = (*DiffusionLMConfig.__annotations__,)
+"""The fields that transformers' configs do not have."""

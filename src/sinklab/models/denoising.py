@@ -20,7 +20,7 @@ from sinklab.caching.sessions import Keeping
 from sinklab.fast import decoder as lean
 from sinklab.models import masks
 from sinklab.models.keyvalues import KeyValueStore
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
 
 
 @dataclass(frozen=True, eq=False)

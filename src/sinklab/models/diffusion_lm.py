@@ -3,7 +3,7 @@
 # B batch, S sequence, N sinks, D hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,14 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.models import gate as gate_module
-from sinklab.models import masks, sink
-from sinklab.models import sink as sink_module
-from sinklab.models.config import SINK_NAMES, SINK_TENSORS, DiffusionLMConfig
+from sinklab.models import masks
+from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.denoising import ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
-from sinklab.models.head import Asked, Head, ResizableVocabulary
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
+from sinklab.models.sinks import prefix as sink_module
+from sinklab.models.sinks.base import tensors_of
+from sinklab.models.sinks.prefix import InSequence, SinkPrefix
 
 
 def attach(decoder: Any, dtype: str) -> None:
@@ -41,14 +42,11 @@ def rebuild(decoder: Any, device: torch.device | str) -> None:
 class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     """Predicts the tokens under [MASK] from both sides.
 
-    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink adds
-    ``sink_embeddings`` (N, D), or keys and values of each layer, the gate ``gates.i``. The sink enters every layer as
-    a key/value prefix, which equals the masked (L + N)² form of Eq. 6 exactly and needs no attention mask.
+    The backbone's tensors keep their usual names (``model.layers.…``, ``lm_head.weight``); the sink adds the tensors
+    of its kind (``sink_embeddings`` (N, D) of a token), the gate ``gates.i``. The sink enters every layer as a
+    key/value prefix, which equals the masked (L + N)² form of Eq. 6 exactly and needs no attention mask.
     """
 
-    sink_embeddings: Tensor
-    sink_keys: Tensor
-    sink_values: Tensor
     config_class = DiffusionLMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -68,9 +66,10 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         self.model = AutoModel.from_config(backbone)
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
         attach(self.model, config.rope_dtype)
-        sink.attach(self.model)
-        for name in SINK_TENSORS[config.sink_kind]:
-            self.register_parameter(name, nn.Parameter(torch.empty(config.sink_shape)))
+        sink_module.attach(self.model)
+        if (sink := config.sink) is not None:
+            for name in sink.tensors:
+                self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
         if config.gate != "none":
             self.gates = nn.ModuleList()
             for attention in (layer.self_attn for layer in self.model.layers):
@@ -89,10 +88,12 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.constant_(module.bias, getattr(module, "bias_start", 0.0))
-        elif module is self:
-            for name in SINK_TENSORS[self.config.sink_kind]:
-                # values of zero: a new kv sink takes attention, and adds nothing yet
-                init.zeros_(self.sink_values) if name == "sink_values" else init.normal_(getattr(self, name), std=std)
+        elif module is self and (sink := self.config.sink) is not None:
+            for name in sink.tensors:
+                # a copy, which a kind may fill by any function of torch
+                started = torch.empty_like(self.get_parameter(name))
+                sink.initialize(name, started, std)
+                init.copy_(self.get_parameter(name), started)
 
     @classmethod
     def from_backbone(cls, causal_lm: PreTrainedModel, **settings: Any) -> DiffusionLM:
@@ -105,7 +106,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         # not .to(dtype): that would round the rotary frequencies too
         model: Any = cls._from_config(DiffusionLMConfig(backbone=fields, **settings), dtype=causal_lm.dtype)
         missing, unexpected = model.load_state_dict(causal_lm.state_dict(), strict=False)
-        ours = (*SINK_NAMES, "gates.")
+        ours = (*tensors_of(model.config), "gates.")
         if unexpected or any(not name.startswith(ours) for name in missing):
             raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
         return model
@@ -139,13 +140,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
 
     def sink_prefix(self, length: int, lengths_B: Tensor | None = None) -> SinkPrefix | None:
         """Keys and values of the sinks for texts of this length (or these, if rows differ); None without a sink."""
-        if not self.config.sink_count:
-            return None
-        if self.config.sink_kind == "kv":
-            return sink.prefix(self.model, self.sink_keys, self.sink_values)
-        positions_UN = sink_module.positions(self, length, lengths_B)
-        zero = self.config.sink_kind == "zero"
-        return sink_module.compute(self.model, self.sink_embeddings, positions_UN, zero_values=zero)
+        sink = self.config.sink
+        return None if sink is None else sink.prefix(self, length, lengths_B)
 
     def hidden_states(
         self,
@@ -167,15 +163,22 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
         embeds_BSD = self.model.embed_tokens(input_ids)
-        sinks = self.config.sink_count
-        in_sequence = sink_prefix is None and sink.takes_part(self)
+        sinks, sink = self.config.sink_count, self.config.sink
         prefix: Any = sink_prefix
-        if in_sequence:
-            prefix = sink.InSequence(sinks, self.config.sink_kind == "zero")
-            embeds_BSD = sink.in_front(self.sink_embeddings, embeds_BSD)
-            position_ids = sink.in_front(sink_module.positions(self, length, lengths_B), position_ids)
-        elif prefix is None:
-            prefix = self.sink_prefix(length, lengths_B)
+        in_sequence = prefix is None and sink_module.takes_part(self)
+        if in_sequence and sink is not None:
+            prefix = InSequence(sinks, sink.values)
+            sinks_NE: Any = sink.embeddings(self)
+            embeds_BSD = sink_module.in_front(sinks_NE, embeds_BSD)
+            sink_ids = sink_module.positions(self.config, length, lengths_B, sinks_NE.device)
+            position_ids = sink_module.in_front(sink_ids, position_ids)
+            # transformers takes positions that start anew for a second text, which a causal pass would keep apart
+            needs_mask = causal and self.config.sink_side == "end"
+        else:
+            prefix = self.sink_prefix(length, lengths_B) if prefix is None else prefix
+            needs_mask = prefix is not None and masks.is_made_in_compiling(self.model)
+        if needs_mask and real_BS is None:
+            real_BS = torch.ones(1, length, dtype=torch.bool, device=embeds_BSD.device)
         mask = masks.attention_mask(
             real_BS,
             length,
@@ -185,8 +188,6 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             like=embeds_BSD,
             visible=visible,
             in_sequence=in_sequence,
-            behind=self.config.sink_side == "end",
-            explicit=prefix is not None and not in_sequence and masks.is_made_in_compiling(self.model),
         )
         out = self.model(
             inputs_embeds=embeds_BSD,
@@ -208,9 +209,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         *,
         visible: Tensor | None = None,
         labels: Tensor | None = None,
-        label_weights: Tensor | None = None,
-        head_chunk: int = 4096,
-        liger: bool | None = None,
+        **loss: Unpack[LossOptions],
     ) -> MaskedLMOutput:
         """Logits for the token at each position, or with ``labels`` the training loss without ever all logits.
 
@@ -222,28 +221,25 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             causal: each position sees the sinks and what stands to its left only (for a causal warm start).
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both counted over the text
                 alone; every query sees the sinks. Padding and ``causal`` hide more. Positions do not change.
-            labels: the right id (B, S) at every asked position, −100 elsewhere; no shift is to be made by the caller.
-            label_weights: float (B, S), weight of each asked position; 1 when left out.
-            head_chunk: asked positions whose logits exist at a time.
-            liger: Liger's fused kernel for the loss: True, False, or None for where it is installed and fits.
+            labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is to be made by the
+                caller.
+            loss: with labels, fields of :class:`~sinklab.models.head.LossOptions`: ``label_weights``, ``head_chunk``,
+                ``liger``.
 
         Returns:
             an output with ``logits`` of shape (B, S, V), or (M, V) in the row-major order of ``logits_to_keep``. With
-            labels: ``loss`` Σ weight · cross-entropy in nats over the asked positions (float32, or float64 where the
+            labels: ``loss`` Σ weight · cross-entropy in nats over the labels (float32, or float64 where the
             model is), and no logits.
 
         Raises:
             ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label, or an absent Liger.
         """
-        if labels is not None:
-            asked = Asked.of(input_ids, labels, label_weights, logits_to_keep, head_chunk)
-        elif label_weights is not None:
-            raise ValueError("label_weights are weights of labels, but labels are missing; pass both")
+        targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss)
         states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible)
         if self.config.logit_shift:
             states_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
-        if labels is not None:
-            return MaskedLMOutput(loss=asked.loss(self.lm_head, states_BSD, liger))
+        if targets is not None:
+            return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
         if logits_to_keep is None:
             return MaskedLMOutput(logits=self.lm_head(states_BSD))
         if logits_to_keep.dtype != torch.bool or logits_to_keep.shape != input_ids.shape:

@@ -1,11 +1,11 @@
 """The LM head, its logits and its loss; it may have fewer rows than there are ids."""
 
-# M positions (any leading axes), D hidden size, R rows of the head, V vocabulary
-# B batch, S sequence, M asked positions (row-major), D hidden size
+# B batch, S sequence, M positions (any leading axes; of the loss: row-major), C positions of a chunk, D hidden size,
+# R rows of the head, V vocabulary
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -100,35 +100,53 @@ NOT_ASKED = -100
 """The label of a position that is not in the loss."""
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """The asked positions of a batch, and how many of them get their logits at a time."""
+class LossOptions(TypedDict, total=False):
+    """How :meth:`DiffusionLM.forward <sinklab.models.DiffusionLM.forward>` makes the loss of labels."""
 
-    places_M: Tensor
-    """Where they stand in the flattened batch."""
+    label_weights: Tensor | None
+    """Float (B, S), weight of each position of the loss; 1 when left out."""
+    head_chunk: int
+    """Positions whose logits exist at a time; 4096 when left out."""
+    liger: bool | None
+    """Liger's fused kernel: True, False, or None for where it is installed and fits."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossTargets:
+    """The positions of a batch that are in the loss, and how it is made of them."""
+
+    positions_M: Tensor
+    """Where they are in the flattened batch."""
     labels_M: Tensor
     weights_M: Tensor
     chunk: int
+    liger: bool | None
 
     @classmethod
     def of(
         cls,
         input_ids: Tensor,
-        labels: Tensor,
-        label_weights: Tensor | None,
+        labels: Tensor | None,
         logits_to_keep: Tensor | None = None,
-        chunk: int = 4096,
-    ) -> Asked:
-        """Read them from labels (B, S) and weights (B, S) as :meth:`DiffusionLM.forward` takes them.
+        *,
+        label_weights: Tensor | None = None,
+        head_chunk: int = 4096,
+        liger: bool | None = None,
+    ) -> LossTargets | None:
+        """Read them from labels (B, S) and the other arguments of :meth:`DiffusionLM.forward`; None without labels.
 
         Raises:
-            ValueError: if shapes or types disagree, or ``chunk`` < 1.
+            ValueError: if shapes or types disagree, or ``head_chunk`` < 1.
         """
+        if labels is None:
+            if label_weights is not None:
+                raise ValueError("label_weights are weights of labels, but labels are missing; pass both")
+            return None
         shape = tuple(input_ids.shape)
         if logits_to_keep is not None:
             raise ValueError("labels say where the head is applied; pass them or logits_to_keep, not both")
-        if chunk < 1:
-            raise ValueError(f"head_chunk must be at least 1 position, but is {chunk}")
+        if head_chunk < 1:
+            raise ValueError(f"head_chunk must be at least 1 position, but is {head_chunk}")
         if labels.shape != shape or labels.dtype != torch.int64:
             raise ValueError(
                 f"labels must be an int64 tensor of the shape of input_ids {shape} ({NOT_ASKED} where nothing is "
@@ -139,22 +157,25 @@ class Asked:
                 f"label_weights must be a float tensor of the shape of labels {shape}, but are "
                 f"{label_weights.dtype} of shape {tuple(label_weights.shape)}"
             )
-        places_M = (labels.flatten() != NOT_ASKED).nonzero()[:, 0]
-        labels_M = labels.flatten()[places_M]
-        if label_weights is None:
-            return cls(places_M, labels_M, torch.ones_like(labels_M, dtype=torch.float32), chunk)
-        return cls(places_M, labels_M, label_weights.flatten()[places_M], chunk)
+        positions_M = (labels.flatten() != NOT_ASKED).nonzero()[:, 0]
+        labels_M = labels.flatten()[positions_M]
+        weights_M = (
+            torch.ones_like(labels_M, dtype=torch.float32)
+            if label_weights is None
+            else label_weights.flatten()[positions_M]
+        )
+        return cls(positions_M, labels_M, weights_M, head_chunk, liger)
 
-    def loss(self, head: Any, states_BSD: Tensor, liger: bool | None = None) -> Tensor:
+    def loss(self, head: Any, states_BSD: Tensor) -> Tensor:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).
 
         Raises:
-            ValueError: as :meth:`Head.forward` does, or if Liger is asked for with a head that is not ours.
+            ValueError: as :meth:`Head.forward` does, or if Liger is required with a head that is not ours.
         """
-        states_MD = states_BSD.flatten(0, 1).index_select(0, self.places_M)
+        states_MD = states_BSD.flatten(0, 1).index_select(0, self.positions_M)
         if isinstance(head, Head):
-            return head(states_MD, self.labels_M, self.weights_M, self.chunk, liger)
-        if liger:
+            return head(states_MD, self.labels_M, self.weights_M, self.chunk, self.liger)
+        if self.liger:
             raise ValueError(
                 f"Liger's loss needs the model's own head, but it is a {type(head).__name__}; leave it out"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sinklab.models.sink import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
 
 
 class KeyValueStore:

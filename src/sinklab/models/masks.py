@@ -62,15 +62,13 @@ def attention_mask(
     like: Tensor,
     visible: Tensor | None = None,
     in_sequence: bool = False,
-    behind: bool = False,
-    explicit: bool = False,
 ) -> Tensor | None:
     """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
 
     None when nothing is hidden, or the kernel's own causal flag says it all.
 
     Args:
-        real_BS: from :func:`padding`.
+        real_BS: from :func:`padding`; all True makes a mask where nothing is hidden, too.
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.
@@ -78,15 +76,12 @@ def attention_mask(
         like: a tensor of the dtype and device of the states.
         visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
         in_sequence: the sinks are queries too, in front of the text; what they see is thrown away.
-        behind: their positions are behind those of the text all the same.
-        explicit: make a mask also where nothing is hidden.
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    # transformers takes positions that start anew for a second text, which a causal pass would keep apart
-    kernel_is_enough = not causal or sinks == 0 or (in_sequence and not behind)
-    if real_BS is None and visible is None and backend != "eager" and kernel_is_enough and not explicit:
+    kernel_is_enough = not causal or sinks == 0 or in_sequence
+    if real_BS is None and visible is None and backend != "eager" and kernel_is_enough:
         return None
     if backend not in ("eager", "sdpa"):
         raise ValueError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sinklab.attention.received import attention_statistics, key_norms, value_norms
 from sinklab.probing.call import AttentionCall
 from sinklab.registry import statistics
+from sinklab.sinks.states import STATES
 
 KEYS = ("batch", "layer", "head", "key")
 ROWS = ("batch", "layer", "head", "position")
@@ -211,7 +212,6 @@ def _groups(call: AttentionCall, state_BQ: Tensor | None) -> Tensor | None:
     return torch.stack([everyone_BQ, *(state_BQ == state for state in range(len(STATES)))], 1)
 
 
-STATES = ("masked", "committed", "prompt")
 STATE_OF = ("predicted", "own")
 """What a query's state is that of: the position it predicts, or the one it stands at."""
 

@@ -18,9 +18,8 @@ from sinklab.analysis.trends import MotionSummary
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
 from sinklab.reports.measured import LayerFacts, Measured
 from sinklab.reports.samples import Reader, Samples, rule_name
-from sinklab.sinks.rules import Excess, Rule
+from sinklab.sinks.rules import DEFAULT, Rule
 
-DEFAULT = Excess(3.0)
 WITHIN = 8
 """steps that heads are given to find another sink"""
 

@@ -18,6 +18,7 @@ from sinklab.sampling.loop import Step
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.sampling.tokens import sample_tokens
 from sinklab.scoring.prompts import Prompt
+from sinklab.sinks.states import COMMITTED, MASKED, PROMPT
 from sinklab.studies.trace.settings import StudySettings
 
 
@@ -61,7 +62,6 @@ def denoised(model: Any, canvas: Canvas, settings: DecodingSettings, asking: Int
     return settings.decode(denoiser, canvas, eos_ids=eos_ids, text_vocabulary=config.text_vocab_size)
 
 
-MASKED, COMMITTED, PROMPT = range(3)
 DENOISING_ONLY: tuple[str, ...] = ("rule", "schedule", "cache", "steps", "block_length", "alg_temp", "threshold")
 DENOISING_ONLY += ("factor", "gamma", "eps", "pooled", "refresh_every", "cfg_scale", "defer_ids")
 DENOISING_ONLY += ("cache_keep", "cache_sinks", "cache_neighbours", "cache_protect")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.recording import Recording
+from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.sinks.states import STATES
 
-EPSILON = 3.0
-"""A key is a sink above 1 + EPSILON (S - 1) / S times an even share (arXiv 2510.15731, Eq. 3, in sums)."""
-STATES = ("masked", "committed", "prompt", "sink")
-"""Where a main sink stands; "sink" is a column that was added to the model."""
+PLACES = (*STATES, "sink")
+"""Where a main sink stands: on a position in one of the states, or on a column that was added to the model."""
 
 
 class SinkFacts:
@@ -24,8 +24,9 @@ class SinkFacts:
     Only steps in which a row was still being written count for it: what others of the batch do does not.
     """
 
-    def __init__(self, pad_B: Tensor, prefix: int) -> None:
+    def __init__(self, pad_B: Tensor, prefix: int, rule: Rule = DEFAULT) -> None:
         """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model has in front."""
+        self._rule = rule
         # a trace of a later step alone takes remembered keys for sink columns: it is told, not asked
         self._pad_B, self._prefix = pad_B.cpu(), prefix
         self._sums: dict[str, Tensor] = {}
@@ -57,8 +58,10 @@ class SinkFacts:
         rows, layers, heads, keys = received_BLHK.shape
         share_BLHK = received_BLHK / received_BLHK.sum(-1, keepdim=True).clamp(min=1e-12)
         best_BLH, main_BLH = share_BLHK.max(-1)
-        limit_B = (1 + EPSILON * (positions_B - 1) / positions_B) / positions_B
-        sinks_BLH = (share_BLHK > limit_B[:, None, None, None]).sum(-1)
+        # shares as sums over as many queries as there are positions, each of which sees the keys that any query sees
+        queries_BK = positions_B[:, None] * (visible_BK > 0)
+        mass_BLHK = share_BLHK * positions_B[:, None, None, None]
+        sinks_BLH = find_sinks(mass_BLHK, self._rule, queries_BK[:, None, None]).sum(-1)
         active_B = active_B.cpu()
         weight_B1 = active_B[:, None].float()
         self._steps_B += active_B
@@ -69,10 +72,10 @@ class SinkFacts:
         ones_BLH = active_B[:, None, None].long().expand(rows, layers, heads)
         places_BLK.scatter_add_(2, main_BLH, ones_BLH)
         self._places_BLK = _added(self._places_BLK, places_BLK)
-        prefix_BK = torch.full((rows, self._prefix), STATES.index("sink"), dtype=torch.int64)
+        prefix_BK = torch.full((rows, self._prefix), PLACES.index("sink"), dtype=torch.int64)
         state_BK = torch.cat([prefix_BK, state_BS.cpu().long()], 1)
         state_BLH = state_BK[:, None, :].expand(rows, layers, keys).gather(2, main_BLH)
-        states_BLG = torch.zeros(rows, layers, len(STATES), dtype=torch.int64)
+        states_BLG = torch.zeros(rows, layers, len(PLACES), dtype=torch.int64)
         states_BLG.scatter_add_(2, state_BLH.clamp(min=0), ones_BLH)
         self._states_BLG = states_BLG if not len(self._states_BLG) else self._states_BLG + states_BLG
 
@@ -97,7 +100,7 @@ class SinkFacts:
         """The facts of one row, one entry a layer; empty where no step was recorded.
 
         steps: how many; share: of all attention, what the main sink (the key that receives most) of a head receives,
-        mean over steps and heads; sinks: number of keys above the ε = 3 threshold, per head and step; with_sink: share
+        mean over steps and heads; sinks: number of keys that the rule calls sinks, per head and step; with_sink: share
         of heads and steps that have one; main_position: where the main sink stood most often, counted from the row's
         first token, -1 for an added sink column; main_constancy: the share of heads and steps in which it stood there;
         positions: how many different places it had; in_masked, in_committed, in_prompt, in_sink: where it stood;
@@ -125,7 +128,7 @@ class SinkFacts:
                     "main_position": position,
                     "main_constancy": int(places_K.max()) / total,
                     "positions": int((places_K > 0).sum()),
-                    **{f"in_{name}": int(states_G[place]) / total for place, name in enumerate(STATES)},
+                    **{f"in_{name}": int(states_G[place]) / total for place, name in enumerate(PLACES)},
                     "removed": removed,
                 }
             )

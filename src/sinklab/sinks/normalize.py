@@ -1,9 +1,10 @@
-"""Where the greatest sink is."""
+"""Received attention in multiples of an even share, and where the main sink is."""
 
 # K keys; "..." stands for any axes in front of the key axis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -99,21 +100,16 @@ def _fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
         array = array.to(a.device, a.dtype)
     elif array.dtype != a.dtype and a.dtype in (np.float32, np.float64):
         array = array.astype(a.dtype)
-    try:
-        fits = tuple(np.broadcast_shapes(tuple(array.shape), tuple(a.shape))) == tuple(a.shape)
-    except ValueError:
-        fits = False
-    if fits:
-        return array
-    if name == "visible":
-        raise ValueError(
-            f"visible must broadcast to received: shapes {tuple(array.shape)} and {tuple(a.shape)}. "
-            "Insert the missing axes, for example visible[:, :, None, None]."
-        )
+    shape, whole = tuple(array.shape), tuple(a.shape)
+    with suppress(ValueError):
+        if np.broadcast_shapes(shape, whole) == whole:
+            return array
+    axes, of, example = slice(None), "received", "visible[:, :, None, None]"
+    if name == "positions":
+        axes, of, example = slice(-1), "received without its key axis", "positions[:, None, None]"
     raise ValueError(
-        "positions must broadcast to received without its key axis: shapes "
-        f"{tuple(array.shape[:-1])} and {tuple(a.shape[:-1])}. Insert the missing axes, for example "
-        "positions[:, None, None]."
+        f"{name} must broadcast to {of}: shapes {shape[axes]} and {whole[axes]}. Insert the missing axes, for example "
+        f"{example}."
     )
 
 

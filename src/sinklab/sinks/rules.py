@@ -1,23 +1,43 @@
 """Rules that say which keys are sinks.
 
 The input is always the received attention a_j = sum over queries i of A_ij, keys on the last axis, with any axes in
-front. NaN marks keys that do not exist (padding of ragged arrays); they are never sinks.
+front. NaN marks keys that do not exist (padding of ragged arrays); they are never sinks. A rule is a frozen dataclass
+that is called with three arrays; see `Rule`, and ``examples/add_a_rule.py`` for one of your own.
 """
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-
+from sinklab.errors import one_of
+from sinklab.registry import rules
 from sinklab.sinks.normalize import Array, even_share, namespace
 
 SCALES = ("sum", "mean", "percent", "zscore")
 
 
+class Rule(Protocol):
+    """What counts as a sink. Registered (``@rules.register("name")``), a rule can be written as text and as JSON.
+
+    A rule that is a bound on a_j may also have ``threshold(queries)``: the column sum to exceed where that many queries
+    (a number, or an array) see the key. ``find_sinks`` itself does not need it.
+    """
+
+    def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+        """Which keys are sinks, boolean (..., key), numpy arrays or torch tensors as given (`namespace` tells which).
+
+        Args:
+            received: (..., key) column sums a_j in single or double precision; an even share is 1 if all queries ran.
+            queries: number of queries that see the key, at least 1, broadcastable to ``received``.
+            exists: (..., key) keys that some query sees; elsewhere ``received`` may be anything, NaN among it, and what
+                is answered there does not count.
+        """
+        ...
+
+
+@rules.register("excess")
 @dataclass(frozen=True)
 class Excess:
     """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli et al., Eq. 3).
@@ -33,12 +53,7 @@ class Excess:
     """"sum" (default), "mean" (literal Eq. 3), "percent" (100 times the mean), "zscore" (standard deviations)"""
 
     def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            near = difflib.get_close_matches(self.scale, SCALES, n=1)
-            raise ValueError(
-                f"Excess knows the scales {', '.join(SCALES)}: got {self.scale!r}."
-                + (f" Did you mean {near[0]!r}?" if near else "")
-            )
+        one_of("the scale of Excess", self.scale, SCALES)
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon is a distance above the mean and at least 0: got {self.epsilon}.")
         if self.scale == "mean" and self.epsilon >= 1:
@@ -50,29 +65,52 @@ class Excess:
             )
 
     def threshold(self, queries: Any) -> Any:
-        """The a_j to exceed where ``queries`` (number or array) queries see the key. ValueError for "zscore"."""
+        """The a_j to exceed where ``queries`` (number or array) see the key. Raises ValueError for "zscore"."""
         if self.scale == "zscore":
             raise ValueError("The z-score threshold depends on the scores, not on S alone. Use find_sinks.")
         unit = {"sum": 1.0, "mean": queries, "percent": queries / 100}[self.scale]
         return 1 + self.epsilon * unit * (queries - 1) / queries
 
+    def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+        """Which keys exceed the threshold."""
+        if self.scale != "zscore":
+            return received > self.threshold(queries)
+        xp = namespace(received)
+        share, weight = xp.where(exists, received, xp.zeros_like(received)) / queries, exists * 1.0
+        count = weight.sum(-1)[..., None].clip(1)
+        mean = (share * weight).sum(-1)[..., None] / count
+        deviation = (((share - mean) ** 2 * weight).sum(-1)[..., None] / count) ** 0.5
+        # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
+        return (share - mean > self.epsilon * deviation) & (deviation > 1e-6 * mean)
 
+
+@rules.register("gu")
 @dataclass(frozen=True)
 class Gu:
-    """A key is a sink when the mean weight its queries give it exceeds ``threshold`` (Gu et al. 2410.10781, 3.2).
+    """A key is a sink when the mean weight its queries give it exceeds ``weight`` (Gu et al. 2410.10781, 3.2).
 
     The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a causal mask, as the
-    paper has it, and all T in a bidirectional model, where the same threshold keeps its meaning.
+    paper has it, and all T in a bidirectional model, where the same weight keeps its meaning. Raises ValueError for a
+    weight outside [0, 1).
     """
 
-    threshold: float = 0.3
-    """mean attention weight, between 0 and 1"""
+    weight: float = 0.3
+    """mean attention weight to exceed, between 0 and 1"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"Gu's threshold is a mean attention weight in [0, 1): got {self.threshold}.")
+        if not 0 <= self.weight < 1:
+            raise ValueError(f"Gu's weight is a mean attention weight in [0, 1): got {self.weight}.")
+
+    def threshold(self, queries: Any) -> Any:
+        """The a_j to exceed where ``queries`` (number or array) see the key."""
+        return self.weight * queries
+
+    def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+        """Which keys exceed the threshold."""
+        return received > self.threshold(queries)
 
 
+@rules.register("top")
 @dataclass(frozen=True)
 class Top:
     """The ``k`` keys that receive most, however little that is; ties go to the earlier key. Costs k passes."""
@@ -84,62 +122,46 @@ class Top:
         if self.k < 1:
             raise ValueError(f"Top needs k of at least 1: got {self.k}.")
 
+    def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+        """Which keys are among the first k. Raises ValueError unless there are more than k."""
+        xp, keys = namespace(received), received.shape[-1]
+        if self.k >= keys:
+            raise ValueError(f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}.")
+        place, chosen = xp.arange(keys, device=received.device), xp.zeros_like(exists)
+        left = xp.where(exists, received, -float("inf"))
+        for _ in range(self.k):
+            # argmax gives ties to the first.
+            best = place == left.argmax(-1)[..., None]
+            chosen, left = chosen | best, xp.where(best, -float("inf"), left)
+        return chosen
 
-Rule = Excess | Gu | Top
+
+DEFAULT = Excess(3.0)
+"""The rule where none is named: that of the published figures."""
 
 
 def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any = None) -> Array:
     """Boolean array of the shape of ``received`` (..., key): which keys are sinks under ``rule``.
 
     received: column sums a_j, numpy array or torch tensor; the answer is of the same kind. Half precision is widened.
+    rule: any object that is called as `Rule` says.
     visible: number of queries that may see each key, broadcastable to ``received`` (insert axes for layers and heads:
     ``visible[:, :, None, None]``); keys that no query sees are never sinks. None means S queries see every key, where S
     is the number of keys that are not NaN: right for full attention without added sink columns.
     positions: number of canvas positions, broadcastable to ``received`` without its key axis; given, both counts are
     first scaled as if all positions had run (``even_share``): needed under caches, where only some queries run.
-    Time O(size) (Top: O(k size)). Beyond the answer, "sum", "mean", "percent" and Gu need at most one copy of received.
-    Raises ValueError when the shapes do not fit or Top asks for as many keys as there are.
+    Time O(size) (Top: O(k size)). Beyond boolean arrays, "sum", "mean", "percent" and Gu need at most one copy of
+    received. Raises ValueError when the shapes do not fit, for what is no rule, and where a rule refuses.
     """
-    if not isinstance(rule, Excess | Gu | Top):
-        raise ValueError(f"A rule is one of Excess, Gu, Top: got {rule!r}.")
+    if not callable(rule) or isinstance(rule, type):
+        raise ValueError(
+            f"A rule is one of Excess, Gu, Top: got {rule!r}. A rule of your own is an object that is called with "
+            "received, queries and exists; sinklab.registry.rules.parse makes rules of text."
+        )
     xp = namespace(received)
     a: Any
     a, queries = even_share(received, visible, positions)
     # A count that is NaN or 0 means that the key is not there for any query.
     seen = queries > 0
-    if isinstance(rule, Top) or (isinstance(rule, Excess) and rule.scale == "zscore"):
-        exists = ~xp.isnan(a) & seen
-        if isinstance(rule, Top):
-            return _top(a, exists, rule.k, xp)
-        share = xp.where(exists, a, xp.zeros_like(a)) / xp.where(seen, queries, xp.ones_like(queries))
-        return exists & _far(share, exists, rule.epsilon)
-    queries = xp.where(seen, queries, xp.ones_like(queries))
-    limit = rule.threshold * queries if isinstance(rule, Gu) else rule.threshold(queries)
-    # Comparing with NaN is false: padding falls out of itself.
-    return a > xp.where(seen, limit, xp.zeros_like(limit) + float("inf"))
-
-
-def _top(a: Any, exists: Any, k: int, xp: Any) -> Any:
-    keys = a.shape[-1]
-    if k >= keys:
-        raise ValueError(f"Top must leave at least one key: k={k} of {keys} keys. Choose k < {keys}.")
-    left = xp.where(exists, a, xp.zeros_like(a[..., :1]) - float("inf"))
-    chosen = xp.zeros_like(exists)
-    for _ in range(k):
-        # argmax gives ties to the first.
-        best = left.argmax(-1)[..., None]
-        for array, value in ((chosen, True), (left, -float("inf"))):
-            if hasattr(array, "scatter_"):
-                array.scatter_(-1, best, value)
-            else:
-                np.put_along_axis(array, best, value, -1)
-    return exists & chosen
-
-
-def _far(share: Any, exists: Any, epsilon: float) -> Any:
-    weight = exists * 1.0
-    count = weight.sum(-1)[..., None].clip(1)
-    mean = (share * weight).sum(-1)[..., None] / count
-    deviation = (((share - mean) ** 2 * weight).sum(-1)[..., None] / count) ** 0.5
-    # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
-    return (share - mean > epsilon * deviation) & (deviation > 1e-6 * mean)
+    exists = seen & ~xp.isnan(a)
+    return exists & rule(a, xp.where(seen, queries, xp.ones_like(queries)), exists)

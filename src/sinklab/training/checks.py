@@ -16,6 +16,7 @@ from transformers.integrations import TensorBoardCallback
 
 from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig
+from sinklab.registry import rules
 from sinklab.training.settings import TrainSettings
 
 
@@ -26,6 +27,7 @@ def check(settings: TrainSettings) -> None:
         ValueError: for sizes below 1 or that do not fit, an unknown choice or variant, fractions outside 0…1, settings
             that exclude one another.
     """
+    rules.parse(settings.monitor_rule)
     if settings.causal_start + settings.anneal > 1:
         raise ValueError(
             f"the causal phase and annealing must fit into the run, but causal_start {settings.causal_start} and "

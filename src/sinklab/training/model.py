@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +10,23 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, loading
 from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
 from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.resolve import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
 from sinklab.data.rows import check_vocabulary
+from sinklab.errors import one_of
 from sinklab.models import diffusion_lm
-from sinklab.models.config import SINK_NAMES, DiffusionLMConfig
+from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.gate import Gate
+from sinklab.models.sinks.base import tensors_of
 from sinklab.records.storage import weights_hash
 from sinklab.training.checks import variant
 from sinklab.training.settings import TrainSettings
-
-BACKBONES: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def started_from(settings: TrainSettings) -> Start:
 
 def _config_of(name: str) -> dict[str, Any] | None:
     """What a diffusion checkpoint's config says besides its backbone; None of a causal one."""
-    raw = families.read_config(loading.find(name, None, ()) / "config.json", name)
-    return families.read(raw, name).settings
+    return read_plan(name)[0].settings
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -107,7 +105,8 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     """
     if tokenizer.mask_token_id is None and settings.objective != "autoregressive":
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
-    backbone = BACKBONES[settings.backbone](
+    backbone = AutoConfig.for_model(
+        settings.backbone,
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
         intermediate_size=settings.mlp_size,
@@ -159,7 +158,7 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
     """Prepare a model whose weights will be spread over processes (FSDP, DeepSpeed).
 
     Raises:
-        ValueError: for adapters and a sink, which cannot be trained together there.
+        ValueError: for adapters and a sink token, which cannot be trained together there.
     """
     if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
         return
@@ -169,7 +168,8 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
         # launch files need not know which decoder is trained
         layer = type(trainer.model.model.layers[0]).__name__
         trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
-    if settings.train_only == "lora" and settings.sink_kind in ("token", "zero"):
+    sink = trainer.model.config.sink
+    if settings.train_only == "lora" and sink is not None and sink.embeddings(trainer.model) is not None:
         raise ValueError(
             "adapters and a sink token cannot be trained together with weights spread over processes; start with "
             "launch/eight_gpus.yaml, which keeps them whole, or leave out the sink"
@@ -243,14 +243,12 @@ def trainable_parameters(model: nn.Module, train_only: str = "all") -> list[str]
     Raises:
         ValueError: for another word, or ``sink`` for a model that has none.
     """
-    if train_only not in PARTS:
-        near = difflib.get_close_matches(str(train_only), PARTS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"train_only must be one of {', '.join(PARTS)}, but is {train_only!r}{hint}")
+    one_of("train_only", train_only, PARTS)
     names = [name for name, _ in model.named_parameters()]
     if train_only == "all":
         return names
-    chosen = [name for name in names if name in SINK_NAMES or (train_only == "lora" and ".lora_" in name)]
+    sink = tensors_of(getattr(model, "config", None))
+    chosen = [name for name in names if name in sink or (train_only == "lora" and ".lora_" in name)]
     if train_only == "sink" and not chosen:
         raise ValueError(
             "train_only='sink' needs a model with a sink, but this one has none; give it one with sink_kind='token' "

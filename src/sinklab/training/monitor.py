@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from sinklab.records.storage import write_beside
+from sinklab.sinks.rules import DEFAULT, Rule
 from sinklab.training.snapshots import MEASURES, snapshot
 
 MONITOR_FILE = "monitor.json"
@@ -33,6 +34,7 @@ class SinkMonitor(TrainerCallback):
         earlier: rows of the run that is gone on from (:func:`monitored`).
         seed: of the masks.
         causal_steps: until this step the model is a causal one and is looked at as that.
+        rule: what counts as a sink.
         log: told a few numbers of each look, by name (``sink/share``): the Trainer's own ``log``.
 
     Raises:
@@ -48,6 +50,7 @@ class SinkMonitor(TrainerCallback):
         earlier: Iterable[dict[str, Any]] = (),
         seed: int = 0,
         causal_steps: int = 0,
+        rule: Rule = DEFAULT,
         log: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
         if every < 1 or rows < 1 or not len(ids_RS):
@@ -56,7 +59,7 @@ class SinkMonitor(TrainerCallback):
                 f"{len(ids_RS)} rows, of which to read {rows}, and every={every}; set monitor_every to 0 for no monitor"
             )
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every, self.seed, self.causal_steps, self.log = every, seed, causal_steps, log
+        self.every, self.seed, self.causal_steps, self.rule, self.log = every, seed, causal_steps, rule, log
         self.rows: list[dict[str, Any]] = list(earlier)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -89,7 +92,7 @@ class SinkMonitor(TrainerCallback):
             return
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(model, self.ids_RS, seed=self.seed, causal=causal).as_rows()
+        seen = snapshot(model, self.ids_RS, seed=self.seed, causal=causal, rule=self.rule).as_rows()
         self.rows += [{"step": step, "causal": causal, **row} for row in seen]
         if self.log is not None and state.is_world_process_zero:
             overall = seen[0]

@@ -18,6 +18,7 @@ from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
+from sinklab.registry import rules
 from sinklab.training import model as models
 from sinklab.training.checkpoints import earlier_run, needing_room, read_position, same_data, whole_checkpoints
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
@@ -172,6 +173,7 @@ def _session(
             text.heldout.ids_RS,
             every=settings.monitor_every,
             rows=settings.monitor_rows,
+            rule=rules.parse(settings.monitor_rule),
             earlier=monitored(checkpoint) if checkpoint else [],
             causal_steps=clean,
             log=trainer.note,

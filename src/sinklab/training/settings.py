@@ -169,6 +169,8 @@ class EngineSettings(Checked):
     """Steps between two looks of the sink monitor at fixed held-out text; 0 is never."""
     monitor_rows: int = limited(8, at_least=1)
     """Rows of held-out text that the sink monitor looks at."""
+    monitor_rule: str = "excess"
+    """What the sink monitor counts as a sink: a rule as text, such as excess:epsilon=5 or gu."""
     spike: float = limited(3.0, at_least=0, free=True)
     """Stop when the loss is so many times its recent median; 0 is never."""
     log_to: str = limited("auto", free=True)

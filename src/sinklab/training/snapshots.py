@@ -19,7 +19,7 @@ from sinklab.analysis.movement import motion
 from sinklab.attention.context import is_observed, running
 from sinklab.probing.tracing import trace
 from sinklab.sinks.normalize import main_sink
-from sinklab.sinks.rules import Excess, find_sinks
+from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 
 SAMPLE = 1 << 14
 """numbers of a row, about, that its median is taken of"""
@@ -111,7 +111,11 @@ HOLDERS: dict[str, str] = {
 
 
 def measured_heads(
-    received_RTLHK: np.ndarray, value_RTLK: np.ndarray, visible_RTK: np.ndarray, added: int
+    received_RTLHK: np.ndarray,
+    value_RTLK: np.ndarray,
+    visible_RTK: np.ndarray,
+    added: int,
+    rule: Rule = DEFAULT,
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The measures of every layer (L,), and the mobility of all layers together.
 
@@ -120,10 +124,11 @@ def measured_heads(
         value_RTLK: norms of the values.
         visible_RTK: number of queries that see each key.
         added: N.
+        rule: what counts as a sink.
     """
     seen = visible_RTK[:, :, None, None]
     queries = visible_RTK.max()
-    sinks_RTLHK = find_sinks(received_RTLHK, Excess(), seen)
+    sinks_RTLHK = find_sinks(received_RTLHK, rule, seen)
     text_RTLHS = received_RTLHK[..., added:]
     over = (0, 1, 3)
     layers = {
@@ -137,7 +142,7 @@ def measured_heads(
     layers |= _values(value_RTLK, sinks_RTLHK.sum(3), received_RTLHK.shape[3], added)
     overall = {}
     for name, start in (("mobility", 0), ("text_mobility", added)):
-        moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=Excess())
+        moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule)
         weight = np.where(np.isnan(moved.mobility), 0, moved.strength * moved.steps)
         with np.errstate(invalid="ignore"):
             layers[name] = (weight * np.nan_to_num(moved.mobility)).sum((0, 2)) / weight.sum((0, 2))
@@ -180,7 +185,7 @@ MEASURES: dict[str, str] = {
     "sink_share": "share of all attention that the added sinks receive, all of them together",
     "top_text_share": "share that the greatest key of the text receives in a head",
     "first_share": "share that the first token receives",
-    "sinks": "sinks in a head (column sum above 1 + 3 (S-1)/S), added ones among them",
+    "sinks": "sinks in a head under the rule of the look, added ones among them",
     "text_sinks": "sinks in a head that are tokens of the text",
     **{f"main_{name}": text for name, text in HOLDERS.items()},
     "mobility": "chance that two levels have their main sinks at different places, 0 static; NaN without sinks",
@@ -231,6 +236,7 @@ def snapshot(
     seed: int = 0,
     batch: int = 8,
     causal: bool = False,
+    rule: Rule = DEFAULT,
 ) -> Snapshot:
     """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
 
@@ -248,6 +254,7 @@ def snapshot(
         seed: of the order in which tokens open.
         batch: rows in one forward.
         causal: read the clean text from left to right: how a model looks during a causal warm start.
+        rule: what counts as a sink.
 
     Raises:
         ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or attention calls.
@@ -277,7 +284,8 @@ def snapshot(
             values.append(recording.array("value_norm").swapaxes(0, 1))
             visible.append(recording.array("visible").swapaxes(0, 1))
             added = recording.prefix
-    layers, mobility = measured_heads(np.concatenate(received), np.concatenate(values), np.concatenate(visible), added)
+    arrays = (np.concatenate(parts) for parts in (received, values, visible))
+    layers, mobility = measured_heads(*arrays, added, rule)
     layers |= activations.measured()
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
     length = ids_RS.shape[1]

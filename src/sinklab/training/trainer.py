@@ -22,6 +22,7 @@ from sinklab.data.rows import Rows
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.head import NOT_ASKED
+from sinklab.models.sinks.base import sink_of
 from sinklab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
 from sinklab.training.noise import NoisyCollator, neighbours, visible_keys
 
@@ -305,9 +306,10 @@ class DiffusionTrainer(Trainer):
         return None if isinstance(dataset, torch.utils.data.IterableDataset) else SequentialSampler(dataset)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Everything but norms, biases and sinks decays."""
-        names = super().get_decay_parameter_names(model)
-        return [name for name in names if not name.rpartition(".")[2].startswith("sink_")]
+        """Everything but norms and biases decays, and the sink where its kind says so."""
+        names, sink = super().get_decay_parameter_names(model), sink_of(self.model.config)
+        spared = () if sink is None or sink.weight_decay else sink.tensors
+        return [name for name in names if name.rpartition(".")[2] not in spared]
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
 from sinklab.errors import free_fields
@@ -26,7 +27,6 @@ from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Asked, ContinuingRows, DenoisingRows
 from sinklab.studies.battery.settings import BatterySettings, Condition, hidden_edit
-from sinklab.studies.battery.tables import mcnemar, paired_interval, wilson
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import request_number
 from sinklab.studies.trace.run import describe
@@ -365,7 +365,7 @@ def _difference(
     gained = sum(now[place] and not before[place] for place in common)
     lost = sum(before[place] and not now[place] for place in common)
     n = len(common)
-    low, high = paired_interval(gained, lost, n)
+    low, high = paired_share_interval(gained, lost, n)
     facts = {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)} if n else {}
     columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {f"{name}_n": n}
     if name == "delta":

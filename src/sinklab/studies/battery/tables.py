@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.tables import markdown
-
-Z = 1.959963984540054
-"""Two-sided 95 %."""
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927). NaN for n = 0."""
-    if not n:
-        return math.nan, math.nan
-    share, z2 = right / n, Z * Z
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    # where none or all are right the bound is 0 or 1, which rounding would miss
-    return (middle - half if right else 0.0), (middle + half if right < n else 1.0)
-
-
-def paired_interval(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """95 % interval of the difference of two shares on the same n problems (Agresti and Min 2005, adjusted Wald).
-
-    Half a problem is added to each of the four cells, so that no change at all still has a width.
-
-    Args:
-        gained: problems that only the second has right.
-        lost: problems that only the first has right.
-        n: all problems.
-    """
-    if not n:
-        return math.nan, math.nan
-    total, up, down = n + 2, gained + 0.5, lost + 0.5
-    middle = (up - down) / total
-    half = Z * math.sqrt(max(up + down - (up - down) ** 2 / total, 0.0)) / total
-    return max(middle - half, -1.0), min(middle + half, 1.0)
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact McNemar test: the probability of a split as uneven as this one, were either side as likely."""
-    discordant = gained + lost
-    tail = sum(math.comb(discordant, few) for few in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**discordant)
-
 
 ALL = "all"
 GATE = 0.9
@@ -66,7 +25,6 @@ CONTROLS = {
     "random": "random columns",
     "random_clean_pass": "random, from the start",
 }
-_RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -189,7 +147,7 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
             if both.empty:
                 continue
             apart = (both["one"] - both["other"]).to_numpy()
-            low, high = _bootstrap(apart)
+            low, high = bootstrap_mean(apart)
             rows.append(
                 {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
                 | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
@@ -214,15 +172,6 @@ def _able(right: pd.DataFrame, least: float) -> pd.Index:
 
 def _drop(right: pd.DataFrame, control: str, k: int) -> pd.Series:
     return right[control, k] - right["none", 0]
-
-
-def _bootstrap(values: np.ndarray) -> tuple[float, float]:
-    generator = np.random.default_rng(0)
-    # a problem that changed one way, the other way or not at all: three counts say all that a resample can
-    kinds, counts = np.unique(values, return_counts=True)
-    drawn = generator.multinomial(len(values), counts / len(values), size=_RESAMPLES)
-    low, high = np.quantile(drawn @ kinds / len(values), [0.025, 0.975])
-    return float(low), float(high)
 
 
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from sinklab.analysis.intervals import paired_share_interval
 from sinklab.records.reading import Run, open_run
 
 # What a task is worth: its metric and, where there are several, its filter. Others: the first of `_COMMON` there is.
@@ -23,8 +24,6 @@ _COLUMNS = {
 }
 # Settings in which the masked runs of a model may differ from its unmasked one.
 MASKING = ("mask_sinks", "control")
-Z = 1.959963984540054
-"""Two-sided 95 %."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +156,10 @@ def found_in(folders: Iterable[str | Path]) -> Found:
 def paired_drop(before: pd.Series, after: pd.Series) -> tuple[float, float, float]:
     """How much less is right on the same questions: the drop and the ends of its 95 % interval.
 
-    Agresti and Min (2005): half a question is added to each of the four cells, so that no change at all still has a
-    width. NaN without common questions, or where answers are not right or wrong.
+    NaN without common questions, or where answers are not right or wrong. See `paired_share_interval`.
     """
     both = pd.concat([before, after], axis=1, join="inner").to_numpy(float)
     if not len(both) or not set(both.flat) <= {0.0, 1.0}:
         return math.nan, math.nan, math.nan
     lost, gained = ((both[:, 0] > both[:, 1]).sum(), (both[:, 0] < both[:, 1]).sum())
-    count, down, up = len(both) + 2, lost + 0.5, gained + 0.5
-    middle = (down - up) / count
-    reach = Z * math.sqrt(max(down + up - (down - up) ** 2 / count, 0.0)) / count
-    return (lost - gained) / len(both), max(middle - reach, -1.0), min(middle + reach, 1.0)
+    return (lost - gained) / len(both), *paired_share_interval(lost, gained, len(both))

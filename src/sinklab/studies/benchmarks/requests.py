@@ -18,7 +18,8 @@ from sinklab.registry import interventions
 from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.scoring.sink_facts import STATES, SinkFacts
+from sinklab.scoring.sink_facts import SinkFacts
+from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import RequestCache, request_key, request_number
@@ -279,8 +280,8 @@ def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str
     prefix = getattr(loaded.model.config, "sink_count", 0)
     facts = SinkFacts(torch.zeros(1, dtype=torch.int64), prefix)
     for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):
-        state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), STATES.index("masked"))
-        state_1S[:, :context] = STATES.index("prompt")
+        state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), MASKED)
+        state_1S[:, :context] = PROMPT
         for row in range(len(received_BLHK)):
             facts.count(received_BLHK[row : row + 1], visible_BK[row : row + 1], state_1S, torch.ones(1) > 0)
     # which tokens of the continuation are hidden differs from copy to copy, and is not kept

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.benchmarks.published import KS, TABLE1_NOTE, published_model, published_table1
-from sinklab.studies.benchmarks.read import Benchmark, Score, Z, found_in, paired_drop
+from sinklab.studies.benchmarks.read import Benchmark, Score, found_in, paired_drop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

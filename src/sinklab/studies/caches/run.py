@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinklab.analysis.intervals import percentile_interval
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.records.storage import weights_hash
@@ -250,8 +251,7 @@ def _count(teller: Progress, total: int) -> Callable[[], None]:
 def interval(values_R: np.ndarray, seed: int) -> tuple[float, float]:
     """95 % percentile bootstrap of the mean over rows."""
     draws = np.random.default_rng(seed).integers(len(values_R), size=(RESAMPLES, len(values_R)))
-    low, high = np.quantile(values_R[draws].mean(1), [0.025, 0.975])
-    return float(low), float(high)
+    return percentile_interval(values_R[draws].mean(1))
 
 
 def _of(table: pd.DataFrame, policy: Policy, column: str) -> np.ndarray:

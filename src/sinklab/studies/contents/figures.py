@@ -150,11 +150,11 @@ def contents_sentences(run: Run) -> list[str]:
         ValueError: for a run of another kind.
     """
     there, settings = contents_places(run), run.info.settings
-    rule = (
-        f"sinks by ε = {settings['epsilon']:g}"
-        if settings["choose"] == "excess"
-        else "the strongest keys of each head, sinks or not"
-    )
+    names = {
+        "excess": f"sinks by ε = {settings['epsilon']:g}",
+        "strongest": "the strongest keys of each head, sinks or not",
+    }
+    rule = names.get(settings["choose"], f"sinks by {settings['choose']}")
     lines = [f"{_label(run)}: {rule}, in {len(run.table('texts'))} texts."]
     if run.info.status != "complete":
         lines[0] += " The run is not complete; --resume goes on with it."

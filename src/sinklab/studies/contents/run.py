@@ -20,7 +20,7 @@ from sinklab.records.writing import RunWriter
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import Prompt, encode
 from sinklab.studies.contents.lens import LogitLens, residual_states
-from sinklab.studies.contents.samples import checked_choice, content_arrays, sample_text, samples_table
+from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
 from sinklab.studies.contents.settings import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
 from sinklab.studies.processes import Meter, Progress, as_progress, refuse_taken
@@ -105,7 +105,7 @@ def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
             f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
             "without a cache"
         )
-    checked_choice(settings.choose, settings.epsilon)
+    chosen_rule(settings.choose, settings.epsilon)
     with residual_states(loaded.model) as states:
         last = states.layers
     if wrong := [layer for layer in settings.layers if not 0 <= layer <= last]:

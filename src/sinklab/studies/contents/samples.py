@@ -4,7 +4,6 @@
 # N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,25 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sinklab.errors import unknown
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
+from sinklab.registry import rules
 from sinklab.scoring.decoding import MASKED, PROMPT, Moment, Task
-from sinklab.sinks.rules import Excess, find_sinks
+from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.studies.contents.settings import ContentsSettings
 
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
-CHOICES = ("excess", "strongest")
+STRONGEST = "strongest"
+"""Chosen in place of a rule."""
 
 
-def checked_choice(choose: str, epsilon: float) -> None:
-    """Raises ValueError for an unknown way to choose sinks, and a negative epsilon."""
-    if choose not in CHOICES:
-        near = difflib.get_close_matches(str(choose), CHOICES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "excess is the default."
-        raise ValueError(f"sinks are chosen by {' or '.join(CHOICES)}, got {choose!r}; {hint}")
-    Excess(epsilon)
+def chosen_rule(choose: str, epsilon: float) -> Rule | None:
+    """The rule that is called ``choose`` in the settings; None stands for the strongest keys, sinks or not.
+
+    Raises:
+        ValueError: for an unknown rule, and what the rule refuses, such as a negative epsilon.
+    """
+    if choose == STRONGEST:
+        return None
+    if (name := choose.partition(":")[0]) not in rules:
+        raise unknown("way to choose sinks", name, (*rules, STRONGEST))
+    return Excess(epsilon) if choose == "excess" else rules.parse(choose)
 
 
 def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.ndarray:
@@ -53,25 +59,22 @@ def sink_heads(
     place_S: np.ndarray,
     *,
     visible_LK: np.ndarray | None = None,
-    choose: str = "excess",
-    epsilon: float = 3.0,
+    rule: Rule | None = DEFAULT,
 ) -> np.ndarray:
     """In how many heads of a layer each text position is a sink, int64 (L, S).
 
-    "excess": the key receives more than 1 + epsilon (S − 1) / S times an even share (arXiv 2510.15731, Eq. 3, in sums);
-    added sink columns take part in the count and are no answer. "strongest": in each head the key of each place that
+    Added sink columns take part in the count and are no answer. Without a rule: in each head the key of each place that
     receives most, however little that is; a place of fewer than two positions has none.
 
     Raises:
-        ValueError: for an unknown choice, or fewer keys than positions.
+        ValueError: for fewer keys than positions.
     """
-    checked_choice(choose, epsilon)
     added = received_LHK.shape[-1] - len(place_S)
     if added < 0:
         raise ValueError(f"there are {len(place_S)} positions and must be as many keys, got {received_LHK.shape[-1]}")
-    if choose == "excess":
+    if rule is not None:
         seen = None if visible_LK is None else visible_LK[:, None]
-        return np.asarray(find_sinks(received_LHK, Excess(epsilon), visible=seen))[..., added:].sum(1)
+        return np.asarray(find_sinks(received_LHK, rule, visible=seen))[..., added:].sum(1)
     count_LS = np.zeros((received_LHK.shape[0], len(place_S)), np.int64)
     for place in range(len(PLACES)):
         there = np.flatnonzero(place_S == place)
@@ -187,9 +190,8 @@ def _sample(
     received_LHK = recording.received[0][0].numpy()
     visible_LK = recording.visible_by_layer[0][0].numpy()
     place_S = places_of(moment.state_S, moment.block, settings.block_length)
-    heads_LS = sink_heads(
-        received_LHK, place_S, visible_LK=visible_LK, choose=settings.choose, epsilon=settings.epsilon
-    )
+    rule = chosen_rule(settings.choose, settings.epsilon)
+    heads_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=rule)
     open_S, masked_S = moment.state_S != PROMPT, moment.state_S == MASKED
     about: dict[str, Any] = {
         "step": moment.index,

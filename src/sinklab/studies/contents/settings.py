@@ -39,9 +39,9 @@ class ContentsSettings(DecodingSettings, Checked):
     """0 takes the most probable token; small models then write alike texts, from which a probe learns little."""
     seed: int | None = 0
     """Seed of all noise; each text has its own, which follows from this one and its number."""
-    choose: str = limited("excess", one_of=("excess", "strongest"))
-    """Which keys are sinks: excess (those above epsilon in some head), or strongest (in each head the key of each place
-    that receives most, however little)."""
+    choose: str = "excess"
+    """Which keys are sinks: those that a rule names in some head (excess, with epsilon; or another one as text, such as
+    gu:weight=0.3), or strongest (in each head the key of each place that receives most, however little)."""
     epsilon: float = 3.0
     """With choose=excess: sinks receive more than 1 + epsilon (S - 1) / S times an even share."""
     every: int = limited(4, at_least=1)

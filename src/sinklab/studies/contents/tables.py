@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sinklab.analysis import linear_probes as probes
+from sinklab.analysis.intervals import percentile_interval
 from sinklab.analysis.linear_probes import Score
 from sinklab.records.reading import Run
 from sinklab.studies.contents.lens import MEASURES
@@ -109,7 +110,7 @@ class Rows:
         (one, one_R), (other, other_R) = (values[name] for name in POPULATIONS)
         values["difference"] = (one - other, one_R - other_R)
         for population, (value, value_R) in values.items():
-            low, high = probes.interval(value_R)
+            low, high = percentile_interval(value_R)
             row = {"place": part.place, "layer": part.layer, **about, "population": population}
             row |= {"value": value, "low": low, "high": high} | extra.get(population, extra.get("", {}))
             for name, cell in row.items():

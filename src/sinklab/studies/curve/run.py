@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from sinklab.analysis.intervals import percentile_interval, resampled_weights
 from sinklab.checkpoints.loading import Loaded
 from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, hidden_losses
 from sinklab.studies.base import Work
 from sinklab.studies.curve.settings import CurveSettings
 from sinklab.studies.processes import Progress
-
-LEVEL = 0.95
 
 
 def score(work: Work) -> None:
@@ -107,15 +106,14 @@ def curve_table(
     Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
     """
     rows = len(losses[0, "none"])
-    counts_NR = np.random.default_rng(settings.seed).multinomial(rows, np.full(rows, 1 / rows), settings.resamples)
-    weights_NR = counts_NR / rows
+    weights_NR = resampled_weights(rows, settings.resamples, settings.seed)
     clean_R = losses[0, "none"]
     table: dict[str, list[Any]] = {}
 
     def measured(name: str, values_R: np.ndarray | None) -> None:
         ends = (math.nan, math.nan)
         if values_R is not None and rows > 1:
-            ends = tuple(np.quantile(weights_NR @ values_R, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)))
+            ends = percentile_interval(weights_NR @ values_R)
         mean = math.nan if values_R is None else float(values_R.mean())
         for key, value in zip((name, f"{name}_low", f"{name}_high"), (mean, *ends), strict=True):
             table.setdefault(key, []).append(float(value))

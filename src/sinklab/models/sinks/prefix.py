@@ -1,13 +1,16 @@
-"""The sink token as a key/value prefix: it sees only itself, so its state in every layer does not depend on the
-text.
+"""Sinks as a key/value prefix, and as tokens of the sequence in training.
+
+A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it is run alone, as a
+sequence of length 1, and its keys and values stand before those of the text. In training, where its embedding changes
+at every step, it may run with the text instead: its output is overwritten by its own value, which is what attention to
+itself alone gives.
 """
 
-# B batch, H key/value heads, S keys of the text, N sinks, D head dim, L layers
-# L layers, N sinks, G key/value heads, D head dim
-# B batch, S text, N sinks, K = N + S, G key/value heads, D head dim, A attention width (query heads × D), E hidden size
+# B batch, S text, N sinks, K = N + S, G key/value heads, D head dim, L layers, U rows with positions of their own,
+# A attention width (query heads × D), E hidden size
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +20,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.context import is_watched, unobserved
+from sinklab.errors import one_of
+from sinklab.models.sinks.base import sink_of
 
 
 @dataclass(frozen=True)
 class SinkPrefix:
     """Keys and values of the sinks in every layer; in an attention layer it stands where a key/value cache stands.
 
-    ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, H, N, D); rotary positions are already applied.
+    ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, G, N, D); rotary positions are already applied.
     """
 
     keys: tuple[Tensor, ...]
@@ -34,29 +39,26 @@ class SinkPrefix:
         """Number of sinks N."""
         return self.keys[0].shape[2]
 
-    def update(self, k_BHSD: Tensor, v_BHSD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Put the sinks in front of this layer's keys and values (the method a transformers attention calls on its
-        cache).
-        """
-        batch = k_BHSD.shape[0]
-        sink_k = self.keys[layer_idx].to(k_BHSD.dtype).expand(batch, -1, -1, -1)
-        sink_v = self.values[layer_idx].to(v_BHSD.dtype).expand(batch, -1, -1, -1)
-        return torch.cat([sink_k, k_BHSD], dim=2), torch.cat([sink_v, v_BHSD], dim=2)
+    def update(self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Put the sinks in front of this layer's keys and values (the method that an attention calls on its cache)."""
+        batch = k_BGSD.shape[0]
+        sink_k = self.keys[layer_idx].to(k_BGSD.dtype).expand(batch, -1, -1, -1)
+        sink_v = self.values[layer_idx].to(v_BGSD.dtype).expand(batch, -1, -1, -1)
+        return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
 
 
 class _Recorder:
-    """A cache that keeps what one pass of isolated sinks puts into it, with values zeroed where asked."""
+    """A cache that keeps what one pass of isolated sinks puts into it."""
 
-    def __init__(self, zero_values: bool) -> None:
-        self.zero_values = zero_values
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.change = change
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        v = torch.zeros_like(v) if self.zero_values else v
         self.keys.append(k)
-        self.values.append(v)
-        return k, v
+        self.values.append(self.change(v))
+        return k, self.values[-1]
 
 
 @contextmanager
@@ -74,32 +76,34 @@ def _no_checkpointing(decoder: Any) -> Iterator[None]:
             layer.gradient_checkpointing = flag
 
 
-def positions(model: Any, length: int, lengths_B: Tensor | None) -> Tensor:
-    """Position of each sink, (1 or B, N), for texts of this length, or of these where rows differ."""
-    start_U1 = torch.zeros(1, 1, dtype=torch.long, device=model.sink_embeddings.device)
-    if model.config.sink_side == "end":
+def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
+    """Position of each sink token, (1 or B, N), for texts of this length, or of these where rows differ (Eq. 5, 7)."""
+    start_U1 = torch.zeros(1, 1, dtype=torch.long, device=device)
+    if config.sink_side == "end":
         start_U1 = start_U1 + length if lengths_B is None else lengths_B[:, None]
-    return start_U1 + torch.arange(model.config.sink_count, device=start_U1.device)
+    return start_U1 + torch.arange(config.sink_count, device=start_U1.device)
 
 
-def compute(decoder: PreTrainedModel, sinks_ND: Tensor, positions_UN: Tensor, *, zero_values: bool) -> SinkPrefix:
-    """Run the sinks alone, each as a sequence of length 1, and keep their keys and values.
+def run_alone(
+    decoder: PreTrainedModel, sinks_NE: Tensor, positions_UN: Tensor, values: Callable[[Tensor], Tensor]
+) -> SinkPrefix:
+    """Run sink tokens, each as a sequence of length 1, and keep their keys and values.
 
     Args:
         decoder: the backbone without its head.
-        sinks_ND: embeddings of the N sinks.
+        sinks_NE: embeddings of the N sinks.
         positions_UN: position of each sink, for U different rows.
-        zero_values: force the value states to zero in every layer (Table 5).
+        values: changes the value states of a layer, (U·N, G, 1, D).
 
     Returns:
         a prefix with U rows. Gradients flow through it.
     """
     rows, count = positions_UN.shape
-    recorder = _Recorder(zero_values)
+    recorder = _Recorder(values)
     with unobserved(), _no_checkpointing(decoder):
         # .forward: a compiled decoder would trace the recorder
         decoder.forward(
-            inputs_embeds=sinks_ND.repeat(rows, 1)[:, None],
+            inputs_embeds=sinks_NE.repeat(rows, 1)[:, None],
             position_ids=positions_UN.reshape(-1, 1),
             attention_mask=None,
             use_cache=False,
@@ -113,17 +117,17 @@ def compute(decoder: PreTrainedModel, sinks_ND: Tensor, positions_UN: Tensor, *,
     return SinkPrefix(tuple(map(rowwise, recorder.keys)), tuple(map(rowwise, recorder.values)))
 
 
-def prefix(decoder: Any, keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
-    """The sinks as attention takes them: one row, each layer's part where the layer is. Gradients flow through it.
+def per_layer(decoder: Any, keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
+    """Given keys and values as a prefix: one row, each layer's part on that layer's device. Gradients flow through it.
 
     Keys are not rotated, so that they mean the same at every distance.
     """
-    places = [layer.input_layernorm.weight.device for layer in decoder.layers]
+    devices = [layer.input_layernorm.weight.device for layer in decoder.layers]
 
     def placed(states_LNGD: Tensor) -> tuple[Tensor, ...]:
         rows = (states_NGD.transpose(0, 1)[None] for states_NGD in states_LNGD.unbind())
         # the weights of an offloaded layer are on no device until it runs
-        return tuple(row if at.type == "meta" else row.to(at) for row, at in zip(rows, places, strict=True))
+        return tuple(row if at.type == "meta" else row.to(at) for row, at in zip(rows, devices, strict=True))
 
     return SinkPrefix(placed(keys_LNGD), placed(values_LNGD))
 
@@ -136,16 +140,19 @@ class InSequence:
     """Stands where a sink prefix stands, and says that the first ``count`` tokens are the sinks themselves."""
 
     count: int
-    zero_values: bool
+    values: Callable[[Tensor], Tensor]
+    """`Sink.values` of the kind."""
 
 
 class Isolation:
-    """One attention layer's part in it; its bound methods are hooks, so that a copied model uses the copy's own."""
+    """Hooks of one attention layer that keep the sinks to themselves; bound methods, so that a copied model uses the
+    copy's own.
+    """
 
     def __init__(self) -> None:
         self.sinks: InSequence | None = None
         self.own_BGND: Tensor | None = None
-        """Values that the output projection is owed; None when none are."""
+        """Values of the sinks, for the output projection that comes next; None when it has had them."""
 
     def __getstate__(self) -> dict[str, Any]:
         # what an interrupted call left behind belongs to its graph and cannot be copied
@@ -163,17 +170,16 @@ class Isolation:
         return args, kwargs
 
     def update(self, k_BGKD: Tensor, v_BGKD: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Keep the values of the sinks, zeroed where asked (the method that an attention calls on its cache)."""
+        """Keep the values of the sinks (the method that an attention calls on its cache)."""
         assert self.sinks is not None
         own_BGND, text_BGSD = v_BGKD.split([self.sinks.count, v_BGKD.shape[2] - self.sinks.count], dim=2)
-        if self.sinks.zero_values:
-            own_BGND = torch.zeros_like(own_BGND)
-            v_BGKD = torch.cat([own_BGND, text_BGSD], dim=2)
-        self.own_BGND = own_BGND
+        self.own_BGND = self.sinks.values(own_BGND)
+        if self.own_BGND is not own_BGND:
+            v_BGKD = torch.cat([self.own_BGND, text_BGSD], dim=2)
         return k_BGKD, v_BGKD
 
     def overwrite(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Before the output projection: each sink gets its own value, once; when none is owed, all stays as it is."""
+        """Before the output projection: the output of each sink becomes its own value, once."""
         if self.own_BGND is None:
             return None
         (x_BKA, *rest), own_BGND, self.own_BGND = args, self.own_BGND, None
@@ -209,15 +215,16 @@ def takes_part(model: Any) -> bool:
     Raises:
         ValueError: for an unknown ``sink_form``.
     """
-    if model.sink_form not in FORMS:
-        raise ValueError(f"sink_form must be one of {', '.join(FORMS)}, but is {model.sink_form!r}")
+    one_of("sink_form", model.sink_form, FORMS)
     wanted = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
+    sink = sink_of(model.config)
     return (
         wanted
-        and model.config.sink_kind in ("token", "zero")
+        and sink is not None
         and model.training
         and torch.is_grad_enabled()
         and not is_watched(model)
+        and sink.embeddings(model) is not None
         and _is_attached(model.model)
     )
 

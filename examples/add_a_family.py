@@ -1,0 +1,40 @@
+"""A checkpoint family in one file: Llama's arithmetic, a config and tensor names of its own. It runs as it stands."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sinklab
+from sinklab.checkpoints import CheckpointPlan, Family
+from sinklab.registry import families
+
+FIELDS = {"hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads", "vocab_size": "words"}
+
+
+@families.register("toy")
+class Toy(Family):
+    """Toy diffusion models: their layers are blocks, and [MASK] is the last word."""
+
+    architectures = ("ToyDLM",)
+    tensor_names: ClassVar = {"model.embed_tokens": "words", "model.norm": "last_norm", "lm_head": "scores"}
+    tensor_names |= {f"model.layers.{{}}.self_attn.{one}_proj": f"blocks.{{}}.{one}" for one in "qkvo"}
+
+    def read(self, config, shapes):
+        backbone = LlamaConfig(**self.fields(config, FIELDS), intermediate_size=2 * config["width"])
+        return CheckpointPlan(self, backbone, {"mask_token_id": backbone.vocab_size - 1})
+
+
+if __name__ == "__main__":
+    config = {"architectures": ["ToyDLM"], "width": 32, "depth": 2, "heads": 4, "words": 50}
+    plan, ids = Toy().read(config, None), torch.arange(9)[None]
+    model = LlamaForCausalLM(plan.backbone)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        Path(folder, "config.json").write_text(json.dumps(config))
+        tensors = {plan.family.source(plan, name)[0]: tensor for name, tensor in model.state_dict().items()}
+        save_file(tensors, Path(folder, "model.safetensors"))
+        assert torch.allclose(sinklab.load(folder).model(ids, causal=True).logits, model(ids).logits, atol=1e-5)

@@ -1,0 +1,124 @@
+"""Textbook statistics in one place: intervals of shares and means, differences of pairs, resampling of samples."""
+
+# N resamples, S samples (texts, problems, rows, seeds: whatever is independent)
+# T steps, "..." any other axes
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy  # its modules load where they are first used
+
+LEVEL = 0.95
+"""Coverage of every interval."""
+
+Z = 1.959963984540054
+"""Quantile of the normal distribution that goes with it, two-sided."""
+
+
+def wilson(hits: int, total: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927). NaN for a total of 0; ValueError for more hits than that."""
+    if not total:
+        return math.nan, math.nan
+    found = scipy.stats.binomtest(hits, total).proportion_ci(LEVEL, "wilson")
+    return float(found.low), float(found.high)
+
+
+def paired_share_interval(gained: int, lost: int, total: int) -> tuple[float, float]:
+    """95 % interval of the difference of two shares on the same problems (Agresti and Min 2005, adjusted Wald).
+
+    Half a problem is added to each of the four cells, so that no change at all still has a width. NaN for a total of 0.
+
+    Args:
+        gained: problems that only the second has right.
+        lost: problems that only the first has right.
+        total: all problems.
+    """
+    if not total:
+        return math.nan, math.nan
+    cells, up, down = total + 2, gained + 0.5, lost + 0.5
+    middle = (up - down) / cells
+    half = Z * math.sqrt(max(up + down - (up - down) ** 2 / cells, 0.0)) / cells
+    return max(middle - half, -1.0), min(middle + half, 1.0)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided exact McNemar (sign) test: how probable so uneven a split is where either side is as likely."""
+    discordant = gained + lost
+    return float(scipy.stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over samples with its 95 % interval."""
+
+    mean: float
+    stderr: float
+    low: float
+    high: float
+    samples: int
+
+
+def paired_difference(before: Any, after: Any) -> Estimate:
+    """Mean of ``after - before``, numbers of the same samples (S,), with Student's t interval.
+
+    NaN for what cannot be told: the interval of a single sample. Raises ValueError for none, and for unequal numbers.
+    """
+    one_S, other_S = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    if one_S.shape != other_S.shape or one_S.ndim != 1 or not one_S.size:
+        raise ValueError(
+            f"paired numbers are of the same samples, one each, got shapes {one_S.shape} and {other_S.shape}; align "
+            "them by sample first"
+        )
+    apart_S, samples = other_S - one_S, len(one_S)
+    stderr = float(apart_S.std(ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
+    reach = stderr * float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
+    mean = float(apart_S.mean())
+    return Estimate(mean, stderr, mean - reach, mean + reach, samples)
+
+
+def resampled_weights(samples: int, resamples: int, seed: int) -> np.ndarray:
+    """Weight of every sample in every resample with replacement, (N, S); rows sum to 1.
+
+    ``weights_NS @ values_S`` are resampled means. Shared weights keep the differences of several values paired.
+    """
+    counts_NS = np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), resamples)
+    return counts_NS / samples
+
+
+def percentile_interval(values_N: Any) -> tuple[float, float]:
+    """95 % percentile interval of resampled numbers; what is not finite is left out, NaN where nothing is."""
+    known = np.asarray(values_N, dtype=float)
+    known = known[np.isfinite(known)]
+    if not known.size:
+        return math.nan, math.nan
+    low, high = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)).tolist()
+    return low, high
+
+
+def bootstrap_mean(values_S: Any, resamples: int = 4000, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean over samples."""
+    # how often each distinct value is drawn says all that a resample can: answers have few
+    kinds, counts = np.unique(np.asarray(values_S, dtype=float), return_counts=True)
+    drawn = np.random.default_rng(seed).multinomial(counts.sum(), counts / counts.sum(), resamples)
+    return percentile_interval(drawn @ kinds / counts.sum())
+
+
+def newey_west_error(scores: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """Standard error (...) of an estimate over dependent steps (Newey and West 1987, Bartlett weights).
+
+    Args:
+        scores: (step, ...) what each step adds to the estimate's error.
+        here: (step, ...) where there are points; the window is a quarter of the steps from the first to the last.
+    """
+    steps = len(scores)
+    first, last = (here.argmax(0), here[::-1].argmax(0)) if steps else (0, 0)
+    span = np.where(here.any(0), steps - first - last, 0)
+    window = np.maximum(2, np.round(span / 4))
+    variance = (scores**2).sum(0)
+    for lag in range(1, min(int(window.max(initial=0)), steps)):
+        weight = np.maximum(1 - lag / window, 0)
+        variance = variance + 2 * weight * (scores[lag:] * scores[:-lag]).sum(0)
+    return np.sqrt(np.maximum(variance, 0))

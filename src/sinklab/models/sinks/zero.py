@@ -1,0 +1,26 @@
+"""The sink token whose values are zero (Table 5): it takes attention and adds nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sinklab.models.sinks.base import Sink
+from sinklab.registry import sinks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@sinks.register("zero")
+class ZeroValueSink(Sink):
+    """A learned embedding, run through the layers, with its value states forced to zero in each (Table 5)."""
+
+    label = "zero-value"
+
+    def embeddings(self, model: Any) -> Tensor:
+        """The parameter itself (N, E)."""
+        return model.sink_embeddings
+
+    def values(self, v_BGND: Tensor) -> Tensor:
+        """Zeros."""
+        return v_BGND.new_zeros(v_BGND.shape)

@@ -1,0 +1,92 @@
+"""The conformance suites of `sinklab.testing`, over every built-in and every example."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import published_toys as toys
+from sinklab.checkpoints import load
+from sinklab.registry import families, load_plugin
+from sinklab.testing import check_family
+from tiny_diffusion import save_tiny
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+FAMILIES = {
+    "dream": lambda folder: toys.dream(folder)[0],
+    "llada": lambda folder: toys.llada(folder)[0],
+    "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
+    "mmada": lambda folder: toys.llada(folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240)[0],
+    "qwen2": lambda folder: Qwen2ForCausalLM(Qwen2Config(**SIZES)).save_pretrained(folder),
+    "qwen3": lambda folder: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).save_pretrained(folder),
+    "sinklab": lambda folder: save_tiny(folder, 2, gate="elementwise"),
+    "smdm": lambda folder: toys.smdm(folder, sink=1, gate=True)[0],
+}
+
+
+def test_every_built_in_family_is_checked():
+    built_in = {name for name, kind in families.items() if kind.__module__.startswith("sinklab.checkpoints.")}
+    assert built_in == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_conforms(tmp_path, name):
+    FAMILIES[name](tmp_path / "m")
+    check_family(name, tmp_path / "m")
+
+
+@pytest.fixture
+def toy(monkeypatch, tmp_path):
+    """A checkpoint of the example's family, which is forgotten afterwards."""
+    monkeypatch.setattr(families, "_classes", {**families._all()})
+    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_family", raising=False)
+    load_plugin(EXAMPLES / "add_a_family.py")
+    plan = (family := families["toy"]()).read({"width": 32, "depth": 2, "heads": 4, "words": 50}, None)
+    tensors = {
+        family.source(plan, name)[0]: tensor for name, tensor in LlamaForCausalLM(plan.backbone).state_dict().items()
+    }
+    config = {"architectures": ["ToyDLM"], "width": 32, "depth": 2, "heads": 4, "words": 50}
+    return toys.write(tmp_path / "toy", config, tensors)
+
+
+def test_the_family_of_the_example_conforms(toy):
+    check_family("toy", toy)
+
+
+def test_a_family_that_is_not_there_is_refused_with_the_remedy(tmp_path):
+    toys.write(tmp_path, {"architectures": ["ToyDLM"]}, {})
+    with pytest.raises(ValueError, match=r"ToyDLM.*if a plug-in defines its family, install that or .*--plugin"):
+        load(tmp_path)
+
+
+def test_two_families_that_claim_a_checkpoint_are_refused(toy, monkeypatch):
+    other = type("Other", (families["toy"],), {})
+    monkeypatch.setitem(families._classes, "other", other)
+    with pytest.raises(ValueError, match=r"\(ToyDLM\) is claimed by the families other and toy; leave out"):
+        load(toy)
+
+
+class Forgetful(families["llada"]):
+    def source(self, plan, target):
+        name, take = super().source(plan, target)
+        return name.replace("k_proj", "q_proj"), take
+
+
+class Lenient(families["llada"]):
+    represented = {"alibi": (False, "a value that no checkpoint has")}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [(Forgetful, "other tensors than"), (Lenient, "alibi .* is not refused")]
+)
+def test_a_family_that_does_not_conform_is_seen(tmp_path, monkeypatch, wrong, message):
+    monkeypatch.setattr(families, "_classes", {**families._all(), "llada": wrong})
+    with pytest.raises(AssertionError, match=message):
+        check_family("llada", toys.llada(tmp_path / "m")[0])
+
+
+def test_the_example_is_short():
+    assert len((EXAMPLES / "add_a_family.py").read_text("utf-8").splitlines()) <= 40

@@ -1,0 +1,60 @@
+"""Every built-in of every kind passes the conformance suite of its kind, and a broken one does not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sinklab.registry import Registry, rules
+from sinklab.sinks import Excess, Gu, Top
+from sinklab.testing import check_rule
+
+RULES = [Excess(), Excess(1.0, "percent"), Excess(0.1, "mean"), Excess(2.0, "zscore"), Gu(), Gu(0.8), Top(), Top(5)]
+
+
+@pytest.fixture
+def scratch_rules(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The registry of rules; what a test registers is gone after it."""
+    monkeypatch.setattr(rules, "_classes", dict(rules._all()))
+    return rules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
+def test_every_built_in_rule_conforms(rule: Any) -> None:
+    check_rule(rule)
+
+
+def test_every_built_in_rule_is_tried() -> None:
+    assert {type(rule) for rule in RULES} >= {kind for kind in rules.values() if kind.__module__.startswith("sinklab.")}
+
+
+def looks_at_all_heads(received: Any, queries: Any, exists: Any) -> Any:
+    return received > received[exists].max() / 2
+
+
+def changes_its_input(received: Any, queries: Any, exists: Any) -> Any:
+    received += 1
+    return received > 4
+
+
+def counts_keys(received: Any, queries: Any, exists: Any) -> Any:
+    return received > received.shape[-1] / 8
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (looks_at_all_heads, "other heads"),
+        (changes_its_input, "changes what it is given"),
+        (counts_keys, "padding"),
+    ],
+)
+def test_a_rule_that_breaks_the_contract_is_named(scratch_rules: Registry, judge: Any, message: str) -> None:
+    @dataclass(frozen=True)
+    class Broken:
+        def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+            return judge(received, queries, exists)
+
+    scratch_rules.register("broken")(Broken)
+    with pytest.raises(AssertionError, match=message):
+        check_rule(Broken())
