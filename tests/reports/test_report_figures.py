@@ -23,8 +23,8 @@ from sinklab.reports import (
     value_norm_scatter,
     value_norms,
 )
-from sinklab.reports.printed import number, percent
 from sinklab.reports.style import printable
+from sinklab.reports.words import number, percent
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 

@@ -48,9 +48,8 @@ def listed(values: Any) -> list[float | None]:
 
 def _head_maps(study: Study, weight_LH: np.ndarray) -> list[dict[str, Any]]:
     """Numbers per layer and head, as the analysis paper's Fig. 5."""
-    maps = [
-        _head_map("weight", "Mean weight on the main sink of the head", 100 * weight_LH, unit=" %", log=True),
-    ]
+    about = "Mean weight on the main sink of the head"
+    maps = [_head_map("weight", about, 100 * weight_LH, unit=" %", log=True)]
     # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
     means = study.measured.motions.groupby(["layer", "head"])["mobility"].mean()
     index = [(layer, head) for layer in study.layers for head in study.heads]
@@ -70,15 +69,8 @@ def _head_map(
     high = float(known.max(initial=-math.inf)) if high is None else high
     if not low < high:
         low, high = (low / 2, low * 2) if math.isfinite(low) and low > 0 else (0.5, 1.0)
-    return {
-        "name": name,
-        "about": about,
-        "unit": unit,
-        "log": log,
-        "low": low,
-        "high": high,
-        "values": listed(values_LH),
-    }
+    shown = {"name": name, "about": about, "unit": unit, "log": log, "low": low, "high": high}
+    return shown | {"values": listed(values_LH)}
 
 
 def _histogram(histogram: ScoreHistogram) -> dict[str, Any]:
@@ -94,16 +86,11 @@ def _histogram(histogram: ScoreHistogram) -> dict[str, Any]:
 
 
 def _heldout(study: Study) -> list[dict[str, Any]]:
-    if study.heldout is None:
-        return []
+    rows = [] if study.heldout is None else study.heldout.to_dict("records")
+    numbers = [listed([row["delta"], row["delta_stderr"]]) for row in rows]
     return [
-        {
-            "k": int(row["k"]),
-            "control": str(row["control"]),
-            "delta": listed([row["delta"]])[0],
-            "error": listed([row["delta_stderr"]])[0] or 0,
-        }
-        for row in study.heldout.to_dict("records")
+        {"k": int(row["k"]), "control": str(row["control"]), "delta": delta, "error": error or 0}
+        for row, (delta, error) in zip(rows, numbers, strict=True)
     ]
 
 

@@ -15,12 +15,12 @@ from sinklab.registry import figures
 from sinklab.reports import sentences as say
 from sinklab.reports.comparison import compare
 from sinklab.reports.page import Card, Part, Picture, Share, Table, picture
-from sinklab.reports.printed import number, percent
 from sinklab.reports.samples import ADDED, MASK
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset, printable
 from sinklab.reports.tables import rules_table
-from sinklab.reports.training import HeldoutLoss, Training
+from sinklab.reports.training import Training
+from sinklab.reports.words import number, percent
 
 SHOWN_TOKENS = 15
 Tell = Callable[[list[Any]], list[str]]
@@ -263,7 +263,7 @@ def _outcome(trainings: list[Training]) -> Table:
         loss, other = run.loss, say.compared_with(run, trainings)
         gap = None if other is None else run.against(other)
         last = pd.Series(dtype=float) if run.looks.empty else run.looks.iloc[-1]
-        held = ["–", ""] if loss is None else [number(loss.mean, 4), _interval(loss)]
+        held = ["–", ""] if loss is None else [number(loss.mean, 4), loss.interval]
         rows.append([
             run.label, run.variant, run.run.info.seed, *held,
             "" if gap is None else say.signed(*gap),
@@ -272,7 +272,3 @@ def _outcome(trainings: list[Training]) -> Table:
             *(number(float(last.get(name, math.nan))) for name in ("mobility", "text_sinks")),
         ])  # fmt: skip
     return Table(head, rows)
-
-
-def _interval(loss: HeldoutLoss) -> str:
-    return "" if math.isnan(loss.low) else f"{number(loss.low, 4)} to {number(loss.high, 4)}"

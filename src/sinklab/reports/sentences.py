@@ -18,11 +18,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.analysis.tokens import Enrichment
 from sinklab.analysis.trends import motion_word
-from sinklab.reports.printed import number, percent, quoted, same, times_chance
 from sinklab.reports.samples import ADDED, MASK, Reader
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
-from sinklab.reports.training import OVER_EVEN, HeldoutLoss, Training
+from sinklab.reports.training import OVER_EVEN, Training
+from sinklab.reports.words import number, percent, quoted, same, times_chance
 
 # A class with fewer places or events than this share is too rare to speak of.
 RARE = 0.01
@@ -144,20 +144,16 @@ def about_losses(trainings: list[Training]) -> list[str]:
             group=named(group),
             missing=[run.label for run in group if run.loss is None],
             known=len(known),
-            numbers=[f"{number(loss.mean, 4)}{_interval(loss)}" for loss in known],
+            numbers=[
+                number(loss.mean, 4) + (f" (95\u00a0% {loss.interval}, {loss.rows} rows)" if loss.interval else "")
+                for loss in known
+            ],
             is_final=all(loss.is_final for loss in known),
             against=list(dict.fromkeys(other.label for _, other in gaps)),
             differences=[signed(*gap) for gap, _ in gaps],
             word=_judged([gap for gap, _ in gaps]),
         )
     return found
-
-
-def _interval(loss: HeldoutLoss) -> str:
-    """The 95 % interval in brackets; nothing where it is not known."""
-    if math.isnan(loss.low):
-        return ""
-    return f" (95\u00a0% {number(loss.low, 4)} to {number(loss.high, 4)}, {loss.rows} rows)"
 
 
 def _judged(gaps: list[tuple[float, float]]) -> str:

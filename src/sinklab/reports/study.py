@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -58,6 +59,10 @@ def _recovered(truncation: pd.DataFrame | None) -> Verdict:
     soon = truncation[truncation["step"] < first + WITHIN]
     heads = soon.groupby(["sample", "layer", "head"])[["lost", "recovered"]].any()
     return recovery(heads["lost"].to_numpy(), heads["recovered"].to_numpy(), within=WITHIN)
+
+
+def _table(name: str) -> Callable[[Reader], pd.DataFrame | None]:
+    return lambda run: run.table(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,20 +169,14 @@ class Study(Reader):
         """What each forward saw: sample, step, position, text, state (prompt, masked, committed). Not kept."""
         return self.table("tokens")
 
-    @cached_property
-    def generations(self) -> pd.DataFrame | None:
-        """sample, prompt, completion, and what else the run noted."""
-        return self.table("generations")
+    generations = cached_property(_table("generations"))
+    """sample, prompt, completion, and what else the run noted."""
 
-    @cached_property
-    def truncation(self) -> pd.DataFrame | None:
-        """What hiding the middle of the context did to the main sinks, per step, layer and head."""
-        return self.table("truncation")
+    truncation = cached_property(_table("truncation"))
+    """What hiding the middle of the context did to the main sinks, per step, layer and head."""
 
-    @cached_property
-    def removals(self) -> pd.DataFrame | None:
-        """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
-        return self.table("removals")
+    removals = cached_property(_table("removals"))
+    """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:

@@ -78,46 +78,26 @@ def theme_named(name: str) -> Theme:
     return THEMES[name]
 
 
+@lru_cache(maxsize=1)
+def _style_file() -> dict[str, Any]:
+    from matplotlib import rc_params_from_file
+
+    with resources.as_file(resources.files("sinklab.reports").joinpath("figures.mplstyle")) as path:
+        return dict(rc_params_from_file(path, use_default_template=False))
+
+
 @contextmanager
 def themed(theme: Theme) -> Iterator[None]:
     """matplotlib settings of ``theme`` inside the block; drawing and saving both belong inside."""
     import matplotlib
 
     settings: Any = {
-        "figure.facecolor": theme.surface,
-        "axes.facecolor": theme.surface,
-        "savefig.facecolor": theme.surface,
-        "text.color": theme.ink,
-        "text.parse_math": False,
-        "axes.labelcolor": theme.muted,
-        "axes.edgecolor": theme.line,
-        "axes.titlecolor": theme.ink,
-        "axes.titlesize": 9.5,
-        "axes.titlelocation": "left",
-        "axes.labelsize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-        "axes.unicode_minus": True,
-        "grid.color": theme.line,
-        "grid.linewidth": 0.6,
-        "xtick.color": theme.line,
-        "ytick.color": theme.line,
-        "xtick.labelcolor": theme.muted,
-        "ytick.labelcolor": theme.muted,
-        "xtick.labelsize": 8.5,
-        "ytick.labelsize": 8.5,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
-        "legend.handlelength": 2.6,
-        "legend.labelcolor": theme.ink,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 4.5,
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "savefig.dpi": DPI,
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.surface),
+        **dict.fromkeys(("text.color", "axes.titlecolor", "legend.labelcolor"), theme.ink),
+        **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), theme.muted),
+        **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), theme.line),
     }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(_style_file() | settings):
         yield
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.reports.samples import Reader
+from sinklab.reports.words import number
 
 # Settings that may differ between repeats: the seed, and how a run runs and what it tells.
 FREE = frozenset({
@@ -61,6 +62,11 @@ class HeldoutLoss:
     """rows of text; 0 where they were not kept"""
     is_final: bool
     """False for a run that did not end: the last one that was measured"""
+
+    @property
+    def interval(self) -> str:
+        """The 95 % interval in words; empty where it is not known."""
+        return "" if math.isnan(self.low) else f"{number(self.low, 4)} to {number(self.high, 4)}"
 
 
 @dataclass(frozen=True, eq=False)

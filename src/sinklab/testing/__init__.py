@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, families="check_family", rules="check_rule")
+__getattr__, __dir__, __all__ = exports(__name__, families="check_family", figures="check_figure", rules="check_rule")
