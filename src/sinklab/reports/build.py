@@ -14,7 +14,7 @@ from sinklab.reports.drawing import draw_all
 from sinklab.reports.explorer import data_block, payload, script, script_hash
 from sinklab.reports.page import Beside, Share
 from sinklab.reports.runs import Runs, as_shown
-from sinklab.reports.sections import judged, parts_of
+from sinklab.reports.sections import judged, parts_of, words_of
 from sinklab.reports.sentences import about_state, in_short
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
@@ -78,22 +78,12 @@ def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
 def _planned(readers: list[Any], budget: int) -> Callable[[Beside], str]:
     """The page, but for what lies beside it; ``budget``: characters of the arrays of each study."""
     names = " and ".join(run.label for run in readers) if len(readers) < 3 else f"{len(readers)} runs"
-    content: dict[str, Any] = {"sentences": in_short(readers), "parts": parts_of(readers)}
-    if isinstance(readers[0], Study):
-        content |= {
-            "title": "Where attention goes while the model writes",
-            "lead": f"A study of {names}: which tokens receive attention at each recorded step, and which of them are "
-            "sinks.",
-            "verdicts": judged(readers),
-            "content": payload(readers, budget),
-        }
-    else:
-        content |= {
-            "title": "How sinks come up while the model learns",
-            "lead": f"Training of {names}: losses, and what a sink monitor saw on fixed held-out text under nested "
-            "masks.",
-            "verdicts": [],
-        }
+    kind = "study" if isinstance(readers[0], Study) else "training"
+    words = words_of("page", kind)
+    content: dict[str, Any] = {"title": words["title"], "lead": words["lead"].replace("{names}", names)}
+    content |= {"sentences": in_short(readers), "parts": parts_of(readers), "verdicts": []}
+    if kind == "study":
+        content |= {"verdicts": judged(readers), "content": payload(readers, budget)}
     return partial(_page, readers, **content)
 
 

@@ -276,8 +276,8 @@ def draw_all(
     known = figures_of(readers[0].run.info.kind)
     formats, names = tuple(formats), tuple(known if names is None else names)
     looks = [theme_named(theme) for theme in themes]
-    for there, asked, what in ((FORMATS, formats, "formats"), (known, names, "names")):
-        for name in asked:
+    for there, wanted, what in ((FORMATS, formats, "formats"), (known, names, "names")):
+        for name in wanted:
             if name not in there:
                 raise unknown(f"{what[:-1]} of a figure", name, there)
     target.mkdir(parents=True, exist_ok=True)

@@ -151,7 +151,9 @@ class LayerCount:
     def facts(self) -> LayerFacts:
         """The sums as means."""
         kinds = {"float": self.means.mean, "int": self.counts.__getitem__}
-        own = {field.name: kinds[field.type](field.name) for field in fields(LayerFacts) if field.type in kinds}
+        own: dict[str, Any] = {
+            field.name: kinds[field.type](field.name) for field in fields(LayerFacts) if field.type in kinds
+        }
         share_H = np.asarray(self._share_H / max(self._steps, 1), dtype=np.float64)
         return LayerFacts(**own | {"layer": self.layer, "main_share_H": share_H})
 

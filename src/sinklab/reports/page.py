@@ -69,8 +69,8 @@ class Part:
     """A part of the page below the findings."""
 
     anchor: str
-    title: str
     cards: Sequence[Card]
+    title: str
     how: str = ""
     sentences: Sequence[str] = ()
 
@@ -98,4 +98,4 @@ def picture(draw: Callable[..., Any], words: str) -> Picture | None:
             except NotRecorded:
                 return None
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return Picture(*addresses, words)
+    return Picture(addresses[0], addresses[1], words)

@@ -58,13 +58,6 @@ class LogScale:
         codes[absent] = ABSENT
         return codes
 
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        """The numbers again: NaN where absent, 0 below the scale."""
-        table = np.full(256, 2.0**self.high)
-        table[ABSENT], table[BELOW] = np.nan, 0
-        table[2 : 2 + self.levels] = 2 ** np.linspace(self.low, self.high, self.levels)
-        return table[codes]
-
     def as_json(self) -> dict[str, float]:
         """What the page needs to decode."""
         return {"low": self.low, "high": self.high, "levels": self.levels, "error": round(self.error, 5)}
@@ -96,20 +89,6 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
         "deflate": deflate,
         "data": base64.b64encode(best).decode("ascii"),
     }
-
-
-def unpack(packed: dict[str, Any]) -> np.ndarray:
-    """What ``pack`` was given, flat."""
-    content = base64.b64decode(packed["data"])
-    if packed["deflate"]:
-        content = zlib.decompress(content)
-    kind = np.dtype(f"<u{packed['bytes']}")
-    values = np.frombuffer(content, dtype=kind).copy()
-    if row := packed["delta"]:
-        padded = np.zeros(-(-values.size // row) * row, dtype=kind)
-        padded[: values.size] = values
-        values = np.add.accumulate(padded.reshape(-1, row), axis=0, dtype=kind).ravel()[: values.size]
-    return values
 
 
 def size(packed: dict[str, Any]) -> int:

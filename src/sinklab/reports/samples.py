@@ -171,7 +171,7 @@ class Recorded:
     def threshold_T(self) -> np.ndarray:
         """Received attention above which a key is a sink; NaN under a rule that is no such bound."""
         try:
-            return np.asarray(self.rule.threshold(self.positions_T), dtype=float)
+            return np.asarray(self.rule.threshold(self.positions_T), dtype=float)  # type: ignore[attr-defined]
         except (AttributeError, ValueError):
             return np.full(len(self.positions_T), np.nan)
 

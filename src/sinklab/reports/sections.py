@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -55,15 +55,24 @@ TOLD: dict[str, dict[str, Tell]] = {
 
 
 @lru_cache(maxsize=1)
-def _cards() -> dict[str, list[dict[str, Any]]]:
+def _words() -> dict[str, dict[str, Any]]:
     return tomllib.loads(asset("cards.toml"))
+
+
+def words_of(what: str, name: str) -> Any:
+    """What cards.toml says of the "page" of a kind, of its "cards", or of one of the "parts" of a page."""
+    return _words()[what][name]
+
+
+def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
+    return Part(anchor, cards=cards, sentences=sentences, **words_of("parts", anchor))
 
 
 def measured(kind: str, runs: list[Any]) -> list[Part]:
     """The cards of cards.toml, of the runs that have what they show."""
     # One part, so that the style packs short and tall cards below each other.
-    cards = [card for row in _cards()[kind] if (card := _card(kind, row, runs))]
-    return [Part("measured", "What was measured", cards)] if cards else []
+    cards = [card for row in words_of("cards", kind) if (card := _card(kind, row, runs))]
+    return [_part("measured", cards)] if cards else []
 
 
 def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
@@ -160,7 +169,7 @@ def _answer(study: Study, verdict: Verdict, *, alone: bool) -> str:
 def parts_of(runs: list[Any]) -> list[Part]:
     """Everything below the findings, in reading order; what was run closes the page."""
     middle = _of_trainings(runs) if isinstance(runs[0], Training) else _of_studies(runs)
-    return [*middle, Part("runs", "What was run", [Card(run.label, shows="run", run=run.run) for run in runs])]
+    return [*middle, _part("runs", [Card(run.label, shows="run", run=run.run) for run in runs])]
 
 
 def _of_studies(studies: list[Study]) -> list[Part]:
@@ -169,20 +178,11 @@ def _of_studies(studies: list[Study]) -> list[Part]:
     if len(recorded) == 2:
         found.append(_compared(*recorded))
     if told := [study for study in recorded if study.sink_tokens is not None]:
-        how = (
-            "Frequency counts sink events; occupancy counts how often the token stands anywhere on the canvas. "
-            "Enrichment is their ratio: 1× is what chance would give."
-        )
         cards = [Card(study.label, tables=_token_tables(study)) for study in told]
-        found.append(
-            Part("tokens", "Which tokens are sinks", cards, how, each(say.about_tokens, say.about_explained)(told))
-        )
+        found.append(_part("tokens", cards, each(say.about_tokens, say.about_explained)(told)))
     if recorded:
-        how = "Sinks under the rules of several papers. Agreement is the Jaccard overlap with the first rule."
-        cards = [Card(study.label, tables=[_rules(study)]) for study in recorded]
-        found.append(Part("rules", "What other rules call a sink", cards, how))
-    texts = [Card(study.label, shows="texts", samples=_texts(study)) for study in studies]
-    return [*found, Part("text", "What was written", texts, "Prompts are in italics.")]
+        found.append(_part("rules", [Card(study.label, tables=[_rules(study)]) for study in recorded]))
+    return [*found, _part("text", [Card(study.label, shows="texts", samples=_texts(study)) for study in studies])]
 
 
 def _token_tables(study: Study) -> list[Table]:
@@ -209,7 +209,7 @@ def _compared(a: Study, b: Study) -> Part:
     """Measures of two runs next to each other."""
     frame = compare(a, b)
     rows = [(row[0], *map(_counted, row[1:])) for row in frame.itertuples(index=False, name=None)]
-    return Part("compared", "Side by side", [Card("", tables=[Table(list(frame.columns), rows)], is_narrow=True)])
+    return _part("compared", [Card("", tables=[Table(list(frame.columns), rows)], is_narrow=True)])
 
 
 def _counted(value: float) -> str:
@@ -240,19 +240,15 @@ def _texts(study: Study) -> list[list[dict[str, Any]]] | None:
 
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
-    found = [Part("outcome", "How the runs came out", [Card("", tables=[_outcome(trainings)])])]
+    found = [_part("outcome", [Card("", tables=[_outcome(trainings)])])]
     found += measured("training", trainings)
-    how = (
-        "Above: which keys hold the main sinks of all heads. Below: share of attention by step and layer, each map on "
-        "a scale of its own."
-    )
+    words = words_of("each", "run")
     cards = []
     for place, run in enumerate(trainings):
-        names = {"main_holders": "Holders of main sinks over steps", "emergence_map": "Attention by step and layer"}
-        pictures = pictures_of({name: f"{words}, {run.label}" for name, words in names.items()}, run)
-        if pictures:
-            cards.append(Card(run.label, f"run-{place + 1}", how, pictures=pictures))
-    return [*found, Part("each", "Run by run", cards)] if cards else found
+        names = {name: f"{text}, {run.label}" for name, text in words["figures"].items()}
+        if pictures := pictures_of(names, run):
+            cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
+    return [*found, _part("each", cards)] if cards else found
 
 
 def _outcome(trainings: list[Training]) -> Table:

@@ -37,7 +37,7 @@ def _statements() -> Any:
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     words.filters |= {"number": number, "percent": percent, "quoted": quoted, "times_chance": times_chance}
-    words.filters |= {"mean": lambda values: float(np.nanmean(values)), "listed": listed}
+    words.filters |= {"mean": np.nanmean, "listed": listed}
     words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same}
     return words.get_template("sentences.jinja").module
 
@@ -168,7 +168,7 @@ def about_takeover(group: list[Training]) -> str:
     if not group[0].sink_count:
         return ""
     last = _last(group)
-    facts = {"since": _since(group, "takeover"), "shares": _percents(last["sink_share"])}
+    facts: dict[str, Any] = {"since": _since(group, "takeover"), "shares": _percents(last["sink_share"])}
     facts |= {"over_even": OVER_EVEN, "even": last["even_share"].iloc[0], "heads": _percents(last["main_added"])}
     return first(told("takeover", group=named(group), count=group[0].sink_count, **facts))
 

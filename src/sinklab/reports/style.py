@@ -83,7 +83,8 @@ def _style_file() -> dict[str, Any]:
     from matplotlib import rc_params_from_file
 
     with resources.as_file(resources.files("sinklab.reports").joinpath("figures.mplstyle")) as path:
-        return dict(rc_params_from_file(path, use_default_template=False))
+        found: Any = rc_params_from_file(path, use_default_template=False)
+        return dict(found)
 
 
 @contextmanager
@@ -126,7 +127,8 @@ def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tu
 
     handles, names = axes.get_legend_handles_labels()
     muted = axes.xaxis.label.get_color()
-    handles += [Line2D([], [], color=muted, linestyle=style, linewidth=1.2) for style, _ in extra]
+    styles: Any = [style for style, _ in extra]
+    handles += [Line2D([], [], color=muted, linestyle=style, linewidth=1.2) for style in styles]
     names += [words for _, words in extra]
     axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=columns)
     if grow:

@@ -17,6 +17,7 @@ from sinklab.registry import figures
 from sinklab.reports.drawing import Figure, draw_all, figure_of, save
 from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded
+from sinklab.reports.style import theme_named, themed
 
 
 def check_figure(name: str, runs: Sequence[Run]) -> None:
@@ -65,6 +66,7 @@ def _bytes(figure: Figure, readers: list[Any], theme: str) -> bytes:
     from matplotlib import pyplot
 
     before, written = pyplot.get_fignums(), io.BytesIO()
-    save(figure_of(figure(readers, theme=theme)), "svg", written)
+    with themed(theme_named(theme)):
+        save(figure_of(figure(readers, theme=theme)), "svg", written)
     assert pyplot.get_fignums() == before, f"{figure.name} leaves a figure open in pyplot; draw on own_axes"
     return written.getvalue()
