@@ -1,5 +1,6 @@
 """Private names of other packages still do what `sinklab.compat` says."""
 
+import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -36,3 +37,50 @@ def test_what_is_marked_as_initialized_keeps_its_values():
     init.constant_(layer.bias, 3.0)
     assert torch.equal(layer.weight, before)
     assert (layer.bias == 3.0).all()
+
+
+def test_hooks_are_counted_by_module_and_everywhere():
+    layer, first = nn.Linear(2, 2), compat.next_hook()
+    before, after = compat.forward_hooks(layer)
+    handle = layer.register_forward_pre_hook(lambda *_: None)
+    assert (len(before), len(after)) == (1, 0)
+    assert compat.next_hook() > first
+    handle.remove()
+    assert not before and not compat.has_global_hooks()
+    with nn.modules.module.register_module_forward_hook(lambda *_: None):
+        assert compat.has_global_hooks()
+
+
+def test_the_inner_product_of_onednn_is_a_product():
+    linear = compat.onednn_linear()
+    if linear is None:
+        return
+    q_CD, k_SD = torch.randn(4, 8), torch.randn(6, 8)
+    torch.testing.assert_close(linear(q_CD, k_SD, None, "none", [], ""), q_CD @ k_SD.T)
+
+
+def test_a_backward_pass_is_known_from_inside():
+    seen = []
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(compat.is_replayed())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(compat.is_replayed())
+            return grad * 2
+
+    Probe.apply(torch.ones(1, requires_grad=True)).sum().backward()
+    assert seen == [False, True] and not compat.is_replayed()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_modules_are_known():
+    plain, wrapped, compiled = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    compiled.compile()
+    assert not compat.is_compiled(plain)
+    assert compat.is_compiled(torch.compile(wrapped)) and compat.is_compiled(compiled)
+    assert not compat.is_compiled(wrapped)

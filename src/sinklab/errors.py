@@ -90,7 +90,7 @@ class Checked:
                 raise ValueError(f"{field.name} must not be empty")
             for one in value if isinstance(value, tuple) else (value,):
                 if one is not None:
-                    _hold(field, one)
+                    hold(field, one)
 
 
 def free_fields(settings: Any) -> frozenset[str]:
@@ -106,7 +106,8 @@ _LIMITS = {
 }
 
 
-def _hold(field: dataclasses.Field, value: Any) -> None:
+def hold(field: dataclasses.Field, value: Any) -> None:
+    """Raises ValueError unless a value is within what `limited` says of its field."""
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])
     limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]

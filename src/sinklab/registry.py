@@ -149,6 +149,21 @@ def of(registry: Registry, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"registry": registry})
 
 
+def value_of(registry: Registry, given: Any, method: str) -> Any:
+    """A value from its text, or any object that has the method: what an argument may hold that takes either.
+
+    Raises TypeError for a class in place of its object, and for what lacks the method.
+    """
+    if isinstance(given, str):
+        return registry.parse(given)
+    what = registry.what.split()[-1]
+    if isinstance(given, type):
+        raise TypeError(f"a {what} is an object, got the class {given.__name__}; pass {given.__name__}().")
+    if not callable(getattr(given, method, None)):
+        raise TypeError(f"a {what} is a name or an object that has {method}(), got {given!r}")
+    return given
+
+
 def _options(value: Any) -> list[dataclasses.Field]:
     """The fields of a value in the order of its class's parameters: those that only keywords reach come last."""
     if isinstance(value, type):
@@ -283,6 +298,17 @@ figures = Registry(
     "sinklab.reports.scores",
 )
 studies = Registry("study", "sinklab.studies.curve.study")
+fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
+fast_losses = Registry("fast loss", "sinklab.fast.liger")
+fast_products = Registry("fast product", "sinklab.fast.onednn")
+
+
+def fast_path(paths: Registry, *call: Any) -> Any:
+    """The first fast path that serves this call, what its class's ``serving(*call)`` returns; None: take the plain one.
+
+    Every fast path has a plain twin in the core, which runs without them.
+    """
+    return next((path for kind in paths.values() if (path := kind.serving(*call)) is not None), None)  # type: ignore[attr-defined]
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -107,7 +107,7 @@ def test_curve_errors():
         epsilon_curve(attention()).at(2.2)
     with pytest.raises(ValueError, match="got 3 and 2 layers"):
         epsilon_curve(np.ones((3, 2, 8))) + epsilon_curve(np.ones((2, 2, 8)))
-    with pytest.raises(ValueError, match="scale 'sum' and 21 on scale 'percent'"):
+    with pytest.raises(ValueError, match="same scale: got 'sum' and 'percent'"):
         epsilon_curve(np.ones((3, 2, 8))) + epsilon_curve(np.ones((3, 2, 8)), scale="percent")
 
 
@@ -148,5 +148,5 @@ def test_histogram_errors():
         score_histogram(np.ones(4), span=(0, 64), log=True)
     with pytest.raises(ValueError, match="bins=0"):
         score_histogram(np.ones(4), bins=0)
-    with pytest.raises(ValueError, match="got 64 from 0 to 64 and 8 from 0 to 64"):
+    with pytest.raises(ValueError, match="same edges: got 65 from 0 to 64 and 9 from 0 to 64"):
         score_histogram(np.ones(4)) + score_histogram(np.ones(4), bins=8)

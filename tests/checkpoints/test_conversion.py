@@ -181,7 +181,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
     [
         (
             {"mask_token": "unsued"},
-            "mask_token must be one of auto, unused, add or an id, but is 'unsued'; did you mea",
+            "mask_token must be one of auto, unused, add, an id, but is 'unsued'; did you mea",
         ),
         (
             {"mask_token": WORDS},
@@ -205,10 +205,9 @@ def test_what_makes_no_sense_is_refused(tmp_path, settings, message):
 
 def test_a_tokenizer_of_another_model_is_refused_by_name(tmp_path):
     save_causal(tmp_path, rows=WORDS - 2)
-    message = f"tokenizer of {re.escape(str(tmp_path))} has ids up to {WORDS - 1} ('w{WORDS - 1}') and its embedding"
-    with pytest.raises(ValueError, match=re.escape(f"has ids up to {WORDS - 1} ('w{WORDS - 1}')")) as caught:
+    message = f"in the embedding of {tmp_path}, but its largest id is {WORDS - 1} ('w{WORDS - 1}') and the embedding"
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         from_causal(tmp_path)
-    assert re.search(message.replace("(", r"\(").replace(")", r"\)"), str(caught.value))
     assert "38 rows; take the tokenizer that belongs to the model" in str(caught.value)
 
 

@@ -48,6 +48,7 @@ def run(tmp_path: Path, which: str, **environment: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, NOBODY], ids=["offline", "nobody answers"])
 def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment: dict[str, str]) -> None:
     repository = tmp_path / "hub" / "models--someone--toy"
@@ -62,6 +63,7 @@ def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment
     ]
 
 
+@pytest.mark.slow
 def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
     done = run(tmp_path, "absent", **NOBODY)
     assert done.stderr == ""

@@ -201,6 +201,7 @@ print((max(peak, anonymous()) - start) / size, size)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_host_holds_the_model_once(tmp_path, dtype):

@@ -12,6 +12,7 @@ DATA = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data"
 TASKS = ("gsm8k", "humaneval", "hellaswag", "arc_easy", "piqa", "lambada_openai")
 
 
+@pytest.mark.slow
 def test_the_benchmarks_run_offline_on_the_packaged_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,7 @@ def test_levels_and_skills_are_chosen() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"split": "trian"}, "split must be one of train, test, but is 'trian'; did you mean train"),
+        ({"split": "trian"}, "split must be one of train, test, but is 'trian'; did you mean 'train'"),
         ({"skills": ("plan",)}, "skill must be one of arithmetic, .* but is 'plan'"),
         ({"skills": ()}, "a battery needs skills"),
         ({"levels": (0, 1)}, r"levels among \(1, 2, 3, 4\)"),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.data import SPECIAL_TOKENS, check_vocabulary, pack, pack_with_documents, read_corpus, train_tokenizer
+from sinklab.checkpoints import check_vocabulary
+from sinklab.data import SPECIAL_TOKENS, pack, pack_with_documents, read_corpus, train_tokenizer
 from tiny_diffusion import TEXT, tiny_tokenizer
 
 

@@ -170,7 +170,7 @@ def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for changes, message in [
         ({"shuffle_rows": 0}, "shuffle_rows must be at least 1, which keeps the order, but is 0"),
         ({"skip_rows": -1}, "skip_rows must be at least 0, but is -1"),
-        ({"documents": "joint"}, "documents must be joined or separate, but is 'joint'"),
+        ({"documents": "joint"}, "documents must be one of joined, separate, but is 'joint'"),
     ]:
         with pytest.raises(ValueError, match=message):
             stream(folder, **changes)
@@ -180,6 +180,7 @@ def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
         stream(folder).start_at(4, [2, 0, 3, 1])
 
 
+@pytest.mark.slow
 def test_real_books_stream_as_they_pack(tmp_path: Path) -> None:
     books = Path(os.environ.get("SINKLAB_SHARED", "../shared")) / "data" / "books_pd" / "valid.jsonl.gz"
     if not books.is_file():

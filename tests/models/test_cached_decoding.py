@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from sinklab.attention import watching
-from sinklab.fast import decoder as lean
+from sinklab.fast import decoder as fast
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Canvas, DualCache, EvenQuota, Factor, PrefixCache, Threshold, denoise, guided
 
@@ -128,14 +128,14 @@ def road(model, attention_BS=None):
     ids_BS, _ = canvas()
     wanted_BS = wanted_at(ids_BS, 8, 14)
     session = model.denoiser(attention_BS).session()
-    taken, own = [], lean.Decoder.__call__
+    taken, own = [], fast.FastDecoder.__call__
 
-    def spy(self, *args):
+    def spy(self, *args, **options):
         taken.append("lean")
-        return own(self, *args)
+        return own(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lean.Decoder, "__call__", spy)
+        patch.setattr(fast.FastDecoder, "__call__", spy)
         logits = [session(ids_BS, wanted_BS), session(ids_BS, wanted_BS, slice(8, 14))]
     torch.testing.assert_close(logits[0], logits[1])
     torch.testing.assert_close(logits[0], model.denoiser()(ids_BS, wanted_BS))
@@ -188,14 +188,14 @@ def test_what_the_lean_road_does_not_know_takes_the_decoders_own(change):
 
 def test_what_is_compiled_is_called_as_it_is():
     model = build()
-    assert lean.Decoder(model).is_faithful()
+    assert fast.FastDecoder(model).is_faithful()
     model.model.layers[1].compile(backend="eager")
-    assert not lean.Decoder(model).is_faithful()
+    assert not fast.FastDecoder(model).is_faithful()
 
 
 def test_the_lean_road_is_taken_again_when_a_hook_has_gone():
     model = build()
-    decoder = lean.Decoder(model)
+    decoder = fast.FastDecoder(model)
     handle = model.model.layers[1].register_forward_hook(lambda *_: None)
     assert [decoder.is_faithful() for _ in range(2)] == [False, False]
     handle.remove()
@@ -354,8 +354,8 @@ def test_long_canvases_go_through_the_mlp_in_pieces(monkeypatch):
         widths.append(x.shape[1])
         return silu(x, **options)
 
-    monkeypatch.setattr(lean, "_PIECE", 7)
-    monkeypatch.setattr(lean.F, "silu", spy)
+    monkeypatch.setattr(fast, "_PIECE", 7)
+    monkeypatch.setattr(fast.F, "silu", spy)
     torch.testing.assert_close(model.denoiser(attention_BS).session()(ids_BS, wanted_BS), expected)
     assert widths == [7, 7, 6, 7, 7, 6, 6]
 
@@ -404,13 +404,27 @@ def test_autocast(variant):
     assert (quick_MV - true_MV).pow(2).mean() < 1.5 * (plain_MV - true_MV).pow(2).mean()
 
 
-def test_the_denoiser_itself_is_the_models_own_forward_bit_for_bit():
+def test_a_plain_or_watched_denoiser_is_the_models_own_forward_bit_for_bit():
     model = build(dtype=torch.float32, sink_kind="token", sink_count=1)
     ids_BS, attention_BS = canvas(3)
     wanted_BS = wanted_at(ids_BS, 8, 14)
     with torch.inference_mode():
         expected = model(ids_BS, attention_BS, logits_to_keep=wanted_BS).logits
-    assert torch.equal(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected)
+    assert torch.equal(model.denoiser(attention_BS, plain=True)(ids_BS, wanted_BS), expected)
+    with watching(model):
+        assert torch.equal(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected)
+    torch.testing.assert_close(model.denoiser(attention_BS)(ids_BS, wanted_BS), expected, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_fast_evaluation_without_memory_is_the_models_own(variant, batch):
+    model = build(**VARIANTS[variant])
+    ids_BS, attention_BS = canvas(batch)
+    quick, plain = model.denoiser(attention_BS), model.denoiser(attention_BS, plain=True)
+    assert (quick.is_fast, plain.is_fast) == (True, False)
+    for wanted_BS in (wanted_at(ids_BS, 8, 14), torch.zeros_like(ids_BS, dtype=torch.bool), ids_BS == MASK):
+        torch.testing.assert_close(quick(ids_BS, wanted_BS), plain(ids_BS, wanted_BS), rtol=0, atol=1e-12)
 
 
 def test_nothing_wanted_gives_no_rows_and_fills_the_memory():

@@ -315,7 +315,7 @@ def test_unknown_arguments_and_models_without_a_mask_are_refused() -> None:
     ids = ids_of(TEXT[:10])
     with pytest.raises(TypeError, match="no option 'zzzz'; options are rule, schedule, cache, steps"):
         tiny_model().generate(ids, max_new_tokens=2, zzzz=4)
-    with pytest.raises(TypeError, match=r"no option 'treshold'; did you mean threshold\?"):
+    with pytest.raises(TypeError, match=r"no option 'treshold'; did you mean 'threshold'\?"):
         tiny_model().generate(ids, max_new_tokens=2, treshold=0.9)
     maskless = tiny_model(mask_token_id=None)
     with pytest.raises(ValueError, match=r"no mask token, so it cannot denoise; set config.mask_token_id"):

@@ -13,8 +13,7 @@ from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, 
 
 from sinklab.attention import watching
 from sinklab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
-from sinklab.caching.policies import Seen
-from sinklab.caching.stores import KeptStore, Window
+from sinklab.caching.store import Seen, Window
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import Canvas, DualCache, denoise, guided
 
@@ -89,12 +88,14 @@ def test_sinks_of_the_first_block_are_its_own_and_as_many_later(protect):
     agree(*logits, 1e-12)
     # the block's own queries see little but the block, in a model that says so
     received_BGS = torch.rand(1, 2, ids_BS.shape[1], dtype=torch.float64)
-    store = KeptStore(None, 1)
+    history = {}
     for number, block in enumerate((slice(8, 14), slice(14, 20))):
         work = dataclasses.replace(policy.work(8, 14, 0, 0), block=block, number=number)
-        store.begin(Window(work, block, torch.ones_like(ids_BS, dtype=torch.bool)), "full")
+        window = Window(work, block, torch.ones_like(ids_BS, dtype=torch.bool))
         received_BGS[..., block] = 9.0
-        sinks_BGS = store._protected(0, Seen(received_BGS, None, 0, 2), store.window.candidates_BS)
+        seen = Seen(0, window, None, None, None, 1.0, history)
+        vars(seen)["received_BGS"] = received_BGS
+        sinks_BGS = policy.protected(seen)
         assert sinks_BGS.sum(-1).tolist() == [[3, 3]] and not bool(sinks_BGS[..., 8:14].any())
 
 

@@ -62,6 +62,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_batch_and_holds_no_we
     assert head_gradient < kept[1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 def test_mfu_runs_every_form_at_tiny_sizes(capsys):

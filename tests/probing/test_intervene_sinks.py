@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from dense_twin import dense, received, top
 from torch import Tensor
 
 from sinklab.probing import MaskPositions, MaskSinks, intervene, trace
-from sinklab.registry import interventions
-from sinklab.sinks import Excess, find_sinks
+from sinklab.registry import interventions, rules
+from sinklab.sinks import Excess, Gu, Top, find_sinks
 from tiny_models import HandWritten, Prefixed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -326,3 +328,57 @@ def test_a_negative_layer_needs_somebody_who_counts() -> None:
     model = HandWritten()
     with pytest.raises(ValueError, match=r"no config\.num_hidden_layers"), intervene(model, MaskSinks(1, layers=-1)):
         model(IDS)
+
+
+RULES = [Excess(0.5), Excess(1.0, "zscore"), Gu(0.1), Top(2)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
+@pytest.mark.parametrize("k", [None, 1])
+def test_any_rule_says_what_is_removed(rule: Any, k: int | None) -> None:
+    log, recording = decoded(MaskSinks(k, rule=rule))
+    for removal in log.removals:
+        received, visible = recording.received[removal.forward - 1], recording.visible[removal.forward - 1]
+        found = find_sinks(received, rule, visible[:, None, None])
+        assert torch.equal(removal.removed_BLH, found.sum(-1).clamp(max=k or 99).float())
+        gone = removal.columns_BLHM.masked_fill(removal.columns_BLHM < 0, 12)
+        gone = torch.zeros(*received.shape[:-1], 13, dtype=torch.bool).scatter_(-1, gone, True)[..., :12]
+        best = received.masked_fill(~found, -torch.inf).topk(1, -1).indices
+        expected = found if k is None else found & torch.zeros_like(found).scatter_(-1, best, True)
+        assert torch.equal(gone, expected)
+
+
+def decoded(edit: MaskSinks) -> tuple[Any, Any]:
+    model = HandWritten()
+    with torch.no_grad(), intervene(model, edit) as log, trace(model) as recording:
+        for step in range(3):
+            model((IDS + 5 * step) % 30)
+    return log, recording
+
+
+def test_a_rule_of_ones_own_says_what_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "_classes", dict(rules._all()))
+
+    @rules.register("third")
+    @dataclass(frozen=True)
+    class Third:
+        """The third key, whatever it receives."""
+
+        def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
+            return (torch.arange(received.shape[-1]) == 2) & exists
+
+    log, _ = decoded(interventions.parse("mask_sinks:rule=third"))
+    assert log.removals and all(bool((removal.columns_BLHM == 2).all()) for removal in log.removals)
+
+
+def test_epsilon_is_short_for_the_rule_of_excess() -> None:
+    edit = MaskSinks(epsilon=1.0)
+    assert edit == MaskSinks(rule=Excess(1.0)) and edit.epsilon is None
+    assert interventions.as_text(edit) == "mask_sinks:rule=excess:epsilon=1.0"
+    written = {"name": "mask_sinks", "k": None, "epsilon": 1.0, "source": "closed_loop", "control": "sinks", "seed": 0}
+    assert interventions.parse(written) == edit
+    spec = interventions.as_dict(MaskSinks(3, rule=Gu(0.2)))
+    assert spec["rule"] == {"name": "gu", "weight": 0.2} and interventions.parse(spec) == MaskSinks(3, rule=Gu(0.2))
+    assert interventions.parse("mask_sinks:k=3,rule=(excess:epsilon=2,scale=percent)").rule == Excess(2.0, "percent")
+    with pytest.raises(ValueError, match=r"epsilon=1\.0 is short for a rule, but Gu\(.*\) is given: leave out one"):
+        MaskSinks(epsilon=1.0, rule=Gu(0.2))

@@ -253,6 +253,7 @@ def test_facts_and_head_maps_of_a_run(make_study):
     json.dumps(run, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_an_8b_run_fits_three_megabytes(tmp_path):
     size = Simulation(steps=64, layers=32, heads=32, text=512, prompt=64)
     study = as_studies(simulate(tmp_path / "run", size))[0]

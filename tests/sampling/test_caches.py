@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.sampling import CACHES, Canvas, DualCache, PrefixCache, cache_by_name, denoise, evaluator
+from sinklab.registry import caches
+from sinklab.sampling import Canvas, DualCache, PrefixCache, cache_of, denoise, evaluator
 
 MASK, PAD = 9, 8
 
@@ -79,14 +80,12 @@ def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
 
 
 def test_caches_by_name():
-    assert list(CACHES.items())[:3] == [("none", None), ("prefix", PrefixCache), ("dual", DualCache)]
-    assert (cache_by_name("none"), cache_by_name("prefix"), cache_by_name("dual")) == (None, PrefixCache(), DualCache())
-    with pytest.raises(
-        ValueError, match=r"unknown cache 'duel'; known caches are dual, evict, none, .*; did you mean dual"
-    ):
-        cache_by_name("duel")
+    assert (caches["prefix"], caches["dual"]) == (PrefixCache, DualCache)
+    assert (cache_of("none"), cache_of("prefix"), cache_of("dual")) == (None, PrefixCache(), DualCache())
+    with pytest.raises(ValueError, match=r"unknown cache 'duel'; known are dual, evict, none, .*; did you mean 'dual'"):
+        cache_of("duel")
     with pytest.raises(ValueError, match="pass one of these, or a cache object"):
-        cache_by_name("zzzzzz")
+        cache_of("zzzzzz")
 
 
 def test_unequal_prompts_agree_on_their_blocks():

@@ -8,10 +8,10 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
+from sinklab.registry import schedules, unmasking_rules
 from sinklab.sampling import (
-    RULES,
-    SCHEDULES,
     Canvas,
+    DecodingSettings,
     Entropy,
     EntropyBound,
     Factor,
@@ -21,8 +21,6 @@ from sinklab.sampling import (
     Timed,
     TopkMargin,
     denoise,
-    rule_by_name,
-    schedule_by_name,
 )
 
 CANVAS = Canvas.from_prompts([[1, 2, 3, 4, 5], [6, 7], [], [8]], new_tokens=12, mask_id=MASK, pad_id=PAD)
@@ -88,8 +86,8 @@ def start(seed=0, **settings):
             "each block needs at least 1 step, got 2 steps for 3 bl",
         ),
         ({"schedule": "timed", "steps": 0}, "steps must be at least 1, got 0"),
-        ({"schedule": "timid"}, r"unknown schedule 'timid'.*did you mean timed\?"),
-        ({"cache": "duel"}, r"unknown cache 'duel'.*did you mean dual\?"),
+        ({"schedule": "timid"}, r"unknown schedule 'timid'.*did you mean 'timed'\?"),
+        ({"cache": "duel"}, r"unknown cache 'duel'.*did you mean 'dual'\?"),
         ({"cache": "dual"}, r"needs a denoiser that remembers keys and values, but ToyDenoiser has no method session"),
         ({"stop_ids": []}, "stop_ids needs at least one token id, got none"),
         ({"stop_ids": [3, MASK]}, rf"\[MASK\] \(id {MASK}\) is never written, so it cannot be a stop id"),
@@ -112,18 +110,18 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
         (lambda: LowConfidence(alg_temp=-0.1), "alg_temp must be 0 or a positive finite number, got -0.1"),
         (lambda: Entropy(alg_temp=float("inf")), "alg_temp must be 0 or a positive finite number, got inf"),
         (
-            lambda: rule_by_name("random", alg_temp=0.1),
+            lambda: DecodingSettings(rule="random", alg_temp=0.1).values(),
             "alg_temp does not go with the unmasking rule 'random', got alg_temp=0.1; it belongs to entropy, low",
         ),
         (
-            lambda: rule_by_name("entropy", defer_ids=(1,)),
+            lambda: DecodingSettings(rule="entropy", defer_ids=(1,)).values(),
             r"defer_ids does not go with the unmasking rule 'entropy', got defer_ids=\(1,\); it belongs to low",
         ),
         (
-            lambda: schedule_by_name("even", threshold=0.9),
+            lambda: DecodingSettings(schedule="even", threshold=0.9).values(),
             "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to threshold",
         ),
-        (lambda: schedule_by_name("even", zeta=1), "zeta does not go with the schedule 'even'.*no schedule has it"),
+        (lambda: schedules.make("even", zeta=1), "the schedule 'even' has no field 'zeta'; it has none"),
     ],
 )
 def test_numbers_out_of_range_or_of_another_are_refused(make, message):
@@ -133,7 +131,7 @@ def test_numbers_out_of_range_or_of_another_are_refused(make, message):
 
 def test_every_other_pair_of_rule_and_schedule_decodes_everything():
     refused = []
-    for rule, schedule in itertools.product(RULES, SCHEDULES):
+    for rule, schedule in itertools.product(unmasking_rules, schedules):
         try:
             steps = list(start(rule=rule, schedule=schedule, block_length=5))
         except ValueError as error:
@@ -144,7 +142,7 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
         assert torch.equal(torch.stack([step.committed_BS for step in steps]).sum(0), CANVAS.open_BS.long())
     orders = ["left_to_right", "origin", "positional", "random"]
     expected = [(rule, schedule) for rule in [*orders, "entropy"] for schedule in ("threshold", "factor")]
-    expected += [(rule, "entropy_bound") for rule in RULES if rule != "entropy"]
+    expected += [(rule, "entropy_bound") for rule in unmasking_rules if rule != "entropy"]
     expected += [("topk_margin", "factor"), ("origin", "even")]
     assert sorted(refused) == sorted(expected)
 
@@ -153,7 +151,7 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
 @pytest.mark.parametrize("rule", ["low_confidence", "maskgit_plus", "topk_margin", "entropy"])
 def test_drawn_positions_follow_the_seed_and_differ_from_the_best(rule, schedule):
     def order(seed, alg_temp):
-        drawn = start(seed, rule=rule_by_name(rule, alg_temp=alg_temp), schedule=schedule, steps=12)
+        drawn = start(seed, rule=unmasking_rules.make(rule, alg_temp=alg_temp), schedule=schedule, steps=12)
         return [step.committed_BS.tolist() for step in drawn]
 
     assert order(1, 0.5) == order(1, 0.5)

@@ -20,7 +20,7 @@ def prompts():
         ({"block_length": 0}, "block_length must be at least 1, got 0"),
         ({"temperature": -1.0}, "temperature must be 0 or a positive finite number, got -1.0"),
         ({"temperature": 1.0}, r"a temperature above 0 needs a source of randomness.*manual_seed\(seed\)"),
-        ({"rule": "rndom"}, "unknown unmasking rule 'rndom'.*did you mean random"),
+        ({"rule": "rndom"}, "unknown unmasking rule 'rndom'.*did you mean 'random'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_the_first_step(settings, message):
@@ -93,7 +93,7 @@ def test_logits_whose_sum_overflows_are_fine():
 
 def test_a_schedule_that_never_ends_is_refused():
     class Idle(EvenQuota):
-        def begun(self, size_B, evaluations, rule):
+        def start(self, size_B, evaluations, rule):
             return lambda ordered_BC, todo_BC, nth: torch.zeros_like(size_B)
 
     canvas = prompts()

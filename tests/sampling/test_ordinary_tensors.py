@@ -6,7 +6,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
-from sinklab.sampling import RULES, Canvas, denoise, guided, limited, suppressed
+from sinklab.registry import unmasking_rules
+from sinklab.sampling import Canvas, denoise, guided, limited, suppressed
 
 CANVAS = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=PAD)
 NAMES = ["before_BS", "ids_BS", "filled_BS", "masked_BS", "committed_BS", "confidence_BS"]
@@ -32,7 +33,7 @@ def assert_ordinary(denoiser, **settings):
     assert weight_VD.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", unmasking_rules)
 @pytest.mark.parametrize("more", [{}, {"stop_ids": range(9)}, {"temperature": 1.0, "top_k": 5}], ids=str)
 def test_every_rule(rule, more):
     assert_ordinary(inferring, rule=rule, **more)

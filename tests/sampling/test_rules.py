@@ -8,8 +8,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY
 
+from sinklab.registry import unmasking_rules
 from sinklab.sampling import (
-    RULES,
     Candidates,
     Canvas,
     Entropy,
@@ -22,7 +22,6 @@ from sinklab.sampling import (
     TokenSampling,
     TopkMargin,
     denoise,
-    rule_by_name,
 )
 
 
@@ -107,7 +106,7 @@ def test_positional_order_is_one_permutation_per_row_known_from_the_start():
     assert (steps[0].confidence_BS[:, 1:].argsort(1, descending=True) + 1 == order_BT).all()
     # 300 of 120 permutations: all but a few must come up.
     assert len({tuple(row) for row in order_BT.tolist()}) > 90
-    with pytest.raises(ValueError, match=r"drawn before the first step; call begun\(open_BS, generator\)"):
+    with pytest.raises(ValueError, match=r"drawn before the first step; call start\(open_BS, generator\)"):
         PositionalOrder()(candidates(torch.zeros(2, 3)))
 
 
@@ -191,11 +190,13 @@ def test_a_plain_function_is_a_rule():
 
 
 def test_rules_are_values_with_names():
-    assert {name: type(rule_by_name(name)) for name in RULES} == RULES
-    assert rule_by_name("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
+    assert {name: type(unmasking_rules.make(name)) for name in unmasking_rules} == dict(unmasking_rules)
+    assert unmasking_rules.make("entropy", alg_temp=0.5) == Entropy(alg_temp=0.5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         LowConfidence().alg_temp = 0.9
-    with pytest.raises(ValueError, match=r"unknown unmasking rule 'low_confidance'.*did you mean low_confidence\?"):
-        rule_by_name("low_confidance")
-    with pytest.raises(ValueError, match=r"known are entropy, left_to_right, low_confidence, .*; pass one of these"):
-        rule_by_name("zzz")
+    with pytest.raises(ValueError, match=r"unknown unmasking rule 'low_confidance'.*did you mean 'low_confidence'\?"):
+        unmasking_rules.parse("low_confidance")
+    with pytest.raises(
+        ValueError, match=r"known are entropy, left_to_right, low_confidence, .*; if a plug-in defines it"
+    ):
+        unmasking_rules.parse("zzz")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sinklab.registry import schedules
 from sinklab.sampling import (
-    SCHEDULES,
     Candidates,
     Canvas,
     Entropy,
@@ -14,7 +14,6 @@ from sinklab.sampling import (
     commit_counts,
     deal_steps,
     denoise,
-    schedule_by_name,
 )
 
 
@@ -107,13 +106,15 @@ def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
 
 
 def test_schedules_are_values_with_names():
-    assert {name: type(schedule_by_name(name)) for name in SCHEDULES} == SCHEDULES
-    assert {schedule_by_name(name).name for name in SCHEDULES} == set(SCHEDULES)
-    assert schedule_by_name("threshold", threshold=0.5) == Threshold(0.5)
-    with pytest.raises(ValueError, match=r"unknown schedule 'treshold'.*did you mean threshold\?"):
-        schedule_by_name("treshold")
-    with pytest.raises(ValueError, match=r"unknown schedule 'zzzz'; known are entropy_bound, even.*a schedule object"):
-        schedule_by_name("zzzz")
+    assert {name: type(schedules.make(name)) for name in schedules} == dict(schedules)
+    assert {schedules.make(name).name for name in schedules} == set(schedules)
+    assert schedules.make("threshold", threshold=0.5) == Threshold(0.5)
+    with pytest.raises(ValueError, match=r"unknown schedule 'treshold'.*did you mean 'threshold'\?"):
+        schedules.parse("treshold")
+    with pytest.raises(
+        ValueError, match=r"unknown schedule 'zzzz'; known are entropy_bound, even.*if a plug-in defines it"
+    ):
+        schedules.parse("zzzz")
 
 
 def committed(logits_MV, **settings):

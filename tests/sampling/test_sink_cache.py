@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from sinklab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
-from sinklab.caching.policies import Budget, Seen, kept_columns, most_received
-from sinklab.sampling import DecodingSettings, cache_by_name
+from sinklab.caching.policies import most_received
+from sinklab.caching.store import BlockStore, Window
+from sinklab.registry import caches
+from sinklab.sampling import DecodingSettings
 
 # B batch, G key heads, S columns, C kept
 
@@ -21,12 +25,40 @@ def candidates(padding=(0,)):
     return real_BS
 
 
+def Budget(keep=0.5, sinks=0, **others):
+    return EvictingCache(keep=keep, sinks=sinks, **others)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What an evaluation that chooses saw, with the measurements given."""
+
+    received_BGS: torch.Tensor | None
+    aligned_BS: torch.Tensor | None
+    layer: int
+    heads: int
+    candidates_BS: torch.Tensor
+    block: slice
+    number: int
+
+
+def kept_columns(budget, seen, candidates_BS, sinks_BGS, block, number):
+    """(B, G, C) by the ranks of the budget, the protected sinks given in place of the budget's own."""
+    policy = dataclasses.replace(budget, sinks=0)
+    if sinks_BGS is not None:
+        policy = dataclasses.replace(budget, sinks=1)
+        object.__setattr__(policy, "protected", lambda _: sinks_BGS)
+    window = Window(policy.work(block.start, block.stop, number, 0), block, candidates_BS)
+    ranks_BGS = policy.ranks(Seen(*seen, candidates_BS, block, number))
+    return BlockStore(None, window, [{}])._best(ranks_BGS)
+
+
 def kept(budget, received=None, aligned=None, sinks_BGS=None, padding=(0,), layer=0, number=0):
     """The kept columns of each row and head, in order."""
     heads = 2 if received is None else received.shape[1]
-    seen = Seen(received, aligned, layer, heads)
+    seen = (received, aligned, layer, heads)
     counts = budget.counts(candidates(padding)).tolist()
-    columns_BGC = kept_columns(budget, seen, candidates(padding), sinks_BGS, BLOCK, number, max(counts))
+    columns_BGC = kept_columns(budget, seen, candidates(padding), sinks_BGS, BLOCK, number)
     return [[head[:n].tolist() for head in row] for row, n in zip(columns_BGC, counts, strict=True)]
 
 
@@ -64,12 +96,11 @@ def test_a_padded_row_keeps_what_it_keeps_alone(score):
     row = kept(budget, received_BGS, aligned_BS, padding=(0, 3), layer=1, number=2)[1]
     alone = kept_columns(
         budget,
-        Seen(received_BGS[1:, :, 3:], aligned_BS[1:, 3:], 1, 2),
+        (received_BGS[1:, :, 3:], aligned_BS[1:, 3:], 1, 2),
         candidates((3,))[:, 3:],
         None,
         slice(5, 9),
         2,
-        3,
     )
     assert row == (alone[0] + 3).tolist()
     assert len(row[0]) == 3
@@ -134,7 +165,7 @@ def test_settings_make_caches(settings, expected):
 
 def test_scores_by_name():
     names = ("sink", "evict", "received", "random")
-    assert [cache_by_name(name).score for name in names] == ["nearest", "aligned", "received", "random"]
+    assert [caches.make(name).score for name in names] == ["nearest", "aligned", "received", "random"]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +177,14 @@ def test_scores_by_name():
             "cache_sinks does not go with the cache 'dual'.*random, received, sink, ",
         ),
         ({"cache": "sink_refresh", "cache_keep": 0.5}, "cache_keep does not go with the cache 'sink_refresh'"),
-        ({"cache": "snk"}, r"unknown cache 'snk'.*did you mean sink\?"),
+        ({"cache": "snk"}, r"unknown cache 'snk'.*did you mean 'sink'\?"),
         ({"cache": "sink", "cache_keep": 0.0}, r"keep is a share of the columns .*, above 0 to 1, got 0\.0"),
         ({"cache": "sink", "cache_keep": 1.5}, r"keep is a share of the columns .*, above 0 to 1, got 1\.5"),
         ({"cache": "evict", "cache_sinks": -1}, "sinks counts columns, at least 0, got -1"),
         ({"cache": "evict", "cache_neighbours": -2}, "neighbours counts columns, at least 0, got -2"),
         (
             {"cache": "sink", "cache_protect": "frst"},
-            "protect is one of now, first, earlier, got 'frst'; did you mean f",
+            "protect must be one of now, first, earlier, but is 'frst'; did you mean 'f",
         ),
         ({"cache": "evict", "cache_protect": "first"}, "with sinks=0 none are, got protect='first'; give a number of"),
         ({"cache": "sink_refresh", "cache_sinks": 0}, "at least 1, got 0; without any this is the dual cache"),
@@ -167,7 +198,9 @@ def test_what_makes_no_sense_is_refused(settings, message):
 
 
 def test_a_score_or_delay_that_is_none():
-    with pytest.raises(ValueError, match="score is one of nearest, received, aligned, random, got 'recieved'; did you"):
+    with pytest.raises(
+        ValueError, match="score must be one of nearest, received, aligned, random, but is 'recieved'; did you"
+    ):
         EvictingCache(score="recieved")
     with pytest.raises(ValueError, match="delay counts evaluations, at least 0, got -1"):
         EvictingCache(delay=-1)

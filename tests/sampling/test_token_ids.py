@@ -13,7 +13,9 @@ def start(**settings):
     return denoise(ToyDenoiser(CANVAS.attention_BS), CANVAS, **settings)
 
 
-@pytest.mark.parametrize("given", [5, (5,), [5], {5}, torch.tensor(5), torch.tensor([5]), iter([5])], ids=str)
+@pytest.mark.parametrize(
+    "given", [5, (5,), [5], {5}, torch.tensor(5), torch.tensor([5]), iter([5])], ids=lambda given: type(given).__name__
+)
 def test_one_id_or_several_in_any_form(given):
     settings = DecodingSettings(stop_ids=given)
     assert settings.stop_ids == (5,)

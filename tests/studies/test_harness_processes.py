@@ -60,6 +60,7 @@ def run_two(first: Path, second: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     return said, printed
 
 
+@pytest.mark.slow
 def test_two_processes_score_what_one_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()

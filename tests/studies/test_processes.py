@@ -58,6 +58,7 @@ def settings(tmp_path: Path) -> dict:
     return {**SETTINGS, "heldout": str(tmp_path / "held.txt")}
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> None:
     done = launch(tmp_path, settings)
     assert done.returncode == 0, done.stderr
@@ -82,6 +83,7 @@ def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> 
             assert np.array_equal(run.array("attention", key, part=part), array, equal_nan=array.dtype.kind == "f")
 
 
+@pytest.mark.slow
 def test_processes_take_up_the_seed_and_resume_their_own_samples(settings: dict, tmp_path: Path) -> None:
     """A run of which one process was interrupted: what the others wrote is kept, and all samples are there at last."""
     settings = {**settings, "heldout": "", "seed": None, "prompts": settings["prompts"][:3], "mask_sinks": ()}

@@ -24,6 +24,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     return tiny_settings(corpus, batch=8, micro_batch=2, steps=4, lr=2e-3, **often, **variant)
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_noise_losses_and_weights_of_one(settings: TrainSettings, tmp_path: Path) -> None:
     runs = {
         "memory": settings,
@@ -71,6 +72,7 @@ FSDP2 = {
 """What accelerate launch makes of launch/eight_gpus_fsdp2.yaml."""
 
 
+@pytest.mark.slow
 def test_weights_spread_over_two_processes_learn_the_same_and_resume(settings: TrainSettings, tmp_path: Path) -> None:
     here = replace(settings, steps=3, save_every=2, eval_every=3, backbone="qwen2", gradient_checkpointing=True)
     spread, alone = (replace(here, out=str(tmp_path / name)) for name in ("spread", "alone"))

@@ -107,6 +107,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert first.table("monitor").equals(second.table("monitor"))
 
 
+@pytest.mark.slow
 def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
     settings: TrainSettings, tmp_path: Path
 ) -> None:

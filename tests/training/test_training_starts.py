@@ -1,6 +1,7 @@
 """What a run can start from and leave: causal models, retrofits, adapters, pairs, documents apart, annealing."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from sinklab.models import DiffusionLM
 from sinklab.probing import WindowAttention, intervene
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, causal_loss, train
+from sinklab.training.model import save
 from sinklab.training.noise import neighbours
 from sinklab.training.text import prepare
-from tiny_diffusion import save_tiny, tiny_tokenizer
+from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
 
 
@@ -366,3 +368,13 @@ def test_a_model_with_a_window_is_decoded_under_the_same_window(settings: TrainS
             edited = model(ids_BS, real_BS).logits
     assert torch.allclose(expected[real_BS], edited[real_BS], atol=1e-5)
     assert not torch.allclose(expected[real_BS], model(ids_BS, real_BS).logits[real_BS], atol=1e-2)
+
+
+def test_the_weights_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save(tiny_model(), tiny_tokenizer(), tmp_path, TrainSettings())
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
+    assert "model.safetensors" in modes and set(modes.values()) == {0o640}

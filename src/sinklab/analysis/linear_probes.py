@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e3, 1e4)
 
@@ -49,37 +50,10 @@ def standardised(states_ND: Tensor, components: int | None = None) -> Tensor:
     return x_ND @ direction_DC
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """What a fit needs to know of some rows; sums of two are those of both."""
-
-    count: Tensor
-    x_D: Tensor
-    y_C: Tensor
-    xx_DD: Tensor
-    xy_DC: Tensor
-
-    @classmethod
-    def of(cls, x_ND: Tensor, y_NC: Tensor) -> _Sums:
-        count = torch.tensor(float(len(x_ND)), dtype=x_ND.dtype)
-        return cls(count, x_ND.sum(0), y_NC.sum(0), x_ND.T @ x_ND, x_ND.T @ y_NC)
-
-    def __add__(self, other: _Sums) -> _Sums:
-        return _Sums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
-
-    def __sub__(self, other: _Sums) -> _Sums:
-        return _Sums(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
-
-    def mixed(self, mixing_CM: Tensor) -> _Sums:
-        """The same of these mixtures of the target's columns."""
-        return replace(self, y_C=self.y_C @ mixing_CM, xy_DC=self.xy_DC @ mixing_CM)
-
-    def fitted(self) -> _Fit:
-        mean_D, mean_C = self.x_D / self.count, self.y_C / self.count
-        xx_DD = self.xx_DD / self.count - torch.outer(mean_D, mean_D)
-        xy_DC = self.xy_DC / self.count - torch.outer(mean_D, mean_C)
-        value_D, vector_DD = torch.linalg.eigh(xx_DD)
-        return _Fit(mean_D, mean_C, value_D.clamp(min=0), vector_DD, vector_DD.T @ xy_DC)
+def _gram(x_ND: Tensor, y_NC: Tensor) -> Tensor:
+    """[1 x]ᵀ[1 x y], all that a fit needs to know of some rows; that of more rows is the sum."""
+    one_x = functional.pad(x_ND, (1, 0), value=1.0)
+    return one_x.T @ torch.cat([one_x, y_NC], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +65,14 @@ class _Fit:
     value_D: Tensor
     vector_DD: Tensor
     turned_DC: Tensor
+
+    @classmethod
+    def of(cls, gram: Tensor) -> _Fit:
+        size, mean = len(gram), gram[0] / gram[0, 0]
+        covariance = (gram / gram[0, 0] - torch.outer(mean[:size], mean))[1:, 1:]
+        xx_DD, xy_DC = covariance[:, : size - 1], covariance[:, size - 1 :]
+        value_D, vector_DD = torch.linalg.eigh(xx_DD)
+        return cls(mean[1:size], mean[size:], value_D.clamp(min=0), vector_DD, vector_DD.T @ xy_DC)
 
     def turned(self, x_ND: Tensor) -> Tensor:
         """Rows as `predicted` takes them, once for all penalties."""
@@ -132,28 +114,25 @@ def ridge(
         )
     x_ND = x_ND.double()
     rows = {fold: fold_N == fold for fold in numbers}
-    sums = {fold: _Sums.of(x_ND[rows[fold]], y_NC[rows[fold]]) for fold in numbers}
-    total = sum(list(sums.values())[1:], sums[numbers[0]])
+    grams = {fold: _gram(x_ND[rows[fold]], y_NC[rows[fold]]) for fold in numbers}
+    total = torch.stack([*grams.values()]).sum(0)
     sizes = [target.shape[1] for target in targets.values()]
     mixing_CM = torch.block_diag(*map(_mixing, sizes))
     narrow_NM, narrow_sizes = y_NC @ mixing_CM, [min(size, MIXED) for size in sizes]
-    mixed = {fold: part.mixed(mixing_CM) for fold, part in sums.items()}
+    mixing = torch.block_diag(torch.eye(len(total), dtype=torch.float64), mixing_CM)
     predicted_NC, mean_NC = torch.empty_like(y_NC), torch.empty_like(y_NC)
     for fold in numbers:
-        left = total - sums[fold]
-        narrow_left = left.mixed(mixing_CM)
+        left = total - grams[fold]
         error_AM = y_NC.new_zeros(len(penalties), narrow_NM.shape[1])
         for inner in numbers:
             if inner != fold:
-                fit, part_N = (narrow_left - mixed[inner]).fitted(), rows[inner]
+                fit, part_N = _Fit.of((left - grams[inner]) @ mixing), rows[inner]
                 turned_ND, wanted_NM = fit.turned(x_ND[part_N]), narrow_NM[part_N]
                 for error_M, penalty in zip(error_AM, penalties, strict=True):
                     error_M += (fit.predicted(turned_ND, penalty) - wanted_NM).square().sum(0)
-        best = [part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)]
-        penalty_C = torch.cat(
-            [y_NC.new_full((size,), penalties[int(place)]) for place, size in zip(best, sizes, strict=True)]
-        )
-        fit = left.fitted()
+        best = torch.stack([part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)])
+        penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best].repeat_interleave(torch.tensor(sizes))
+        fit = _Fit.of(left)
         mean_NC[rows[fold]] = fit.mean_C
         predicted_NC[rows[fold]] = fit.predicted(fit.turned(x_ND[rows[fold]]), penalty_C)
     parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), strict=True)
@@ -179,8 +158,8 @@ class Score:
 
     def value(self, count_RG: Tensor | None = None) -> Tensor:
         """The score, (), or of texts taken so many times, (R,); NaN where nothing was counted."""
-        top, bottom = (part if count_RG is None else count_RG @ part for part in (self.top_G, self.bottom_G))
-        ratio = (top.sum() / bottom.sum()) if count_RG is None else top / bottom
+        count_RG = torch.ones_like(self.top_G) if count_RG is None else count_RG
+        ratio = (count_RG @ self.top_G) / (count_RG @ self.bottom_G)
         return 1 - ratio if self.is_error else ratio
 
 

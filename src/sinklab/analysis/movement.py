@@ -1,17 +1,17 @@
 """How long keys stay sinks: births, deaths and runs, counted step by step."""
 
 # T steps, L layers, H heads, K keys (added sink columns first)
-# L layers, H heads, K keys
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.counts import ratio
 from sinklab.analysis.trends import MotionSummary, summarised, trend
 from sinklab.sinks.normalize import main_sink, slabs
-from sinklab.sinks.rules import Excess, Rule, find_sinks
+from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,12 @@ class Motion:
     """one line for all heads"""
 
 
-_RULE = Excess()
-
-
 def motion(
     received: Any,
     visible: Any = None,
     positions: Any = None,
     *,
-    rule: Rule = _RULE,
+    rule: Rule = DEFAULT,
     added: int = 0,
     jump: int = 4,
 ) -> Motion:
@@ -98,81 +95,77 @@ def motion(
     counted = np.zeros(main.shape, dtype=bool)
     share = np.zeros(main.shape, dtype=np.float32)
     length = np.zeros((*lead, steps), dtype=float)
-    lives = {index: Lifetimes() for index in np.ndindex(lead)}
+    lives = np.zeros((5, *lead, layers, heads), dtype=np.int64)
     for index, a_LHK, seen in slabs(received, visible, positions, 3):
+        if index[-1] == 0:
+            life = _Lifetimes(lives[:, *index[:-1]], keys)
         seen_LHK = np.broadcast_to(seen, a_LHK.shape)
         sinks_LHK = find_sinks(a_LHK, rule, seen)
         main_LH = main_sink(np.where(seen_LHK > 0, a_LHK, np.nan))
-        at = np.maximum(main_LH, 0)[..., None]
-        exists_LH = main_LH >= 0
-        weight_LH = np.take_along_axis(a_LHK, at, -1)[..., 0]
-        weight_LH = weight_LH / np.where(exists_LH, np.take_along_axis(seen_LHK, at, -1)[..., 0], 1)
+        exists_LH, at = main_LH >= 0, np.maximum(main_LH, 0)[..., None]
+        received_LH, seen_LH, is_sink_LH = (
+            np.take_along_axis(values, at, -1)[..., 0] for values in (a_LHK, seen_LHK, sinks_LHK)
+        )
         main[index] = main_LH
-        counted[index] = exists_LH & np.take_along_axis(sinks_LHK, at, -1)[..., 0]
-        share[index] = np.where(exists_LH, weight_LH, 0)
+        counted[index] = exists_LH & is_sink_LH
+        share[index] = np.where(exists_LH, received_LH / np.where(exists_LH, seen_LH, 1), 0)
         # Scaled as if all ran, the greatest count is the number of positions.
         length[index] = np.nan_to_num(seen).max(initial=0)
-        lives[index[:-1]].add(sinks_LHK, exists_LH)
-    return _measured(main, counted, share, length, [lives[index] for index in np.ndindex(lead)], (added, jump, keys))
+        life.add(sinks_LHK, exists_LH)
+    crossed = (np.maximum((length > 0).sum(-1) - 1, 0) / np.maximum(length.max(-1), 1))[..., None, None]
+    return _motion(main, counted, share * counted, crossed, lives, added, jump)
 
 
-def _measured(
+def _motion(
     main: np.ndarray,
     counted: np.ndarray,
-    share: np.ndarray,
-    length: np.ndarray,
-    lives: list[Lifetimes],
-    numbers: tuple[int, int, int],
+    drawn: np.ndarray,
+    crossed: np.ndarray,
+    lives: np.ndarray,
+    added: int,
+    jump: int,
 ) -> Motion:
-    added, jump, keys = numbers
-    shape = (*main.shape[:-3], *main.shape[-2:])
-    steps_first, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
-    steps = here.sum(0)
-    strength = np.moveaxis(share * counted, -3, 0).sum(0) / np.maximum(steps, 1)
-    mobility = _mobility(steps_first, here, keys)
+    """The paths in numbers.
+
+    drawn: share of the main sink where it counts. crossed: (..., 1, 1) number of steps over the sequence's length.
+    lives: counts of `_Lifetimes`, (5, ...).
+    """
+    place, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
+    steps, text = here.sum(0), here & (place >= added)
     pairs = here[1:] & here[:-1]
-    moved = pairs & (steps_first[1:] != steps_first[:-1])
-    distance = np.abs(np.diff(steps_first.astype(float), axis=0))
-    text = here & (steps_first >= added)
+    moved = pairs & (place[1:] != place[:-1])
+    distance = np.abs(np.diff(place.astype(float), axis=0))
     jumped = moved & text[1:] & text[:-1] & (distance > jump)
-    jumps = jumped.sum(0)
-    lived = {
-        name: np.array([getattr(life, name) for life in lives], dtype=float).reshape(shape)
-        for name in ("births", "deaths", "finished", "at_risk", "lasting")
-    }
+    births, deaths, finished, at_risk, lasting = lives
+    line = trend(place.astype(float), text)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean_jump = np.where(jumped, distance, 0).sum(0) / np.where(jumps > 0, jumps, np.nan)
-        mean_lifetime = lived["finished"] / np.where(lived["deaths"] > 0, lived["deaths"], np.nan)
-        expected = lived["at_risk"] / lived["deaths"]
-    line = trend(steps_first.astype(float), text)
-    existing = (length > 0).sum(-1)
-    crossed = (np.maximum(existing - 1, 0) / np.maximum(length.max(-1), 1))[..., None, None]
+        expected = at_risk / deaths
     fields = {
         "steps": steps,
-        "strength": strength,
-        "mobility": mobility,
+        "strength": np.moveaxis(drawn, -3, 0).sum(0) / np.maximum(steps, 1),
+        "mobility": _mobility(place, here),
         "moves": moved.sum(0),
         "transitions": pairs.sum(0),
         "longest_stay": _longest_stay(here, pairs & ~moved),
-        "jumps": jumps,
-        "mean_jump": mean_jump,
-        "births": lived["births"].astype(int),
-        "deaths": lived["deaths"].astype(int),
-        "lasting": lived["lasting"].astype(int),
-        "mean_lifetime": mean_lifetime,
+        "jumps": jumped.sum(0),
+        "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
+        "births": births,
+        "deaths": deaths,
+        "lasting": lasting,
+        "mean_lifetime": ratio(finished, deaths),
         "expected_lifetime": expected,
         "drift": line.slope,
         "drift_low": line.low,
         "drift_high": line.high,
         "drift_relative": line.slope * crossed,
     }
-    return Motion(main, counted, **fields, overall=summarised(fields, line.scores, crossed, lived["at_risk"]))
+    return Motion(main, counted, **fields, overall=summarised(fields, line.scores, at_risk))
 
 
-def _mobility(main: np.ndarray, here: np.ndarray, keys: int) -> np.ndarray:
+def _mobility(main: np.ndarray, here: np.ndarray) -> np.ndarray:
     """1 - sum over places of n (n - 1) / (N (N - 1)): the unbiased Gini-Simpson index of the places."""
     flat, flags = main.reshape(len(main), -1), here.reshape(len(main), -1)
-    paths = flat.shape[1]
+    paths, keys = flat.shape[1], int(main.max(initial=0)) + 1
     cell = (np.arange(paths) * keys + np.maximum(flat, 0))[flags]
     visits = np.bincount(cell, minlength=paths * keys).reshape(paths, keys).astype(float)
     total = visits.sum(-1)
@@ -190,41 +183,25 @@ def _longest_stay(here: np.ndarray, stayed: np.ndarray) -> np.ndarray:
     return longest
 
 
-@dataclass
-class Lifetimes:
-    """Counts over one sample, filled by ``add`` in the order of the steps. Working memory: two slabs."""
+class _Lifetimes:
+    """Counts over one sample, filled by ``add`` in the order of the steps. Working memory: two slabs.
 
-    births: np.ndarray = field(init=False)
-    """(layer, head) keys that became sinks, those of the first step apart"""
-    deaths: np.ndarray = field(init=False)
-    """(layer, head) sinks that stopped being one at the next step"""
-    finished: np.ndarray = field(init=False)
-    """(layer, head) steps that the sinks of ``deaths`` had lasted"""
-    at_risk: np.ndarray = field(init=False)
-    """(layer, head) sinks that had a next step at which they could stop"""
-    age: np.ndarray | None = field(init=False, default=None)
-    """(layer, head, key) steps that the key has been a sink without a break"""
-    alive: np.ndarray = field(init=False)
-    """(layer, head) whether the step before existed"""
+    counts: (5, layer, head) to add to: keys that became sinks after the first step; sinks that stopped being one; steps
+    that those had lasted; sinks that had a next step at which they could stop; sinks at the last step.
+    """
+
+    def __init__(self, counts: np.ndarray, keys: int) -> None:
+        self.counts = counts
+        self.age = np.zeros((*counts.shape[1:], keys), dtype=np.int32)
+        """(layer, head, key) steps that the key has been a sink without a break"""
+        self.alive = np.zeros(counts.shape[1:], dtype=bool)
 
     def add(self, sinks_LHK: np.ndarray, exists_LH: np.ndarray) -> None:
         """One step: which keys are sinks, and for which heads the step exists. A missing step ends the watch."""
-        if self.age is None:
-            self.births, self.deaths, self.finished, self.at_risk = np.zeros((4, *exists_LH.shape), dtype=np.int64)
-            self.age = np.zeros(sinks_LHK.shape, dtype=np.int32)
-            self.alive = np.zeros(exists_LH.shape, dtype=bool)
-        pair_LH = self.alive & exists_LH
         before_LHK = self.age > 0
         ended_LHK = before_LHK & ~sinks_LHK
-        self.births += np.where(pair_LH, (sinks_LHK & ~before_LHK).sum(-1), 0)
-        self.deaths += np.where(pair_LH, ended_LHK.sum(-1), 0)
-        self.finished += np.where(pair_LH, np.where(ended_LHK, self.age, 0).sum(-1), 0)
-        self.at_risk += np.where(pair_LH, before_LHK.sum(-1), 0)
+        counts = (sinks_LHK & ~before_LHK, ended_LHK, np.where(ended_LHK, self.age, 0), before_LHK)
+        self.counts[:4] += np.where(self.alive & exists_LH, [count.sum(-1) for count in counts], 0)
+        self.counts[4] = sinks_LHK.sum(-1)
         self.age = np.where(sinks_LHK, self.age + 1, 0)
         self.alive = exists_LH
-
-    @property
-    def lasting(self) -> np.ndarray:
-        """(layer, head) sinks still there at the last step: their whole lives are not known."""
-        assert self.age is not None
-        return (self.age > 0).sum(-1)

@@ -4,11 +4,13 @@
 # T steps, G states of a query (masked, committed, prompt), L layers, H heads
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.counts import Counts, ratio
 from sinklab.sinks.normalize import slabs
 
 
@@ -25,7 +27,7 @@ def jaccard(one: Any, other: Any) -> np.ndarray:
         common, total = (a & b).sum(-1), (a | b).sum(-1)
     else:
         common, total = np.minimum(a, b).sum(-1, dtype=float), np.maximum(a, b).sum(-1, dtype=float)
-    return common / np.where(total > 0, total, np.nan)
+    return ratio(common, total)
 
 
 def overlap_by_step(sinks: Any) -> np.ndarray:
@@ -33,11 +35,7 @@ def overlap_by_step(sinks: Any) -> np.ndarray:
     boolean (..., step, layer, head, key). NaN where neither step has a sink.
     """
     flags = _flags(sinks, 4, "overlap_by_step needs (..., step, layer, head, key)")
-    shape = flags.shape
-    found = np.full((*shape[:-4], max(shape[-4] - 1, 0), *shape[-3:-1]), np.nan)
-    for index in np.ndindex(found.shape[:-2]):
-        found[index] = jaccard(flags[index], flags[(*index[:-1], index[-1] + 1)])
-    return found
+    return jaccard(flags[..., 1:, :, :, :], flags[..., :-1, :, :, :])
 
 
 def overlap_by_layer(sinks: Any) -> np.ndarray:
@@ -53,12 +51,10 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
     for index in np.ndindex(flags.shape[:-3]):
         # No number of heads comes near the limit of int16, and small numbers are quick.
         count_LK = flags[index].sum(1, dtype=np.int16)
-        sums_L = count_LK.sum(-1, dtype=np.int64)
-        lesser = np.minimum(count_LK[:, None], count_LK[None]).sum(-1, dtype=np.int64)
-        greater = sums_L[:, None] + sums_L[None] - lesser
-        total += np.where(greater > 0, lesser / np.maximum(greater, 1), 0)
-        seen += greater > 0
-    return total / np.where(seen > 0, seen, np.nan)
+        overlap_LL = jaccard(count_LK[:, None], count_LK[None])
+        total += np.nan_to_num(overlap_LL)
+        seen += ~np.isnan(overlap_LL)
+    return ratio(total, seen)
 
 
 def overlap_by_head(sinks: Any) -> np.ndarray:
@@ -75,14 +71,12 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
         size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
         common = common_LHH[:, upper[0], upper[1]]
         either = size_LH[:, upper[0]] + size_LH[:, upper[1]] - common
-        pairs = (either > 0).sum(-1)
-        ratio = np.where(either > 0, common / np.where(either > 0, either, 1), 0).sum(-1)
-        found[index] = ratio / np.where(pairs > 0, pairs, np.nan)
+        found[index] = ratio((common / np.maximum(either, 1)).sum(-1), (either > 0).sum(-1))
     return found
 
 
 @dataclass(frozen=True)
-class LayerSinks:
+class LayerSinks(Counts):
     """Sinks of each layer; counts of several samples add up."""
 
     heads: np.ndarray
@@ -99,33 +93,25 @@ class LayerSinks:
     @property
     def number(self) -> np.ndarray:
         """(layer,) mean number of sinks of a head."""
-        return self.sinks / np.where(self.heads > 0, self.heads, np.nan)
+        return ratio(self.sinks, self.heads)
 
     @property
     def distinct(self) -> np.ndarray:
         """(layer,) mean number of keys that are a sink of at least one head of the layer."""
-        return self.keys / np.where(self.steps > 0, self.steps, np.nan)
+        return ratio(self.keys, self.steps)
 
     @property
     def score(self) -> np.ndarray:
         """(layer,) mean score of a sink, in multiples of an even share; NaN without any."""
-        return self.scores / np.where(self.sinks > 0, self.sinks, np.nan)
+        return ratio(self.scores, self.sinks)
 
     @property
     def trend(self) -> float:
         """Least-squares slope of ``number`` over depth, in sinks from the first layer to the last; falls below 0 where
         sinks get fewer, as in LLaDA. NaN with fewer than two layers."""
         here = ~np.isnan(self.number)
-        if here.sum() < 2:
-            return float("nan")
-        depth = np.linspace(0, 1, len(here))[here]
-        depth = depth - depth.mean()
-        return float((depth * self.number[here]).sum() / (depth**2).sum())
-
-    def __add__(self, other: LayerSinks) -> LayerSinks:
-        if self.heads.shape != other.heads.shape:
-            raise ValueError(f"The same layers add up: got {len(self.heads)} and {len(other.heads)} layers.")
-        return LayerSinks(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        depth = np.linspace(0, 1, len(here))
+        return float(np.polyfit(depth[here], self.number[here], 1)[0]) if here.sum() >= 2 else math.nan
 
 
 def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: Any = None) -> LayerSinks:
@@ -156,39 +142,36 @@ def _flags(sinks: Any, axes: int, needs: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class BlockEffects:
+class BlockEffects(Counts):
     """Moves of main sinks where a new block begins, against those inside a block. Several samples add up."""
 
     border_moves: int
     border_pairs: int
-    """successive steps of a head with a block border between them"""
+    """successive steps of a head with a block boundary between them"""
     inside_moves: int
     inside_pairs: int
 
     @property
     def border_rate(self) -> float:
-        """Moves per pair of steps across a border; NaN without any border."""
-        return self.border_moves / self.border_pairs if self.border_pairs else float("nan")
+        """Moves per pair of steps across a block boundary; NaN without any."""
+        return float(ratio(self.border_moves, self.border_pairs))
 
     @property
     def inside_rate(self) -> float:
         """Moves per pair of steps inside a block."""
-        return self.inside_moves / self.inside_pairs if self.inside_pairs else float("nan")
+        return float(ratio(self.inside_moves, self.inside_pairs))
 
     @property
     def ratio(self) -> float:
-        """How many times likelier a move is at a border; NaN without moves inside a block or without a border."""
-        return self.border_rate / self.inside_rate if self.inside_moves else float("nan")
-
-    def __add__(self, other: BlockEffects) -> BlockEffects:
-        return BlockEffects(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
+        """How many times likelier a move is at a block boundary; NaN without moves inside, or without a boundary."""
+        return float(ratio(self.border_rate, self.inside_rate))
 
 
 def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
-    """Compare moves at block borders with those inside (Rulli et al., Fig. 6b).
+    """Compare moves at block boundaries with those inside (Rulli et al., Fig. 6b).
 
     main: (..., step, layer, head) key of the main sink, -1 where the step does not exist.
-    blocks: (..., step) block that each step works on (any numbers; a change is a border).
+    blocks: (..., step) block that each step works on (any numbers; a change is a boundary).
     counted: boolean like main, steps to look at (``Motion.counted``); None: all that exist.
     Raises ValueError when the shapes do not fit.
     """
@@ -202,16 +185,11 @@ def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
     pairs = here[..., 1:, :, :] & here[..., :-1, :, :]
     moved = pairs & (place[..., 1:, :, :] != place[..., :-1, :, :])
     border = (block[..., 1:] != block[..., :-1])[..., None, None]
-    return BlockEffects(
-        int((moved & border).sum()),
-        int((pairs & border).sum()),
-        int((moved & ~border).sum()),
-        int((pairs & ~border).sum()),
-    )
+    return BlockEffects(*(int((what & where).sum()) for where in (border, ~border) for what in (moved, pairs)))
 
 
 @dataclass(frozen=True)
-class SplitSinks:
+class SplitSinks(Counts):
     """Heads that give queries of different states different main sinks. Several samples add up."""
 
     split_L: np.ndarray
@@ -226,23 +204,12 @@ class SplitSinks:
     @property
     def share(self) -> float:
         """Share of (step, layer, head) whose sinks split; NaN when none has both kinds of queries."""
-        total = int(self.pairs_L.sum())
-        return float(self.split_L.sum()) / total if total else float("nan")
+        return float(ratio(self.split_L.sum(), self.pairs_L.sum()))
 
     @property
     def share_by_layer(self) -> np.ndarray:
         """(layer,) the same in each layer."""
-        return self.split_L / np.where(self.pairs_L > 0, self.pairs_L, np.nan)
-
-    def __add__(self, other: SplitSinks) -> SplitSinks:
-        if self.pairs_L.shape != other.pairs_L.shape:
-            raise ValueError(f"The same layers add up: got {len(self.pairs_L)} and {len(other.pairs_L)} layers.")
-        return SplitSinks(
-            self.split_L + other.split_L,
-            self.pairs_L + other.pairs_L,
-            (self.committed[0] + other.committed[0], self.committed[1] + other.committed[1]),
-            (self.prompt[0] + other.prompt[0], self.prompt[1] + other.prompt[1]),
-        )
+        return ratio(self.split_L, self.pairs_L)
 
 
 def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:

@@ -1,16 +1,16 @@
 """Sink rules side by side: how many heads, how many keys and how much attention each of them flags."""
 
 # E thresholds, L layers, H heads, K keys
-# L layers, H heads, K keys
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.counts import Counts, ratio
 from sinklab.sinks.normalize import slabs
 from sinklab.sinks.rules import Excess, Gu, Rule, Top, find_sinks
 
@@ -19,9 +19,10 @@ EPSILONS = tuple(np.linspace(0, 10, 21).tolist())
 
 
 @dataclass(frozen=True)
-class EpsilonCurve:
+class EpsilonCurve(Counts):
     """Share of tokens that are not sinks, over epsilon (Rulli et al., Fig. 10). Curves of several samples add up."""
 
+    same = ("epsilon", "scale")
     epsilon: np.ndarray
     """(E,) thresholds, rising"""
     scale: str
@@ -34,12 +35,12 @@ class EpsilonCurve:
     @property
     def filtered(self) -> np.ndarray:
         """(E,) share of (step, layer, head, key) that are no sinks; NaN when nothing was counted."""
-        return 1 - self.sinks_LE.sum(0) / (float(self.places_L.sum()) or np.nan)
+        return 1 - ratio(self.sinks_LE.sum(0), self.places_L.sum())
 
     @property
     def filtered_by_layer(self) -> np.ndarray:
         """(layer, E) the same in each layer."""
-        return 1 - self.sinks_LE / np.where(self.places_L > 0, self.places_L, np.nan)[:, None]
+        return 1 - ratio(self.sinks_LE, self.places_L[:, None])
 
     def at(self, epsilon: float = 3.0) -> float:
         """Filtered share at a threshold that was counted. Raises ValueError for any other."""
@@ -55,19 +56,6 @@ class EpsilonCurve:
     def holds_96(self) -> bool:
         """Whether epsilon = 3 filters at least 96 % of the tokens, as stated for three published models (App. B)."""
         return self.at(3.0) >= 0.96
-
-    def __add__(self, other: EpsilonCurve) -> EpsilonCurve:
-        if self.scale != other.scale or not np.array_equal(self.epsilon, other.epsilon):
-            raise ValueError(
-                f"Curves add up when their thresholds are the same: got {len(self.epsilon)} on scale {self.scale!r} "
-                f"and {len(other.epsilon)} on scale {other.scale!r}."
-            )
-        if self.places_L.shape != other.places_L.shape:
-            raise ValueError(
-                "Curves add up when they have the same layers: got "
-                f"{len(self.places_L)} and {len(other.places_L)} layers."
-            )
-        return replace(self, sinks_LE=self.sinks_LE + other.sinks_LE, places_L=self.places_L + other.places_L)
 
 
 def epsilon_curve(
@@ -124,9 +112,10 @@ def _excess(a: np.ndarray, seen: np.ndarray, exists: np.ndarray, scale: str) -> 
 
 
 @dataclass(frozen=True)
-class ScoreHistogram:
+class ScoreHistogram(Counts):
     """How the scores are spread (Rulli et al., Fig. 3 and 9). Histograms of several samples add up."""
 
+    same = ("edges",)
     counts: np.ndarray
     """(bins,) number of (step, layer, head, key) with a score in the bin"""
     edges: np.ndarray
@@ -135,17 +124,6 @@ class ScoreHistogram:
     """scores below the first border"""
     above: int
     """scores at or above the last one"""
-
-    def __add__(self, other: ScoreHistogram) -> ScoreHistogram:
-        if not np.array_equal(self.edges, other.edges):
-            raise ValueError(
-                "Histograms add up when their bins are the same: got "
-                f"{len(self.counts)} from {self.edges[0]:g} to {self.edges[-1]:g} and "
-                f"{len(other.counts)} from {other.edges[0]:g} to {other.edges[-1]:g}."
-            )
-        return ScoreHistogram(
-            self.counts + other.counts, self.edges, self.below + other.below, self.above + other.above
-        )
 
 
 def score_histogram(
@@ -159,7 +137,7 @@ def score_histogram(
 ) -> ScoreHistogram:
     """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a logarithmic scale).
 
-    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that nobody sees do not
+    received: (..., key); visible, positions: as in ``find_sinks``; keys that do not exist or that no query sees do not
     count. span: first and last border, by default 0 to 64, or 2**-8 to 2**12 with ``log``: fixed, so that histograms of
     samples of different lengths add up. Time O(size), working memory a few slabs.
     Raises ValueError when the span is empty or, with ``log``, begins at 0 or less.
@@ -170,15 +148,11 @@ def score_histogram(
             f"A histogram needs bins of at least 1 and a span that rises, above 0 on a logarithmic scale: "
             f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
         )
-    first, last = (np.log(low), np.log(high)) if log else (low, high)
+    edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
     counts = np.zeros(bins + 2, dtype=np.int64)
     for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
-        score = a[np.isfinite(a) & (seen > 0)]
-        if log:
-            score = np.log(np.maximum(score, low / 2))
-        place = np.clip(np.floor((score - first) * (bins / (last - first))), -1, bins).astype(np.int64)
-        counts += np.bincount(place + 1, minlength=bins + 2)
-    edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
+        place = np.searchsorted(edges, a[np.isfinite(a) & (seen > 0)], side="right")
+        counts += np.bincount(place, minlength=bins + 2)
     return ScoreHistogram(counts[1:-1], edges, int(counts[0]), int(counts[-1]))
 
 
@@ -204,13 +178,13 @@ def sink_rate(
         exists = (~np.isnan(a) & (seen > 0)).any(-1)
         hits += int((flagged.any(-1) if key is None else flagged[..., key]).sum())
         heads += int(exists.sum())
-    return 100 * hits / heads if heads else float("nan")
+    return float(ratio(100 * hits, heads))
 
 
 def absorb_rate(received: Any, visible: Any, sinks: Any) -> np.ndarray:
     """Share of all attention that lands on the flagged keys, (...,) from (..., key); NaN where nothing is received.
 
-    received: column sums; visible: queries that see each key, or None (keys that nobody sees do not count);
+    received: column sums; visible: queries that see each key, or None (keys that no query sees do not count);
     sinks: boolean, broadcastable to received. One copy of received per (layer, head, key) slab.
     """
     whole = np.shape(received)
@@ -218,35 +192,29 @@ def absorb_rate(received: Any, visible: Any, sinks: Any) -> np.ndarray:
     found = np.full(whole[:-1], np.nan)
     for index, a, seen in slabs(received, visible, None, min(3, len(whole))):
         known = np.where(~np.isnan(a) & (seen > 0), a, 0)
-        total = known.sum(-1, dtype=float)
-        taken = np.where(flags[index], known, 0).sum(-1, dtype=float)
-        found[index] = np.where(total > 0, taken / np.where(total > 0, total, 1), np.nan)
+        found[index] = ratio(np.where(flags[index], known, 0).sum(-1, dtype=float), known.sum(-1, dtype=float))
     return found
 
 
-def _defaults() -> dict[str, Rule]:
-    with warnings.catch_warnings():
-        # It is listed to show that it never fires.
-        warnings.simplefilter("ignore")
-        printed = Excess(3.0, "mean")
-    return {
+with warnings.catch_warnings():
+    # Eq. 3 as printed is listed to show that it never fires.
+    warnings.simplefilter("ignore")
+    DEFAULT_RULES: Mapping[str, Rule] = {
         "excess, sum, 3": Excess(3.0),
-        "excess, mean, 3 (as printed)": printed,
+        "excess, mean, 3 (as printed)": Excess(3.0, "mean"),
         "excess, percent, 3": Excess(3.0, "percent"),
         "excess, z-score, 3": Excess(3.0, "zscore"),
         "mean weight over 0.3 (Gu)": Gu(0.3),
         "top 1": Top(1),
     }
-
-
-DEFAULT_RULES: Mapping[str, Rule] = _defaults()
 """the rules of the literature; the first is the one the others are compared with"""
 
 
 @dataclass(frozen=True)
-class RuleRow:
+class RuleRow(Counts):
     """What one rule flags. Rows of the same rule from several samples add up."""
 
+    same = ("name",)
     name: str
     heads: int
     """number of (step, layer, head)"""
@@ -268,33 +236,27 @@ class RuleRow:
     @property
     def per_head(self) -> float:
         """Mean number of sinks per head and step."""
-        return self.sinks / self.heads if self.heads else float("nan")
+        return float(ratio(self.sinks, self.heads))
 
     @property
     def rate(self) -> float:
         """Share of heads that have a sink anywhere."""
-        return self.with_sink / self.heads if self.heads else float("nan")
+        return float(ratio(self.with_sink, self.heads))
 
     @property
     def filtered(self) -> float:
         """Share of keys that are no sinks."""
-        return 1 - self.sinks / self.keys if self.keys else float("nan")
+        return 1 - float(ratio(self.sinks, self.keys))
 
     @property
     def absorb(self) -> float:
         """Share of all attention that lands on the sinks."""
-        return self.absorbed / self.received if self.received else float("nan")
+        return float(ratio(self.absorbed, self.received))
 
     @property
     def agreement(self) -> float:
         """Jaccard overlap with the first rule, over all keys together; NaN when neither flags any."""
-        return self.both / self.either if self.either else float("nan")
-
-    def __add__(self, other: RuleRow) -> RuleRow:
-        if self.name != other.name:
-            raise ValueError(f"Rows of one rule add up: got {self.name!r} and {other.name!r}.")
-        counts = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "name"}
-        return replace(self, **counts)
+        return float(ratio(self.both, self.either))
 
 
 def compare_rules(

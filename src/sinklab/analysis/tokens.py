@@ -1,33 +1,24 @@
 """Semantic or positional: how much of where attention lands is explained by what a token is, and how much by where."""
 
-# T steps, S positions
-# C classes, P positions
+# T steps, S positions; C classes, P positions
 from __future__ import annotations
 
-import difflib
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from sinklab.errors import one_of
 from sinklab.sinks.states import COMMITTED, MASKED, STATES
 
-CLASSES = (
-    "mask",
-    "newline",
-    "whitespace",
-    "punctuation",
-    "digits",
-    "words",
-    "bos",
-    "eos",
-    "template",
-    "special",
-    "image",
-    "sink",
-)
+TEXT_CLASSES = ("newline", "whitespace", "punctuation", "digits", "words")
+"""what a token of the language can be"""
+
+CLASSES = ("mask", *TEXT_CLASSES, "bos", "eos", "template", "special", "image", "sink")
 """what a token can be; "eos" holds end of text and end of turn, "template" the words of the chat format too"""
 
 AGES = ("masked", "just committed", "committed", "prompt")
@@ -50,12 +41,8 @@ def token_class(text: str, special: str = "", template: bool = False) -> str:
         mask, bos, eos, image and sink stay what they are.
     Raises ValueError for an unknown role.
     """
-    if special and special not in _ROLES:
-        near = difflib.get_close_matches(special, _ROLES, n=1)
-        raise ValueError(
-            f"The role of a token is empty or one of {', '.join(_ROLES)}: got {special!r} for {text!r}."
-            + (f" Did you mean {near[0]!r}?" if near else "")
-        )
+    if special:
+        one_of(f"the role of the token {text!r}, unless it is empty,", special, _ROLES)
     name = _ROLES[special] if special else text_class(text)
     return "template" if template and name not in ("mask", "bos", "eos", "image", "sink") else name
 
@@ -82,15 +69,10 @@ def token_classes(texts: Any, specials: Any = "", templates: Any = False) -> np.
     texts = np.asarray(texts, dtype=object)
     roles = np.broadcast_to(np.asarray(specials, dtype=object), texts.shape)
     flags = np.broadcast_to(np.asarray(templates, dtype=bool), texts.shape)
-    known: dict[tuple[str, str, bool], str] = {}
-    found = np.full(texts.size, None, dtype=object)
-    for place, token in enumerate(zip(texts.flat, roles.flat, flags.flat, strict=True)):
-        if token[0] is None:
-            continue
-        if token not in known:
-            known[token] = token_class(*token)
-        found[place] = known[token]
-    return found.reshape(texts.shape)
+    classed = cache(token_class)
+    tokens = zip(texts.flat, roles.flat, flags.flat, strict=True)
+    found = [None if token[0] is None else classed(*token) for token in tokens]
+    return np.array(found, dtype=object).reshape(texts.shape)
 
 
 def token_ages(states_TS: Any) -> np.ndarray:
@@ -143,12 +125,11 @@ def enrichment(labels: Any, events: Any) -> Enrichment:
     counts = np.asarray(events, dtype=float)
     if names.shape != counts.shape:
         raise ValueError(f"One number of events per label: labels have shape {names.shape}, events {counts.shape}.")
-    here = np.array([name is not None for name in names.flat], dtype=bool)
+    here = names != None  # noqa: E711 - elementwise
     if not here.any():
         raise ValueError("enrichment needs at least one place that holds a token: every label is None.")
-    names, counts = names.reshape(-1)[here], counts.reshape(-1)[here]
-    unique, code = coded(names)
-    per_label = np.bincount(code, weights=counts, minlength=len(unique))
+    unique, code = _coded(names[here])
+    per_label = np.bincount(code, weights=counts[here], minlength=len(unique))
     places = np.bincount(code, minlength=len(unique))
     # Falling events, then the alphabet, so that ties print in one order everywhere.
     order = np.lexsort((np.arange(len(unique)), -per_label))
@@ -165,13 +146,10 @@ def enrichment(labels: Any, events: Any) -> Enrichment:
     )
 
 
-def coded(names: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Distinct labels in alphabetical order, and the number of its label for each name; O(names), no sort of them."""
-    seen: dict[Any, int] = {}
-    code = np.fromiter((seen.setdefault(name, len(seen)) for name in names.flat), dtype=np.int64, count=names.size)
-    labels = sorted({str(name) for name in seen})
-    place = {label: index for index, label in enumerate(labels)}
-    return labels, np.array([place[str(name)] for name in seen], dtype=np.int64)[code]
+def _coded(names: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Distinct labels in alphabetical order, and the number of its label for each name."""
+    code, labels = pd.factorize(names.astype(str).astype(object), sort=True)
+    return [*labels], code
 
 
 @dataclass(frozen=True)
@@ -247,14 +225,15 @@ class Explained:
         return float(1 - (1 - between / spread) * (places - 1) / (places - parameters))
 
     def __add__(self, other: Explained) -> Explained:
-        labels = tuple(sorted({*self.labels, *other.labels}))
-        width = max(self.count_CP.shape[1], other.count_CP.shape[1])
-        count_CP, total_CP = np.zeros((len(labels), width), dtype=np.int64), np.zeros((len(labels), width))
-        for part in (self, other):
-            rows = [labels.index(label) for label in part.labels]
-            count_CP[rows, : part.count_CP.shape[1]] += part.count_CP
-            total_CP[rows, : part.total_CP.shape[1]] += part.total_CP
-        return Explained(labels, count_CP, total_CP, self.squares + other.squares)
+        count_CP = _sum(self.labels, self.count_CP, other.labels, other.count_CP)
+        total_CP = _sum(self.labels, self.total_CP, other.labels, other.total_CP)
+        labels, squares = tuple(count_CP.index), self.squares + other.squares
+        return Explained(labels, count_CP.to_numpy(np.int64), total_CP.to_numpy(float), squares)
+
+
+def _sum(labels: Sequence[str], one: np.ndarray, others: Sequence[str], other: np.ndarray) -> pd.DataFrame:
+    """The sum of two tables whose rows have labels."""
+    return pd.DataFrame(one, labels).add(pd.DataFrame(other, others), fill_value=0).fillna(0)
 
 
 def _between(count: np.ndarray, total: np.ndarray) -> float:
@@ -290,7 +269,7 @@ def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explai
     if not here.any():
         raise ValueError("explained_mass needs at least one place that holds a token and a finite number: got none.")
     y, where = y[here], where[here]
-    labels, row = coded(names[here])
+    labels, row = _coded(names[here])
     width = int(where.max()) + 1
     cell = row * width + where
     shape = (len(labels), width)

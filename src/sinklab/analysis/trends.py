@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.counts import ratio
 from sinklab.analysis.intervals import newey_west_error
 
 CRITICAL = 13.1
@@ -120,52 +121,37 @@ class MotionSummary:
         return _of({name: sum(part[name] for part in parts) for name in parts[0]})
 
 
-def summarised(
-    fields: Mapping[str, np.ndarray], scores: np.ndarray, crossed: np.ndarray, at_risk: np.ndarray
-) -> MotionSummary:
+MEANS = ("mobility", "moves_per_step", "drift", "drift_relative")
+
+
+def summarised(fields: Mapping[str, np.ndarray], scores: np.ndarray, at_risk: np.ndarray) -> MotionSummary:
     """The summary of ``Motion`` fields (..., layer, head) and of the steps' ``scores`` (step, ..., layer, head)."""
     # What the main sink drew over all its steps.
     strength: Any = fields["strength"] * fields["steps"]
-    moving, paired = ~np.isnan(fields["mobility"]), fields["transitions"] > 0
-    sloped = ~np.isnan(fields["drift"])
-    weight = np.where(sloped, strength, 0)
-    # One series per sample: heads that wander together then widen the interval together.
-    reach = CRITICAL * newey_west_error((scores * weight).sum((-2, -1)), (scores != 0).any((-2, -1)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = fields["moves"] / fields["transitions"]
+        values = {**fields, "moves_per_step": fields["moves"] / fields["transitions"]}
+    sums: dict[str, float] = {}
+    for name in MEANS:
+        known = ~np.isnan(values[name])
+        sums[name] = float((strength * np.where(known, values[name], 0)).sum())
+        sums[f"{name}_weight"] = float((strength * known).sum())
+    # One series per sample: heads that wander together then widen the interval together.
+    weight = np.where(np.isnan(fields["drift"]), 0, strength)
+    reach = CRITICAL * newey_west_error((scores * weight).sum((-2, -1)), (scores != 0).any((-2, -1)))
     long_enough = bool((fields["steps"] >= SHORTEST).any())
-    return _of(
-        {
-            "mobility": float((strength * np.where(moving, fields["mobility"], 0)).sum()),
-            "mobility_weight": float((strength * moving).sum()),
-            "moves": float((strength * np.where(paired, rate, 0)).sum()),
-            "moves_weight": float((strength * paired).sum()),
-            "at_risk": float(at_risk.sum()),
-            "deaths": float(fields["deaths"].sum()),
-            "drift": float((weight * np.where(sloped, fields["drift"], 0)).sum()),
-            "drift_relative": float((weight * np.where(sloped, fields["drift_relative"], 0)).sum()),
-            "drift_weight": float(weight.sum()),
-            "drift_variance": float((reach**2).sum()) if long_enough else float("nan"),
-            "heads": float(moving.size),
-            "heads_with_sink": float(moving.sum()),
-        }
-    )
+    sums["drift_variance"] = float((reach**2).sum()) if long_enough else float("nan")
+    sums |= {"at_risk": float(at_risk.sum()), "deaths": float(fields["deaths"].sum()), "heads": float(strength.size)}
+    return _of(sums | {"heads_with_sink": float((~np.isnan(fields["mobility"])).sum())})
 
 
 def _of(sums: dict[str, float]) -> MotionSummary:
-    def mean(name: str, weight: str) -> float:
-        return sums[name] / sums[weight] if sums[weight] else float("nan")
-
-    drift = mean("drift", "drift_weight")
-    reach = np.sqrt(sums["drift_variance"]) / sums["drift_weight"] if sums["drift_weight"] else float("nan")
+    means = {name: float(ratio(sums[name], sums[f"{name}_weight"])) for name in MEANS}
+    reach = float(ratio(np.sqrt(sums["drift_variance"]), sums["drift_weight"]))
     return MotionSummary(
-        mobility=mean("mobility", "mobility_weight"),
-        moves_per_step=mean("moves", "moves_weight"),
-        expected_lifetime=mean("at_risk", "deaths") if sums["deaths"] else (np.inf if sums["at_risk"] else np.nan),
-        drift=drift,
-        drift_low=float(drift - reach),
-        drift_high=float(drift + reach),
-        drift_relative=mean("drift_relative", "drift_weight"),
+        **means,
+        expected_lifetime=sums["at_risk"] / sums["deaths"] if sums["deaths"] else np.inf if sums["at_risk"] else np.nan,
+        drift_low=means["drift"] - reach,
+        drift_high=means["drift"] + reach,
         heads=int(sums["heads"]),
         heads_with_sink=int(sums["heads_with_sink"]),
         sums=sums,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
     count = np.nan_to_num(np.asarray(events, dtype=float))
     if count.ndim < 1 or (count < 0).any():
         raise ValueError(f"events are numbers of at least 0 with positions on the last axis: got shape {count.shape}.")
-    name, total = "sinks only at the start", float(count.sum())
+    verdict = partial(Verdict, "sinks only at the start", threshold=threshold)
+    total = float(count.sum())
     if not total:
-        return Verdict(name, None, math.nan, threshold, "There is no sink, so none sits at the start.")
+        return verdict(holds=None, value=math.nan, sentence="There is no sink, so none sits at the start.")
     value = float(count[..., :first].sum()) / total
     chance = min(first, count.shape[-1]) / count.shape[-1]
     where = (
@@ -50,9 +52,9 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         f"(an even spread: {_percent(chance)})"
     )
     if chance > threshold:
-        return Verdict(name, None, value, threshold, f"{where}: the sequence is too short to tell.")
-    holds = value > threshold
-    return Verdict(name, holds, value, threshold, f"{where}: {'only' if holds else 'not only'} at the start.")
+        return verdict(holds=None, value=value, sentence=f"{where}: the sequence is too short to tell.")
+    only = value > threshold
+    return verdict(holds=only, value=value, sentence=f"{where}: {'only' if only else 'not only'} at the start.")
 
 
 def masking_cost(
@@ -74,9 +76,9 @@ def masking_cost(
     if measure not in ("loss", "accuracy"):
         raise ValueError(f"masking_cost judges 'loss' or 'accuracy': got {measure!r}.")
     (base, base_error), (changed, changed_error) = plain, masked
-    name = "masking is costly"
-    if any(math.isnan(number) for number in (base, changed)):
-        return Verdict(name, None, math.nan, threshold, "Masking the sinks was not measured.")
+    verdict = partial(Verdict, "masking is costly", threshold=threshold)
+    if math.isnan(base) or math.isnan(changed):
+        return verdict(holds=None, value=math.nan, sentence="Masking the sinks was not measured.")
     if not base > 0:
         raise ValueError(f"A relative cost needs a plain {measure} above 0: got {base}.")
     sign = 1 if measure == "loss" else -1
@@ -91,11 +93,10 @@ def masking_cost(
     if math.isnan(reach) or abs(value - threshold) <= reach:
         doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
         told = f"With the sinks masked the {numbers} ({doubt}): cannot tell whether that is over {limit}."
-        return Verdict(name, None, value, threshold, told)
-    holds = value > threshold
-    return Verdict(
-        name, holds, value, threshold, f"With the sinks masked the {numbers}: {'over' if holds else 'within'} {limit}."
-    )
+        return verdict(holds=None, value=value, sentence=told)
+    over = value > threshold
+    told = f"With the sinks masked the {numbers}: {'over' if over else 'within'} {limit}."
+    return verdict(holds=over, value=value, sentence=told)
 
 
 def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold: float = 0.5) -> Verdict:
@@ -111,35 +112,31 @@ def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold:
     gone, back = np.asarray(lost, dtype=bool), np.asarray(recovered, dtype=bool)
     if gone.shape != back.shape:
         raise ValueError(f"One recovered per lost: got shapes {back.shape} and {gone.shape}.")
-    name, losers = "no recovery", int(gone.sum())
+    verdict, losers = partial(Verdict, "no recovery", threshold=threshold), int(gone.sum())
     if not losers:
-        return Verdict(name, None, math.nan, threshold, "No head had its main sink in what was hidden.")
+        return verdict(holds=None, value=math.nan, sentence="No head had its main sink in what was hidden.")
     again = int((gone & back).sum())
     value = again / losers
     low, high = wilson(again, losers)
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
     told = f"{again} of {losers} heads whose main sink was hidden have a new one{soon} ({_percent(value)})"
     if low <= threshold <= high:
-        return Verdict(name, None, value, threshold, f"{told}: too few to tell it from {_percent(threshold)}.")
-    holds = value < threshold
-    return Verdict(name, holds, value, threshold, f"{told}: {'they do not recover' if holds else 'they recover'}.")
+        told = f"{told}: too few to tell it from {_percent(threshold)}."
+        return verdict(holds=None, value=value, sentence=told)
+    stuck = value < threshold
+    told = f"{told}: {'they do not recover' if stuck else 'they recover'}."
+    return verdict(holds=stuck, value=value, sentence=told)
 
 
 def ninety_six(curve: EpsilonCurve, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
     """The statement that epsilon = 3 filters at least 96 % of the tokens (Rulli et al., App. B); a good sign."""
-    value, name = curve.at(epsilon), "96 % filtered"
+    value = curve.at(epsilon)
+    verdict = partial(Verdict, "96 % filtered", value=value, threshold=threshold, signature=False)
     if math.isnan(value):
-        return Verdict(name, None, value, threshold, "No attention was recorded, so nothing was filtered.", False)
+        return verdict(holds=None, sentence="No attention was recorded, so nothing was filtered.")
     holds = value >= threshold
-    fewer = "at least" if holds else "fewer than"
-    return Verdict(
-        name,
-        holds,
-        value,
-        threshold,
-        f"Epsilon {epsilon:g} leaves out {_percent(value)} of the tokens: {fewer} {_percent(threshold)}.",
-        False,
-    )
+    told = f"Epsilon {epsilon:g} leaves out {_percent(value)} of the tokens"
+    return verdict(holds=holds, sentence=f"{told}: {'at least' if holds else 'fewer than'} {_percent(threshold)}.")
 
 
 def _percent(share: float) -> str:

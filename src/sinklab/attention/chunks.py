@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.scores import Scores
-from sinklab.fast.onednn import Product, product_for
+from sinklab.registry import fast_path, fast_products
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""(q_CD, k_SD) -> q · kᵀ, (C, S), contiguous: one that beats `torch.bmm`."""
 
 LN2 = math.log(2.0)
 # One block of scores should stay near the caches of a CPU; an accelerator wants few, large launches.
@@ -48,7 +51,7 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
     """Softmax rows, block by block of heads and queries. Peak memory: a few buffers of about chunk x S numbers."""
     batch, heads, queries = scores.rows_shape
     keys, device = scores.k_BKSD.shape[2], scores.q_BHQD.device
-    product = product_for(device, scores.dtype, queries * keys)
+    product: Product | None = fast_path(fast_products, device, scores.dtype, queries * keys)
     on_cpu = device.type == "cpu"
     budget = _BUDGET_ALONE if product else _BUDGET.get(device.type, _BUDGET_ACCELERATOR)
     tallest = queries if product else 256 if on_cpu else 1024
@@ -71,7 +74,7 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
                 result = None if shifted else block.unshifted(part)
                 shifted = result is None
                 yield block.shifted(part) if result is None else result
-                # Whoever reads drops it as well: the room is wanted for the next.
+                # The reader drops it as well: the room is wanted for the next.
                 del result
 
 
@@ -79,13 +82,7 @@ class _Block:
     """Some batch rows and heads of a call, scaled and laid out for the product once for all their chunks."""
 
     def __init__(
-        self,
-        scores: Scores,
-        batches: slice,
-        heads: slice,
-        product: Product | None,
-        buffer: Tensor,
-        exponents: bool,
+        self, scores: Scores, batches: slice, heads: slice, product: Product | None, buffer: Tensor, exponents: bool
     ) -> None:
         self.scores, self.batches, self.heads = scores, batches, heads
         self.product, self.buffer, self.exponents = product, buffer, exponents

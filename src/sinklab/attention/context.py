@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -26,17 +26,21 @@ _blocks: Counter[int] = Counter()
 
 
 @contextmanager
-def unobserved() -> Iterator[None]:
+def _during(variable: ContextVar, value: object) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def unobserved() -> AbstractContextManager[None]:
     """Hide the attention calls made inside the block from every trace and intervention.
 
     A sink prefix is run through the layers alone to get its keys and values: that pass is bookkeeping of the model, not
     a step of the text, and editing or recording it would be wrong.
     """
-    token = _OBSERVED.set(False)
-    try:
-        yield
-    finally:
-        _OBSERVED.reset(token)
+    return _during(_OBSERVED, False)
 
 
 def is_observed() -> bool:
@@ -74,17 +78,12 @@ def is_watched(module: nn.Module) -> bool:
     return bool(blocks) and any(id(part) in blocks for part in module.modules())
 
 
-@contextmanager
-def decoding(run: object) -> Iterator[None]:
+def decoding(run: object) -> AbstractContextManager[None]:
     """Say that the model calls inside the block are made for this run: one sequence or batch, from its first step on.
 
     Runs are told apart by identity. Whoever looks from one step to the next starts afresh where another run begins.
     """
-    token = _DECODING.set(run)
-    try:
-        yield
-    finally:
-        _DECODING.reset(token)
+    return _during(_DECODING, run)
 
 
 def decoding_run() -> object | None:
@@ -102,22 +101,17 @@ class RunningCanvas:
     """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None for all."""
 
 
-@contextmanager
-def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> Iterator[None]:
+def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> AbstractContextManager[None]:
     """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
 
     Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
     """
-    token = _RUNNING.set(RunningCanvas(ids_BS, columns))
-    try:
-        yield
-    finally:
-        _RUNNING.reset(token)
+    return _during(_RUNNING, RunningCanvas(ids_BS, columns))
 
 
 def running_canvas() -> RunningCanvas | None:
     """The canvas of the innermost `running(…)` block; None where no denoiser has announced one.
 
-    Ask inside an attention call that is watched: a denoiser need not announce what nobody can hear of.
+    Ask inside an attention call that is watched: a denoiser need not announce others.
     """
     return _RUNNING.get()

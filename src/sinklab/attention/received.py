@@ -8,14 +8,16 @@
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M removed keys
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import update_wrapper
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.chunks import LN2, Chunk, chunks
 from sinklab.attention.scores import Scores
+from sinklab.errors import one_of
 
 STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 
@@ -36,10 +38,7 @@ def attention_statistics(
     Raises ValueError for an unknown name, and when shapes do not fit.
     """
     for name in names:
-        if name not in STATISTICS:
-            near = difflib.get_close_matches(name, STATISTICS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "choose among them"
-            raise ValueError(f"statistics of a pass are {STATISTICS}, got {name!r}: {hint}")
+        one_of("a statistic of a pass", name, STATISTICS)
     batch, heads, _ = scores.rows_shape
     device = scores.q_BHQD.device
     groups = _checked_groups(groups_BGQ, scores)
@@ -108,16 +107,33 @@ def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
     return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 
-def received_attention(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    groups_BGQ: Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+def _of_a_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function of checked `Scores` as one of the arguments of `scaled_dot_product_attention` (values where needed).
+
+    Keys unexpanded under grouped heads; boolean mask (True = may attend) or additive mask, both broadcastable to
+    (B, H, Q, S).
+    """
+
+    def of_a_call(
+        q_BHQD: Tensor,
+        k_BKSD: Tensor,
+        *v_BKSD: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        heads: Collection[int] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        chosen = None if heads is None else list(heads)
+        return function(Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale, chosen), *v_BKSD, **options)
+
+    update_wrapper(of_a_call, function)
+    del of_a_call.__wrapped__  # type: ignore[attr-defined]  # help() is to show the arguments of the call
+    return of_a_call
+
+
+@_of_a_call
+def received_attention(scores: Scores, **options: Any) -> Tensor:
     """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3 without its 1/S).
 
     Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded under grouped heads,
@@ -128,73 +144,40 @@ def received_attention(
 
     Raises ValueError when shapes do not fit.
     """
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)["received"]
+    return attention_statistics(scores, ("received",), **options)["received"]
 
 
-def row_logsumexp(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+@_of_a_call
+def row_logsumexp(scores: Scores, **options: Any) -> Tensor:
     """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key."""
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
+    return attention_statistics(scores, ("row_logsumexp",), **options)["row_logsumexp"]
 
 
-def row_entropy(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+@_of_a_call
+def row_entropy(scores: Scores, **options: Any) -> Tensor:
     """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key."""
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("row_entropy",), chunk=chunk)["row_entropy"]
+    return attention_statistics(scores, ("row_entropy",), **options)["row_entropy"]
 
 
-def noop_bound(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    v_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+@_of_a_call
+def noop_bound(scores: Scores, v_BKSD: Tensor, **options: Any) -> Tensor:
     """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q).
 
-    Small where attention rests on keys of small values: attending there approximates doing nothing.
+    Small where attention rests on keys of small values, the third argument: attending there approximates doing nothing.
     """
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale)
-    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, chunk=chunk)["noop_bound"]
+    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, **options)["noop_bound"]
 
 
-def attention_map(
-    q_BHQD: Tensor,
-    k_BKSD: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    heads: Collection[int] | None = None,
-) -> Tensor:
+@_of_a_call
+def attention_map(scores: Scores) -> Tensor:
     """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs); no gradient.
 
-    The one function here that is not O(S): ask for the heads you mean to look at. A query that may see no key has a
-    row of zeros. Raises ValueError when shapes do not fit, or for a head that is not there.
+    The one function here that is not O(S): name the `heads` to look at. A query that may see no key has a row of zeros.
+    Raises ValueError when shapes do not fit, or for a head that is not there.
     """
-    scores = Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale, None if heads is None else list(heads))
-    map_BHQS = torch.zeros(*scores.rows_shape, k_BKSD.shape[2], dtype=scores.dtype, device=q_BHQD.device)
-    with torch.no_grad(), torch.autocast(q_BHQD.device.type, enabled=False):
+    device = scores.q_BHQD.device
+    map_BHQS = torch.zeros(*scores.rows_shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for part in chunks(scores):
             weights_BHCS = part.weights_BHCS * part.inverse_total().unsqueeze(-1)
             map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
@@ -207,7 +190,9 @@ def value_norms(v_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
     `per_head=True` leaves out the average (Eq. 15): (B, K, S). The mean over key/value heads is the mean over query
     heads, since every value head serves the same number of query heads.
     """
-    return _norms(v_BKSD, per_head)
+    dtype = torch.promote_types(v_BKSD.dtype, torch.float32)
+    norms_BKS = torch.linalg.vector_norm(v_BKSD.detach(), dim=-1, dtype=dtype)
+    return norms_BKS if per_head else norms_BKS.mean(1)
 
 
 def key_norms(k_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
@@ -215,13 +200,7 @@ def key_norms(k_BKSD: Tensor, *, per_head: bool = False) -> Tensor:
 
     `per_head=True` leaves out the average: (B, K, S).
     """
-    return _norms(k_BKSD, per_head)
-
-
-def _norms(x_BKSD: Tensor, per_head: bool) -> Tensor:
-    dtype = torch.promote_types(x_BKSD.dtype, torch.float32)
-    norms_BKS = torch.linalg.vector_norm(x_BKSD.detach(), dim=-1, dtype=dtype)
-    return norms_BKS if per_head else norms_BKS.mean(1)
+    return value_norms(k_BKSD, per_head=per_head)
 
 
 def remove_keys(

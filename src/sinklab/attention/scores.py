@@ -153,7 +153,7 @@ def visible_queries(
     Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. `own_Q`
     says which key belongs to which query, int64; left out, the last Q keys belong to the Q queries, and a row in which
     that would leave no query at all has its keys elsewhere (a static cache with room at the end): there every query
-    counts. A causal call sees as torch does, from the upper left corner.
+    counts. Causal masks are top-left aligned, as in torch.
     """
     if mask is None:
         count_S = (queries - torch.arange(keys)).clamp_min(0) if is_causal else torch.full((keys,), queries)

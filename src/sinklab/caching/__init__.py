@@ -4,5 +4,6 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    policies="BlockWork EvictCache EvictingCache RandomCache ReceivedCache SinkCache SinkRefreshCache",
+    policies="ChoosingCache EvictCache EvictingCache RandomCache ReceivedCache SinkCache SinkRefreshCache",
+    store="Seen",
 )

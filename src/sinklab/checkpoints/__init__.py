@@ -9,6 +9,6 @@ __getattr__, __dir__, __all__ = exports(
     loading="Loaded load",
     model_card="ModelInfo describe",
     published="PUBLISHED",
-    resolve="packaged_file",
     sinkfile="SinkFile attach_sink save_sink sink_file_of",
+    vocabularies="check_vocabulary",
 )

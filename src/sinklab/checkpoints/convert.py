@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.checkpoints.resolve import read_plan
-from sinklab.errors import near
+from sinklab.checkpoints.vocabularies import check_vocabulary
+from sinklab.errors import one_of
 from sinklab.models.config import BACKBONES
 
 MASK_TOKEN = "<|mask|>"
@@ -61,7 +62,8 @@ def from_causal(
     _check_causal(str(name_or_folder), revision)
     loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
     model: Any = loaded.model
-    _check_vocabulary(loaded.tokenizer, model.config.vocab_size, loaded.name)
+    if loaded.tokenizer is not None:
+        check_vocabulary(loaded.tokenizer, model.config.vocab_size, loaded.name)
     token_id, how = _find(loaded, wanted)
     if token_id >= model.config.vocab_size:
         _add_rows(model, token_id + 1)
@@ -81,12 +83,7 @@ def _choice(mask_token: str | int) -> str | int:
     text = str(mask_token)
     if text.isdecimal():
         return int(text)
-    if text not in CHOICES:
-        hint = near(text, CHOICES)
-        raise ValueError(
-            f"mask_token must be one of {', '.join(CHOICES)} or an id, but is {mask_token!r}"
-            + (f"; {hint}" if hint else "")
-        )
+    one_of("mask_token", text, (*CHOICES, "an id"))
     return text
 
 
@@ -103,15 +100,6 @@ def _check_causal(name: str, revision: str | None) -> None:
 def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The first id behind the tokenizer's entries."""
     return max(tokenizer.get_vocab().values()) + 1
-
-
-def _check_vocabulary(tokenizer: PreTrainedTokenizerBase | None, rows: int, name: str) -> None:
-    if tokenizer is not None and _next_id(tokenizer) > rows:
-        entry, token_id = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-        raise ValueError(
-            f"every entry of a tokenizer needs a row of the embedding, but the tokenizer of {name} has ids up to "
-            f"{token_id} ({entry!r}) and its embedding {rows} rows; take the tokenizer that belongs to the model"
-        )
 
 
 def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:

@@ -165,6 +165,11 @@ class Family:
                 )
 
 
+def known_families() -> dict[str, Family]:
+    """Every family by name."""
+    return {name: kind() for name, kind in families.items()}
+
+
 def read_config(path: Path, name: str) -> dict[str, Any]:
     """The ``config.json`` at ``path``; nothing it refers to is looked at.
 
@@ -174,7 +179,7 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        hints = "".join(kind().missing_config(path.parent) for kind in families.values())
+        hints = "".join(family.missing_config(path.parent) for family in known_families().values())
         raise ValueError(
             f"no model can be loaded from {name!r}: it has no readable config.json ({error}){hints}"
         ) from error
@@ -219,16 +224,15 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         ValueError: if no family or more than one recognises it, or this config of it cannot be represented.
     """
     config = without_code(config)
-    found = [family for kind in families.values() if (family := kind()).recognises(config)]
+    known = known_families()
+    found = [family for family in known.values() if family.recognises(config)]
     # a config may name the class of one family and the model_type of another: MMaDA's and LLaDA's
     found = [family for family in found if family.is_named(config)] or found
     named = ", ".join(architectures_of(config)) or "no architecture named"
     if not found:
-        known = ", ".join(
-            f"{one} ({', '.join(kind.architectures)})" if kind.architectures else one for one, kind in families.items()
-        )
+        listed = ", ".join(" ".join([one, *map("({})".format, known[one].architectures)]) for one in known)
         raise ValueError(
-            f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads {known}; if a plug-in "
+            f"{name} is a {config.get('model_type')!r} model ({named}), but sinklab loads {listed}; if a plug-in "
             "defines its family, install that or name its file: --plugin"
         )
     if len(found) > 1:

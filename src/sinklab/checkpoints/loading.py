@@ -1,5 +1,7 @@
-"""One line to load a model: the packaged pair, our own and published checkpoints, autoregressive baselines. No code
-of a checkpoint is run.
+"""One line to load a model. No code of a checkpoint is run.
+
+Read are the packaged pair, our own format, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM and «One Token»,
+the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
 """
 
 from __future__ import annotations
@@ -80,9 +82,8 @@ def load(
     mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
 
     Args:
-        name_or_folder: ``"tiny"`` or ``"tiny-sink"`` (the pair inside this package), a folder, or a name on the Hub: a
-            checkpoint of :class:`DiffusionLM`, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM or
-            «One Token», or a Llama, Qwen2 or Qwen3 causal model.
+        name_or_folder: ``"tiny"`` or ``"tiny-sink"`` (the pair inside this package), a folder, or a name on the Hub,
+            of a checkpoint of any of :data:`sinklab.registry.families`.
         dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
         device: where to put the model; the CPU by default.
         device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of

@@ -10,8 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from sinklab.checkpoints.families import Published
-from sinklab.registry import families
+from sinklab.checkpoints.families import Published, known_families
 
 PUBLISHED: dict[str, Published] = {}
 """Name on the Hub -> what is known of the checkpoint: what the families say, those of plug-ins when they are loaded."""
@@ -19,8 +18,8 @@ PUBLISHED: dict[str, Published] = {}
 
 def known() -> dict[str, Published]:
     """:data:`PUBLISHED` with the rows of every family that is registered by now."""
-    for kind in families.values():
-        for name, row in kind.published.items():
+    for family in known_families().values():
+        for name, row in family.published.items():
             PUBLISHED.setdefault(name, row)
     return PUBLISHED
 

@@ -17,11 +17,6 @@ DATA = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
 """Files of a repository that are read besides its weights."""
 
 
-def packaged_file(name: str) -> Path:
-    """A file or folder that comes with the package, such as ``heldout.jsonl``, texts that neither model has seen."""
-    return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
-
-
 def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     """The folder of a model, fetched from the Hub if need be.
 
@@ -36,7 +31,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if name in PACKAGED:
-        return packaged_file(name)
+        return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
     hint = "" if name in known() else near(name, (*PACKAGED, *known()))
     hint = hint or f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
     # without a slash it is no Hub name, and a mistyped one is not sent to the Hub

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -13,24 +14,11 @@ ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
 
 # Conventional texts of published tokenizers. They go before the ids: Qwen names <|endoftext|> as bos, eos and padding.
 _TEXTS = {
-    "<|startoftext|>": "bos",
-    "<|beginoftext|>": "bos",
-    "<|begin_of_text|>": "bos",
-    "<s>": "bos",
-    "<|endoftext|>": "eos",
-    "<|end_of_text|>": "eos",
-    "</s>": "eos",
-    "<|eot_id|>": "eot",
-    "<|eom_id|>": "eot",
-    "<|im_end|>": "eot",
-    "<pad>": "pad",
-    "[PAD]": "pad",
-    "<|pad|>": "pad",
-    "<|start_header_id|>": "template",
-    "<|end_header_id|>": "template",
-    "<|im_start|>": "template",
-    "<role>": "template",
-    "</role>": "template",
+    "bos": ("<|startoftext|>", "<|beginoftext|>", "<|begin_of_text|>", "<s>"),
+    "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
+    "eot": ("<|eot_id|>", "<|eom_id|>", "<|im_end|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>"),
+    "template": ("<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<role>", "</role>"),
 }
 
 
@@ -43,34 +31,25 @@ def special_roles(loaded: Loaded) -> dict[int, str]:
     on, ``other`` what the tokenizer holds special beside these.
     """
     special, tokenizer = loaded.special, loaded.tokenizer
-    mask = getattr(loaded.model.config, "mask_token_id", None)
+    config: Any = loaded.model.config
+    mask = getattr(config, "mask_token_id", None)
     texts = _special_texts(tokenizer)
-    named = (
-        ("mask", (special.mask if mask is None else mask,)),
-        ("eot", (special.eot,)),
-        ("eos", (special.eos, *special.stop, getattr(tokenizer, "eos_token_id", None))),
-        ("bos", (special.bos, getattr(tokenizer, "bos_token_id", None))),
-        ("pad", (special.pad, getattr(tokenizer, "pad_token_id", None))),
-    )
+    found: list[tuple[str, Iterable[int | None]]] = [
+        ("mask", [special.mask if mask is None else mask]),
+        *((role, [number for number, text in texts.items() if text in known]) for role, known in _TEXTS.items()),
+        ("eot", [special.eot]),
+        ("eos", [special.eos, *special.stop, getattr(tokenizer, "eos_token_id", None)]),
+        ("bos", [special.bos, getattr(tokenizer, "bos_token_id", None)]),
+        ("pad", [special.pad, getattr(tokenizer, "pad_token_id", None)]),
+        ("template", _template_ids(tokenizer, set(texts))),
+        ("other", texts),
+        ("image", range(getattr(config, "text_vocab_size", None) or config.vocab_size, config.vocab_size)),
+    ]
     roles: dict[int, str] = {}
-    for token_id in named[0][1]:
-        if token_id is not None:
-            roles[token_id] = "mask"
-    for token_id, text in texts.items():
-        if text in _TEXTS:
-            roles.setdefault(token_id, _TEXTS[text])
-    for role, ids in named[1:]:
+    for role, ids in found:
         for token_id in ids:
             if token_id is not None:
                 roles.setdefault(token_id, role)
-    for token_id in _template_ids(tokenizer, set(texts)):
-        roles.setdefault(token_id, "template")
-    for token_id in texts:
-        roles.setdefault(token_id, "other")
-    config: Any = loaded.model.config
-    if (text_size := getattr(config, "text_vocab_size", None)) is not None:
-        for token_id in range(text_size, config.vocab_size):
-            roles.setdefault(token_id, "image")
     return roles
 
 

@@ -14,9 +14,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
 from sinklab.models.config import DiffusionLMConfig
-from sinklab.registry import families
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Classes that are their ``tokenizer.json`` and nothing besides."""
@@ -46,8 +45,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     foreign = kind is not None and not hasattr(transformers, kind)
     family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
-        decoder: Any = families[plan.backbone.model_type]
-        own = decoder.foreign_tokenizer_class or own
+        own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
     if own is None and (foreign or kind in PLAIN):
         # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
         own = PreTrainedTokenizerFast
@@ -135,6 +133,21 @@ def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, s
     for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):
         if getattr(tokenizer, name) is None and token_id is not None and token_id < len(tokenizer):
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
+    """Refuse a tokenizer with ids that an embedding of ``rows`` rows does not have; spare rows are fine.
+
+    Raises:
+        ValueError: naming the largest id.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if largest >= rows:
+        raise ValueError(
+            f"every id of the tokenizer must have a row in the embedding of {name}, but its largest id is {largest} "
+            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
+            "the embedding"
+        )
 
 
 def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:

@@ -6,13 +6,15 @@ tokens is written. All of it is single letters and digits: a byte-level vocabula
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import random
+import re
 import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+from sinklab.errors import one_of
 
 BATTERY = "battery"
 SPLITS = ("train", "test")
@@ -135,12 +137,7 @@ def copying(level: int, source: random.Random) -> tuple[str, str]:
 
 
 SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
-    "arithmetic": arithmetic,
-    "deduction": deduction,
-    "planning": planning,
-    "rewriting": rewriting,
-    "retrieval": retrieval,
-    "copying": copying,
+    skill.__name__: skill for skill in (arithmetic, deduction, planning, rewriting, retrieval, copying)
 }
 
 
@@ -167,9 +164,9 @@ def problems(
             questions do not exist.
     """
     skills, levels = tuple(skills), tuple(levels)
-    _known("split", split, SPLITS)
+    one_of("split", split, SPLITS)
     for skill in skills:
-        _known("skill", skill, SKILLS)
+        one_of("skill", skill, SKILLS)
     if not skills or not levels or not set(levels) <= set(LEVELS):
         raise ValueError(f"a battery needs skills, and levels among {LEVELS}, but has {skills} and {levels}")
     if count < 1:
@@ -223,19 +220,10 @@ def named_problems(source: str) -> Iterator[Problem]:
     Raises:
         ValueError: for another form of name.
     """
-    name, *rest = source.split(":")
-    split = rest[0] if rest else "train"
-    count = rest[1] if len(rest) > 1 else str(_TRAIN_COUNT if split == "train" else 2400)
-    if name != BATTERY or len(rest) > 2 or not count.isdecimal():
+    named = re.fullmatch(rf"{BATTERY}(?::(\w+))?(?::(\d+))?", source)
+    if not named:
         raise ValueError(
             f"the reasoning battery is called {BATTERY}, {BATTERY}:SPLIT or {BATTERY}:SPLIT:COUNT, but is {source!r}"
         )
-    return problems(split, int(count))
-
-
-def _known(what: str, given: str, choices: Iterable[str]) -> None:
-    choices = tuple(choices)
-    if given not in choices:
-        near = difflib.get_close_matches(given, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"{what} must be one of {', '.join(choices)}, but is {given!r}{hint}")
+    split = named[1] or "train"
+    return problems(split, int(named[2] or (_TRAIN_COUNT if split == "train" else 2400)))

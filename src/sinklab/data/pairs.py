@@ -3,7 +3,6 @@
 # R rows, S sequence
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from sinklab.data.battery import BATTERY, named_problems
 from sinklab.data.corpora import json_object, text_lines, text_of
-from sinklab.data.rows import check_packing
+from sinklab.data.rows import check_packing, encode_texts
+from sinklab.errors import one_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,6 +73,8 @@ def _sum(source: random.Random) -> tuple[str, list[str], int]:
 STYLES = ("published", "corrected", "completion")
 _SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 _BATCH = 1024
+_Examples = list[tuple[list[int], list[int]]]
+"""Prompt and target of the rows of one pair, token ids."""
 
 
 @dataclass(frozen=True)
@@ -209,23 +211,18 @@ def pair_rows(
         ValueError: for an unknown style, a tokenizer without end token, or if no pair fits.
     """
     check_packing(tokenizer, length)
-    if style not in STYLES:
-        near = difflib.get_close_matches(style, STYLES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"style must be one of {', '.join(STYLES)}, but is {style!r}{hint}")
-    corrected, completed = style == "corrected", style == "completion"
-    padded = corrected or completed
-    pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    one_of("style", style, STYLES)
+    completed, padded = style == "completion", style != "published"
     given = list(pairs)
+    made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, padded)
+    pad = tokenizer.pad_token_id if padded and tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     # room for every pair is taken at once: rows of a whole data set are gigabytes, which joining would double
     ids_RS = torch.full(((1 if completed else 2) * len(given), length), int(pad), dtype=torch.int32)
     maskable_RS = torch.zeros(ids_RS.shape, dtype=torch.bool)
     attention_RS = torch.zeros(ids_RS.shape, dtype=torch.bool) if padded else None
     rows, dropped, longest = 0, 0, 0
-    made = _completions(given, tokenizer, answer_length) if completed else _examples(given, tokenizer, corrected)
     for examples in made:
-        most = max(len(prompt) + len(target) for prompt, target in examples)
-        longest = max(longest, most)
+        longest = max(longest, most := max(len(prompt) + len(target) for prompt, target in examples))
         # an answer without room for its end token is too long as well
         if most > length or (completed and len(examples[0][1]) > answer_length):
             dropped += 1
@@ -238,19 +235,16 @@ def pair_rows(
                 attention_RS[rows, :filled] = True
             rows += 1
     if rows == 0:
+        of_them, or_it = (f", {answer_length} of them for the answer", " or answer_length") if completed else ("", "")
         raise ValueError(
-            f"no question with its answer fits a row of {length} tokens"
-            + (f", {answer_length} of them for the answer" if completed else "")
-            + f": the longest of {len(given)} has {longest}; use a longer length"
-            + (" or answer_length" if completed else "")
+            f"no question with its answer fits a row of {length} tokens{of_them}: the longest of {len(given)} has "
+            f"{longest}; use a longer length{or_it}"
         )
     attention_RS = None if attention_RS is None else attention_RS[:rows]
     return PairRows(ids_RS[:rows], maskable_RS[:rows], attention_RS, PairCounts(len(given) - dropped, dropped, longest))
 
 
-def _examples(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool
-) -> Iterator[tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]]:
+def _examples(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool) -> Iterator[_Examples]:
     """Prompt and target of the two examples of each pair."""
     begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
     inner = [] if corrected else begin
@@ -259,28 +253,20 @@ def _examples(
     while some := [pair.texts() for pair in islice(left, _BATCH)]:
         questions, thoughts, answers = zip(*some, strict=True)
         columns = (list(questions), list(thoughts), [answer + tail for answer in answers])
-        for question, thought, answer in zip(*(_encoded(texts, tokenizer) for texts in columns), strict=True):
+        for question, thought, answer in zip(*(encode_texts(texts, tokenizer) for texts in columns), strict=True):
             prompt, steps = begin + question, inner + thought
             # the published rows are filled with end tokens: the one after the steps is the first of them
             first = (prompt, steps + end if corrected else steps)
-            yield first, (prompt + steps, inner + answer + end)
+            yield [first, (prompt + steps, inner + answer + end)]
 
 
-def _completions(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int
-) -> Iterator[tuple[tuple[list[int], list[int]]]]:
+def _completions(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, answer_length: int) -> Iterator[_Examples]:
     """Question, and steps with answer filled up with end tokens; one token longer than the room if too long."""
     begin, end = _begin(tokenizer), [int(tokenizer.eos_token_id)]
     for pair in pairs:
         answer = f"{pair.thought} {pair.answer}" if pair.thought else pair.answer
-        question, target = _encoded([pair.question, answer], tokenizer)
-        yield ((begin + question, target + end * max(1, answer_length - len(target))),)
-
-
-def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    # split: where a text spells out a special token, it is text and not the token
-    encoded: Any = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-    return encoded["input_ids"]
+        question, target = encode_texts([pair.question, answer], tokenizer)
+        yield [(begin + question, target + end * max(1, answer_length - len(target)))]
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:

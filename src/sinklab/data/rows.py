@@ -1,6 +1,5 @@
 """Rows of equal length in the order of a run, and batches of them."""
 
-# R rows, S sequence
 # R rows, S sequence, B batch
 from __future__ import annotations
 
@@ -12,10 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|pad|>", "<|endoftext|>", "<|mask|>")
 
@@ -119,10 +115,14 @@ def check_packing(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
 def encode(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Tensor]:
     """The ids of each document with the end-of-text token behind, int32."""
     for texts in _batches(documents):
-        # split: where a document spells out a special token, it is text and not the token
-        encoded: Any = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        for ids in encoded["input_ids"]:
+        for ids in encode_texts(texts, tokenizer):
             yield torch.tensor([*ids, tokenizer.eos_token_id], dtype=torch.int32)
+
+
+def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The ids of each text, nothing added; where one spells out a special token, it is text and not the token."""
+    encoded: Any = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    return encoded["input_ids"]
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -137,21 +137,6 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
             texts, size = [], 0
     if texts:
         yield texts
-
-
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
-    """Refuse a tokenizer with ids that a model's embedding of ``rows`` rows does not have; spare rows are fine.
-
-    Raises:
-        ValueError: naming the largest id.
-    """
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
-    if largest >= rows:
-        raise ValueError(
-            f"every id of the tokenizer must have a row in the model's embedding, but its largest id is {largest} "
-            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
-            "the embedding"
-        )
 
 
 def place_generator(seed: int, *place: int) -> torch.Generator:

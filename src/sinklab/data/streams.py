@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sinklab.data.corpora import corpus_documents
 from sinklab.data.rows import check_packing, encode, numbered_in_rows, place_generator, row_of_batch
+from sinklab.errors import one_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +33,7 @@ class Place:
     """Tokens of that document before it."""
 
 
+@dataclass(eq=False)
 class StreamedRows(IterableDataset[dict[str, Tensor]]):
     """Rows of a corpus as a stream, in an order that depends on the seed alone.
 
@@ -58,30 +60,24 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             held-out ones, or more than one worker: several would cut the stream differently.
     """
 
-    def __init__(
-        self,
-        source: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
-        length: int,
-        *,
-        text_field: str = "text",
-        seed: int = 0,
-        shuffle_rows: int = 1024,
-        documents: str = "joined",
-        skip_rows: int = 0,
-        repeat: bool = True,
-    ) -> None:
-        check_packing(tokenizer, length)
-        if shuffle_rows < 1:
-            raise ValueError(f"shuffle_rows must be at least 1, which keeps the order, but is {shuffle_rows}")
-        if skip_rows < 0:
-            raise ValueError(f"skip_rows must be at least 0, but is {skip_rows}")
-        if documents not in ("joined", "separate"):
-            raise ValueError(f"documents must be joined or separate, but is {documents!r}")
-        self.reader = _Reader(source, tokenizer, length, text_field, skip_rows, repeat)
-        self.seed = seed
-        self.shuffle_rows = shuffle_rows
-        self.separate = documents == "separate"
+    source: str | Path
+    tokenizer: PreTrainedTokenizerBase
+    length: int
+    _: KW_ONLY
+    text_field: str = "text"
+    seed: int = 0
+    shuffle_rows: int = 1024
+    documents: str = "joined"
+    skip_rows: int = 0
+    repeat: bool = True
+
+    def __post_init__(self) -> None:
+        check_packing(self.tokenizer, self.length)
+        if self.shuffle_rows < 1:
+            raise ValueError(f"shuffle_rows must be at least 1, which keeps the order, but is {self.shuffle_rows}")
+        if self.skip_rows < 0:
+            raise ValueError(f"skip_rows must be at least 0, but is {self.skip_rows}")
+        one_of("documents", self.documents, ("joined", "separate"))
         self._start = (0, 0, Place())
 
     def start_at(self, row: int, cursor: Sequence[int] | Tensor) -> None:
@@ -108,11 +104,11 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         Raises:
             ValueError: if the corpus does not have them.
         """
-        whole = replace(self.reader, skip_rows=0, repeat=False)
-        ids_T, owners_T = _Tokens(whole, Place()).take(self.reader.skip_rows * whole.length)
-        shape = (self.reader.skip_rows, whole.length)
-        if ids_T.numel() < self.reader.skip_rows * whole.length:
-            raise self.reader.too_short(ids_T.numel())
+        shape = (self.skip_rows, self.length)
+        wanted = self.skip_rows * self.length
+        ids_T, owners_T = _Tokens(replace(self, skip_rows=0, repeat=False), Place()).take(wanted)
+        if ids_T.numel() < wanted:
+            raise self._too_short(ids_T.numel())
         return ids_T.view(shape), numbered_in_rows(owners_T.view(shape))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -120,7 +116,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         if worker is not None and worker.num_workers > 1:
             raise ValueError(f"a stream is read by 0 or 1 workers, but there are {worker.num_workers}; set workers=1")
         row, block, place = self._start
-        tokens = _Tokens(self.reader, place)
+        tokens = _Tokens(self, place)
         left = self._cut(tokens)
         here, rows = place, list(islice(left, self.shuffle_rows))
         for number in count(block):
@@ -141,24 +137,12 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     def _cut(self, tokens: _Tokens) -> Iterator[dict[str, Tensor]]:
         while True:
-            ids_S, owners_S = tokens.take(self.reader.length)
-            if ids_S.numel() < self.reader.length:
+            ids_S, owners_S = tokens.take(self.length)
+            if ids_S.numel() < self.length:
                 return
-            yield {"input_ids": ids_S} | ({"documents": owners_S - owners_S[0]} if self.separate else {})
+            yield {"input_ids": ids_S} | ({"documents": owners_S - owners_S[0]} if self.documents == "separate" else {})
 
-
-@dataclass(frozen=True)
-class _Reader:
-    """What tokens come from."""
-
-    source: str | Path
-    tokenizer: PreTrainedTokenizerBase
-    length: int
-    text_field: str
-    skip_rows: int
-    repeat: bool
-
-    def encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
+    def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
         numbers: list[int] = []
 
@@ -172,7 +156,7 @@ class _Reader:
         for ids in encode(texts(), self.tokenizer):
             yield numbers.pop(0), ids
 
-    def too_short(self, tokens: int) -> ValueError:
+    def _too_short(self, tokens: int) -> ValueError:
         """The error for a corpus that does not fill one row behind those that are held out."""
         held = f" behind {self.skip_rows} held-out rows" if self.skip_rows else ""
         return ValueError(
@@ -184,8 +168,8 @@ class _Reader:
 class _Tokens:
     """A corpus as one endless run of tokens that can be begun anywhere."""
 
-    def __init__(self, reader: _Reader, place: Place) -> None:
-        self.reader = reader
+    def __init__(self, rows: StreamedRows, place: Place) -> None:
+        self.rows = rows
         self.place = place
         self._pieces = self._read(place)
         self._left = torch.empty(0, dtype=torch.int32)
@@ -215,8 +199,8 @@ class _Tokens:
             begins = start if passed == start.passed else Place(passed)
             from_the_top = begins == Place(passed)
             seen = 0
-            held = self.reader.skip_rows * self.reader.length if from_the_top else 0
-            for document, ids in self.reader.encoded(begins.document):
+            held = self.rows.skip_rows * self.rows.length if from_the_top else 0
+            for document, ids in self.rows._encoded(begins.document):
                 seen += ids.numel()
                 offset = begins.offset if document == begins.document else 0
                 # held-out rows are left out in every pass
@@ -224,7 +208,7 @@ class _Tokens:
                 held = max(0, held - ids.numel())
                 if skipped < ids.numel():
                     yield Place(passed, document, skipped), ids[skipped:]
-            if from_the_top and seen < (self.reader.skip_rows + 1) * self.reader.length:
-                raise self.reader.too_short(seen)
-            if not self.reader.repeat:
+            if from_the_top and seen < (self.rows.skip_rows + 1) * self.rows.length:
+                raise self.rows._too_short(seen)
+            if not self.rows.repeat:
                 return

@@ -1,4 +1,4 @@
-"""The decoder's layers without the wrappers around them, and without what nobody will read.
+"""The fast decoder: a decoder's layers without the wrappers around them, and without states that are not wanted.
 
 One form for Llama, Qwen2 and Qwen3. It leaves out, in the last layer, the queries and the MLP of positions whose logits
 are not wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their
@@ -10,15 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.hooks import RemovableHandle
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+
+from sinklab import compat
+from sinklab.attention.context import is_watched
+from sinklab.models.denoising import CanvasGeometry
+from sinklab.models.keyvalues import take
+from sinklab.registry import fast_decoders
 
 _LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, modeling_qwen3.Qwen3DecoderLayer)
 _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, modeling_qwen3.Qwen3Attention)
@@ -30,12 +36,6 @@ _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwe
 _PIECE = 256
 
 
-class Memory(Protocol):
-    """What gives the keys and values of all columns for those that run."""
-
-    def update(self, k: Tensor, v: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class View:
     """What the layers need to know of the columns that run."""
@@ -45,8 +45,6 @@ class View:
     """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
     mask_B11K: Tensor | None
     """Additive, 0 or −∞; None when nothing is hidden."""
-    wanted_Q: Tensor | None
-    """Where among the W columns those stand whose final state is asked for; None for all."""
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
     """Told (layer, queries (B, H, W or Q, D), mask, scale) after the memory's update, where columns are chosen."""
 
@@ -62,19 +60,31 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
+def _head_norms(attention: Any) -> list[Any]:
+    return [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+
+
+def _is_known(model: Any) -> bool:
+    """Whether the model's layers are of a kind computed here. Asked before anything else of them is read."""
+    layers, norm = getattr(model.model, "layers", ()), getattr(model.model, "norm", None)
+    return type(norm) in _NORMS and all(
+        type(layer) in _LAYERS
+        and type(layer.self_attn) in _ATTENTIONS
+        and all(
+            type(norm) in _NORMS
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(layer.self_attn))
+        )
+        for layer in layers
+    )
+
+
 class Layer:
     """One decoder layer. What it calls is looked up once: at these sizes a look-up costs as much as a kernel."""
 
     def __init__(self, layer: Any, gate: Any) -> None:
         attention = layer.self_attn
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-        self.known = (
-            type(layer) in _LAYERS and type(attention) in _ATTENTIONS and all(type(norm) in _NORMS for norm in norms)
-        )
-        if not self.known:
-            return
-        self.input_norm, self.post_norm, *head_norms = map(_norm, norms)
+        self.input_norm, self.post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        head_norms = [_norm(norm) for norm in _head_norms(attention)]
         self.q_norm: Callable[[Tensor], Tensor] | None = head_norms[0] if head_norms else None
         self.k_norm: Callable[[Tensor], Tensor] | None = head_norms[1] if head_norms else None
         self.q, self.k, self.v = map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj))
@@ -84,7 +94,7 @@ class Layer:
         self.index, self.dim, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
         self.heads, self.groups = attention.config.num_attention_heads, attention.config.num_key_value_heads
 
-    def __call__(self, x_BWE: Tensor, view: View, memory: Memory, wanted_Q: Tensor | None) -> Tensor:
+    def __call__(self, x_BWE: Tensor, view: View, memory: Any, wanted_Q: Tensor | None) -> Tensor:
         """States after this layer, (B, W, E), or (B, Q, E) at the wanted columns alone."""
         cos, sin = view.cos_BW1D, view.sin_BW1D
         batch, width = x_BWE.shape[:2]
@@ -92,7 +102,9 @@ class Layer:
         y_BWE = self.input_norm(x_BWE)
         k_BGWD = _rotated(self.k(y_BWE).reshape(groups), self.k_norm, cos, sin)
         v_BGWD = self.v(y_BWE).reshape(groups).transpose(1, 2)
-        k_BGKD, v_BGKD = memory.update(k_BGWD, v_BGWD, self.index)
+        k_BGKD, v_BGKD = k_BGWD, v_BGWD
+        if memory is not None:
+            k_BGKD, v_BGKD = memory.update(k_BGWD, v_BGWD, self.index)
         if wanted_Q is not None:
             x_BWE, y_BWE = x_BWE.index_select(1, wanted_Q), y_BWE.index_select(1, wanted_Q)
             cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
@@ -165,7 +177,7 @@ def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[T
         return lambda y, x: x + module(y)
 
     def added(y: Tensor, x: Tensor) -> Tensor:
-        # In place: nobody else holds what a stock layer made (under autocast it is narrower than x).
+        # In place: nothing else holds what a stock layer made (under autocast it is narrower than x).
         out = stock(y)
         return out.add_(x) if out.dtype == x.dtype else x + out
 
@@ -191,56 +203,85 @@ def _mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
     return whole
 
 
-class Decoder:
-    """The lean form of a model's decoder, and whether it computes what the decoder would.
+@fast_decoders.register("layers")
+class FastDecoder:
+    """The decoder of a model of known layers, and whether it computes now what the decoder would.
 
-    It does for the three known kinds of layers, attention through SDPA, no dropout, nothing compiled, and no hook or
-    patched forward but our own; :meth:`is_faithful` is asked before every evaluation.
+    It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but our own, and no
+    trace or intervention on the model; :meth:`is_faithful` is asked before every evaluation.
     """
 
+    @classmethod
+    def serving(cls, model: Any) -> FastDecoder | None:
+        """That of this model; None where a kind of layer is not known."""
+        return cls(model) if _is_known(model) else None
+
     def __init__(self, model: Any) -> None:
-        decoder = model.model
+        decoder, modules = model.model, list(model.modules())
         gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
-        self.decoder = decoder
+        self.model, self.decoder, self.norm = model, decoder, _norm(decoder.norm)
         self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
-        self._unhooked_at: int | None = None
-        modules = list(model.modules())
-        self._known = (
-            type(decoder.norm) in _NORMS
-            and all(layer.known for layer in self.layers)
-            and not any("forward" in vars(module) or module._compiled_call_impl is not None for module in modules)
-        )
-        if self._known:
-            self.norm = _norm(decoder.norm)
+        self._is_stock = not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)
         self._hooks = [
-            (hooks, sum(map(_is_ours, hooks.values())))
-            for module in modules
-            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+            (hooks, sum(map(_is_ours, hooks.values()))) for m in modules for hooks in compat.forward_hooks(m)
         ]
+        self._unhooked_at: int | None = None
+        self._tables: tuple[CanvasGeometry, View] | None = None
 
     def is_faithful(self) -> bool:
         """Whether this form may stand for the decoder now."""
         decoder = self.decoder
         return (
-            self._known
+            self._is_stock
             and not decoder.training
             and decoder.config._attn_implementation == "sdpa"
             and self._is_unhooked()
+            and not is_watched(self.model)
         )
 
     def _is_unhooked(self) -> bool:
         # Every new hook, on whatever module, takes the next number: while that stays the same, none has come.
-        latest = RemovableHandle.next_id
+        latest = compat.next_hook()
         if self._unhooked_at != latest:
-            foreign = nn.modules.module._has_any_global_hook() or any(len(hooks) != n for hooks, n in self._hooks)
+            foreign = compat.has_global_hooks() or any(len(hooks) != ours for hooks, ours in self._hooks)
             self._unhooked_at = None if foreign else latest
         return self._unhooked_at == latest
 
-    def __call__(self, x_BWE: Tensor, view: View, memory: Memory) -> Tensor:
-        """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns that run."""
+    def __call__(
+        self,
+        x_BWE: Tensor,
+        geometry: CanvasGeometry,
+        columns: slice | Tensor,
+        where_Q: Tensor,
+        memory: Any,
+        mask: Tensor | EllipsisType | None = ...,
+        choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None,
+    ) -> Tensor:
+        """Normed states (B, Q, E) at the wanted columns, from embeddings (B, W, E) of the columns that run.
+
+        Args:
+            geometry: of the canvas.
+            columns: those that run; ``where_Q`` are the wanted ones among them.
+            memory: its ``update`` returns the keys and values of all columns; None where those that run are all.
+            mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the canvas's.
+            choose: see `View`.
+        """
+        whole = self._view(x_BWE, geometry)
+        added = whole.mask_B11K if mask is ... else None if mask is None else additive(mask, x_BWE.dtype)
+        view = View(take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns), added, choose)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
-        return self.norm(self.layers[-1](x_BWE, view, memory, view.wanted_Q))
+        return self.norm(self.layers[-1](x_BWE, view, memory, where_Q))
+
+    def _view(self, like: Tensor, geometry: CanvasGeometry) -> View:
+        """That of the whole canvas, computed once for all its evaluations."""
+        if self._tables is None or self._tables[0] is not geometry:
+            cos_BSD, sin_BSD = self.decoder.rotary_emb(like, geometry.position_ids_BS)
+            mask = geometry.mask
+            # Made additive once: SDPA would do it in every layer.
+            added = mask if mask is None or mask.is_floating_point() else additive(mask, like.dtype)
+            self._tables = geometry, View(cos_BSD[:, :, None], signed(sin_BSD)[:, :, None], added)
+        return self._tables[1]
 
 
 def _is_ours(hook: Any) -> bool:

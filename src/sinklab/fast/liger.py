@@ -8,12 +8,14 @@ is looked at once on a small problem and not taken from a version number.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from sinklab.models.loss import chunked_cross_entropy, compute_dtype
+from sinklab.registry import fast_losses
 
 _EXTRA = "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
 
@@ -69,3 +71,13 @@ def weighs_rows(device: torch.device) -> bool:
             gradients.append(torch.autograd.grad(of(states, weight, labels_M, weights_M), (states, weight)))
     # a GPU may multiply float32 in TF32; wrong row weights are off by their ratio, up to eight
     return all(torch.allclose(ours, theirs, rtol=0.05, atol=0.05) for ours, theirs in zip(*gradients, strict=True))
+
+
+@fast_losses.register("liger")
+class Liger:
+    """Liger's fused linear cross-entropy."""
+
+    @staticmethod
+    def serving(liger: bool | None, device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+        """`cross_entropy` where `chosen` says so."""
+        return cross_entropy if chosen(liger, device) else None

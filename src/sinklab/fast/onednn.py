@@ -3,15 +3,15 @@
 # C queries of a chunk, S keys, D head dim
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor, Tensor], Tensor]
-"""(q_CD, k_SD) -> scores_CS, float32, contiguous."""
+from sinklab import compat
+from sinklab.attention.chunks import Product
+from sinklab.registry import fast_products
 
 # Below this many scores a head, one batched product over all heads costs less than a call for each.
 WORTHWHILE = 1 << 18
@@ -33,7 +33,7 @@ def _is_exact() -> bool:
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
-        # torch refuses to say once somebody has set torch.backends.….fp32_precision.
+        # torch refuses to say once torch.backends.….fp32_precision is set.
         return False
 
 
@@ -42,7 +42,7 @@ def _onednn() -> Product | None:
     """oneDNN's inner product, if this build of torch has it, this processor gains by it, and it is right."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
         return None
-    linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    linear = compat.onednn_linear()
     if linear is None:
         return None
 
@@ -59,3 +59,10 @@ def _onednn() -> Product | None:
         except (RuntimeError, TypeError, ValueError):
             return None
     return product if right else None
+
+
+@fast_products.register("onednn")
+class OneDNN:
+    """oneDNN's inner product in place of MKL's."""
+
+    serving = staticmethod(product_for)

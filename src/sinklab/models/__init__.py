@@ -6,5 +6,5 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     config="DiffusionLMConfig",
     diffusion_lm="DiffusionLM",
-    sinks="Sink SinkPrefix",
+    **{"sinks.base": "Sink", "sinks.prefix": "SinkPrefix"},
 )

@@ -10,17 +10,11 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.compat import config_keys
-from sinklab.errors import near, one_of
+from sinklab.errors import hold, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, Sink, sink_of
 from sinklab.registry import sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3")
-CHOICES: Mapping[str, tuple] = {
-    "sink_count": (0, 1, 2, 4),
-    "sink_side": SIDES,
-    "gate": ("none", "elementwise"),
-    "rope_dtype": ("float32", "bfloat16"),
-}
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 WHOLE_NUMBERS = ("text_vocab_size", "output_vocab_size", "context", "mask_token_id", "eot_token_id", *SPECIAL)
 
@@ -144,15 +138,15 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     backbone: Any = None
     sink_kind: str = "none"
-    sink_count: int = 0
-    sink_side: str = "front"
-    gate: str = "none"
+    sink_count: int = limited(0, one_of=(0, 1, 2, 4))
+    sink_side: str = limited("front", one_of=SIDES)
+    gate: str = limited("none", one_of=("none", "elementwise"))
     gate_bias: float | None = None
     mask_token_id: int | None = None
     logit_shift: bool = False
     text_vocab_size: int | None = None
     output_vocab_size: int | None = None
-    rope_dtype: str = "float32"
+    rope_dtype: str = limited("float32", one_of=("float32", "bfloat16"))
     eot_token_id: int | None = None
     context: int | None = None
 
@@ -163,8 +157,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         for field in dataclasses.fields(self):
             if field.name in OWN and field.name != "backbone":
                 setattr(self, field.name, settings.pop(field.name, field.default))
-        for name, allowed in CHOICES.items():
-            one_of(name, getattr(self, name), allowed)
+                hold(field, getattr(self, field.name))
         _check_sink(self)
         _check_vocabulary(self)
         if self.gate_bias is not None:
@@ -214,7 +207,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     @property
     def kv_heads(self) -> int:
         """Key/value heads of a layer."""
-        return self.backbone.num_key_value_heads or self.backbone.num_attention_heads
+        return self.backbone.num_key_value_heads
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -111,18 +111,6 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             raise ValueError(f"the backbone's tensors do not fit: missing {missing}, surplus {unexpected}")
         return model
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The token embedding."""
-        return self.model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the token embedding."""
-        self.model.embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The LM head."""
-        return self.lm_head
-
     def _set_gradient_checkpointing(  # type: ignore[override]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **settings: Any
     ) -> None:
@@ -168,7 +156,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         in_sequence = prefix is None and sink_module.takes_part(self)
         if in_sequence and sink is not None:
             prefix = InSequence(sinks, sink.values)
-            sinks_NE: Any = sink.embeddings(self)
+            sinks_NE = sink.embeddings(self)
             embeds_BSD = sink_module.in_front(sinks_NE, embeds_BSD)
             sink_ids = sink_module.positions(self.config, length, lengths_B, sinks_NE.device)
             position_ids = sink_module.in_front(sink_ids, position_ids)
@@ -249,13 +237,14 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             )
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 
-    def denoiser(self, attention_mask: Tensor | None = None) -> ModelDenoiser:
+    def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> ModelDenoiser:
         """This model as a function from (ids, wanted positions) to logits, for canvases with this padding.
 
-        Its ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after
-        the weights change: what does not depend on the text is computed once.
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may stand for it. Its
+        ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after the
+        weights change: what does not depend on the text is computed once.
         """
-        return ModelDenoiser(self, attention_mask)
+        return ModelDenoiser(self, attention_mask, plain=plain)
 
 
 AutoConfig.register(DiffusionLMConfig.model_type, DiffusionLMConfig, exist_ok=True)

@@ -3,7 +3,6 @@
 # B batch, S canvas, P prompt
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sinklab.errors import near
 from sinklab.sampling.caches import Cache
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.loop import Step
-from sinklab.sampling.rules import Rule
+from sinklab.sampling.rules import UnmaskingRule
 from sinklab.sampling.schedules import Schedule
 from sinklab.sampling.settings import DecodingSettings
 
@@ -41,7 +41,7 @@ class GenerateByDenoising:
         attention_mask: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         max_new_tokens: int | None = None,
-        rule: Rule | str | None = None,
+        rule: UnmaskingRule | str | None = None,
         schedule: Schedule | str | None = None,
         cache: Cache | str | None = None,
         settings: DecodingSettings | None = None,
@@ -78,16 +78,15 @@ class GenerateByDenoising:
         mask_id = self.config.mask_token_id
         if mask_id is None:
             raise ValueError("this model has no mask token, so it cannot denoise; set config.mask_token_id")
-        chosen = {"rule": rule, "schedule": schedule, "cache": cache}
-        names = {kind: value for kind, value in chosen.items() if isinstance(value, str)}
-        objects = {kind: value for kind, value in chosen.items() if value is not None and kind not in names}
-        settings = _with_options(settings or DecodingSettings(), {**names, **options})
+        given = {"rule": rule, "schedule": schedule, "cache": cache}
+        chosen = {kind: value for kind, value in given.items() if value is not None}
+        settings = _with_options(settings or DecodingSettings(), options)
         # In inference mode the loop itself takes a sixth less time; the copy is an ordinary tensor again.
         with torch.inference_mode():
             ids_BP = _rows("input_ids", input_ids).to(self.device)
             real_BP = None if attention_mask is None else _rows("attention_mask", attention_mask)
             canvas = self._canvas(ids_BP, real_BP, max_new_tokens)
-            decoding = self.denoise(canvas, settings, **objects)
+            decoding = self.denoise(canvas, settings, **chosen)
             # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
             written_BS = _shown(decoding, canvas, ids_BP.shape[1] if max_new_tokens else 0, streamer)
         return written_BS.clone()
@@ -172,11 +171,9 @@ def _check_ids(ids_BS: Tensor, vocabulary: int) -> None:
 
 def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> DecodingSettings:
     known = [field.name for field in fields(DecodingSettings)]
-    if unknown := [name for name in options if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"options are {', '.join(known)}."
-        hint = _INSTEAD.get(unknown[0], hint)
-        raise TypeError(f"generate has no option {unknown[0]!r}; {hint}")
+    for name in options.keys() - known:
+        hint = _INSTEAD.get(name) or near(name, known) or f"options are {', '.join(known)}."
+        raise TypeError(f"generate has no option {name!r}; {hint}")
     return replace(settings, **options)
 
 

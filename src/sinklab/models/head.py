@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from sinklab.fast import liger as liger_module
 from sinklab.models.loss import chunked_cross_entropy
+from sinklab.registry import fast_losses, fast_path
 
 
 class Head(nn.Linear):
@@ -46,8 +46,10 @@ class Head(nn.Linear):
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)
-            if liger_module.chosen(liger, states_MD.device):
-                return liger_module.cross_entropy(states_MD, self.weight, labels_M, weights_M)
+            if fused := fast_path(fast_losses, liger, states_MD.device):
+                return fused(states_MD, self.weight, labels_M, weights_M)
+            if liger:
+                raise ValueError("Liger's loss is asked for, but no fast loss is installed; leave liger out")
             return chunked_cross_entropy(states_MD, self.weight, labels_M, weights_M, chunk=chunk)
         logits_MR = super().forward(states_MD)
         if self.vocab_size == self.out_features:
@@ -159,12 +161,8 @@ class LossTargets:
             )
         positions_M = (labels.flatten() != NOT_ASKED).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
-        weights_M = (
-            torch.ones_like(labels_M, dtype=torch.float32)
-            if label_weights is None
-            else label_weights.flatten()[positions_M]
-        )
-        return cls(positions_M, labels_M, weights_M, head_chunk, liger)
+        weights_BS = torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
+        return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk, liger)
 
     def loss(self, head: Any, states_BSD: Tensor) -> Tensor:
         """Σ weight · cross-entropy, from the states that predict each position (a scalar).

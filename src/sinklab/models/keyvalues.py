@@ -3,9 +3,20 @@
 # B batch, H key/value heads, S canvas, W recomputed columns, N sinks, K keys = N + S, D head dim
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sinklab.models.sinks.prefix import SinkPrefix
+
+
+def take(values: Tensor, columns: slice | Tensor) -> Tensor:
+    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each row's own."""
+    if isinstance(columns, slice):
+        return values[:, columns]
+    if columns.ndim == 1:
+        return values.index_select(1, columns)
+    values = values.expand(len(columns), *values.shape[1:])
+    return values[torch.arange(len(columns), device=values.device)[:, None], columns]
 
 
 class KeyValueStore:

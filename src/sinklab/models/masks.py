@@ -11,8 +11,10 @@ from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional as F
 
+from sinklab.compat import is_compiled
+
 MAKES_ITS_OWN = Version(transformers.__version__) < Version("5.23")
-"""Whether transformers makes a mask in compiled code where nothing is hidden; 5.17 does, those up to 5.23 were not
+"""Whether transformers makes a mask in compiled code where nothing is hidden: 5.17 does; those up to 5.23 were not
 tried.
 """
 
@@ -105,8 +107,7 @@ def attention_mask(
 
 def is_made_in_compiling(decoder: Any) -> bool:
     """Whether transformers would make a mask of its own, which does not know the sinks, for this compiled decoder."""
-    compiled = getattr(decoder, "_compiled_call_impl", None) is not None
-    return MAKES_ITS_OWN and compiled and decoder.config._attn_implementation == "sdpa"
+    return MAKES_ITS_OWN and is_compiled(decoder) and decoder.config._attn_implementation == "sdpa"
 
 
 def _check_visible(visible: Tensor, length: int) -> None:

@@ -11,6 +11,8 @@ __getattr__, __dir__, __all__ = exports(
     statistics="CallView STATES Statistic position_states",
     tap="Listener",
     tracing="trace",
+    **{"interventions.base": "CallSite LayerIntervention"},
+    **{"interventions.keys": "KeyIntervention KeyScores"},
     **{"interventions.mask_sinks": "MaskSinks"},
     **{"interventions.positions": "MaskPositions TruncateContext"},
     **{"interventions.window": "WindowAttention"},

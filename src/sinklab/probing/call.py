@@ -170,6 +170,11 @@ class AttentionCall:
             return out.unsqueeze(1)
         return out.flatten(1, 2).unsqueeze(2) if self.layout == "packed" else out
 
+    @property
+    def masking(self) -> dict[str, Any]:
+        """What the functions of `sinklab.attention` take beside queries and keys."""
+        return {"mask": self.mask, "is_causal": self.is_causal, "scale": self.scale}
+
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
         """What statistics of this call, edits included, are computed from; some query heads or all."""
         return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads)

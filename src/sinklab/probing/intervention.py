@@ -10,15 +10,26 @@ from torch import nn
 
 from sinklab.attention.context import decoding_run
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.editing import count_layers
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
 class Intervention(Protocol):
-    """A frozen dataclass that says what to change; `handler` makes the listener that does it."""
+    """A frozen dataclass that says what to change in attention calls; `handler` makes the listener that does it.
+
+    `sinklab.probing.KeyIntervention` (keys are taken away) and `LayerIntervention` (any change of a call) are bases.
+    """
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
+
+
+def count_layers(model: nn.Module) -> int | None:
+    """The number of layers the model's config names; None where it names none."""
+    for module in model.modules():
+        number = getattr(getattr(module, "config", None), "num_hidden_layers", None)
+        if isinstance(number, int):
+            return number
+    return None
 
 
 class _Counter(Listener):
@@ -26,7 +37,7 @@ class _Counter(Listener):
 
     def __init__(self, log: InterventionLog) -> None:
         self.log = log
-        self.seen = False
+        self.seen = self.settled = False
         self.run: object | None = None
 
     def begin(self) -> None:
@@ -49,8 +60,10 @@ class _Counter(Listener):
         else:
             log.forwards += 1
         log.layer_count = len(log.layers)
-        while log.on_first:
-            log.on_first.pop()()
+        if not self.settled:
+            self.settled = True
+            for handler in log.handlers:
+                handler.settle()
 
 
 @contextmanager
@@ -98,7 +111,7 @@ def intervene(
         tap.flush()
     if tap.forwards > seen_before and not counter.seen:
         raise ValueError(no_call_message(model, tap.forwards - seen_before))
-    for check in log.on_end:
-        check()
+    for handler in log.handlers:
+        handler.end()
     if log.idle and not allow_idle:
         raise ValueError(next(iter(log.idle.values())))

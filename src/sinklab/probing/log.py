@@ -3,7 +3,7 @@
 # B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,18 +63,14 @@ class InterventionLog:
     prefix: int | None = None
     """Sink columns in front of the keys, read off the first forward of the sequence."""
     measure: bool = True
-    """Whether editors measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
+    """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
     """Module paths of the attention calls seen so far, each with its number in the order of execution."""
     layer_count: int | None = field(default=None, repr=False)
-    """Number of attention calls of a forward; None before anybody knows."""
+    """Number of attention calls of a forward; None before it is known."""
     labels: list[str] = field(default_factory=list, repr=False)
-    on_reset: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    on_start: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    on_first: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    """Called once, after the first whole forward."""
-    on_end: list[Callable[[], None]] = field(default_factory=list, repr=False)
-    """Called when the block ends without an error."""
+    handlers: list[Any] = field(default_factory=list, repr=False)
+    """What carries the interventions out, in the order they were given."""
     is_probing: bool = False
     _tap: Tap | None = field(default=None, repr=False)
 
@@ -86,8 +82,8 @@ class InterventionLog:
         if self._tap is not None:
             self._tap.flush()
         self.prefix = None
-        for forget in self.on_reset:
-            forget()
+        for handler in self.handlers:
+            handler.reset()
 
     def start(self) -> None:
         """Used by the tap: the forward that begins now is the first of a denoising run.
@@ -95,8 +91,8 @@ class InterventionLog:
         As `reset`, but what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
         """
         self.prefix = None
-        for forget in self.on_start:
-            forget()
+        for handler in self.handlers:
+            handler.start()
 
     @contextmanager
     def probing(self) -> Iterator[None]:
@@ -165,25 +161,21 @@ class InterventionLog:
             table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
-    def add(self, removal: RemovalRecord) -> None:
-        """Used by editors: what they took away in the forward that just ended."""
-        self.removals.append(removal)
-
     def named(self, name: str) -> str:
-        """Used by editors: the label of one more edit of this name."""
+        """Used by handlers: the label of one more edit of this name."""
         count = sum(label.split("#")[0] == name for label in self.labels) + 1
         self.labels.append(name if count == 1 else f"{name}#{count}")
         return self.labels[-1]
 
     def note_layer(self, layer: str) -> int:
-        """Used by editors: the number of a layer in the order of execution."""
+        """Used by handlers: the number of a layer in the order of execution."""
         return self.layers.setdefault(layer, len(self.layers))
 
     def note_prefix(self, call: AttentionCall) -> int:
-        """Used by editors: the number of sink columns, the keys that are no columns of the canvas.
+        """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
 
         Read off the canvas that runs where the model says so, else off the first call of the sequence, which
-        should be a full one: keys that somebody sees less the queries that are not padding.
+        should be a full one: keys that are seen, less the queries that are not padding.
         """
         if self.prefix is None:
             self.prefix = call.visibility.prefix

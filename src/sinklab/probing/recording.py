@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sinklab import registry
 from sinklab.probing.scope import MapKey, RecordingScope
 from sinklab.probing.statistics import Statistic
-from sinklab.registry import statistics
 
 if TYPE_CHECKING:
     import numpy
@@ -186,20 +186,11 @@ class Recording:
         """How many forwards each recorded step took, by marks; the first of them is the one recorded."""
         return [forwards for _, frame, forwards in self._frames.marked if frame.is_recorded]
 
-    @property
-    def received(self) -> list[Tensor]:
-        """Per step (B, layer, H, key): the column sums a_j over the queries that are not padding."""
-        return self.values("received")
-
-    @property
-    def value_norm(self) -> list[Tensor]:
-        """Per step (B, layer, key): the norm of the value vectors, averaged over heads."""
-        return self.values("value_norm")
-
-    @property
-    def row_entropy(self) -> list[Tensor]:
-        """Per step (B, layer, H, query): entropy of the attention rows in nats."""
-        return self.values("row_entropy")
+    def __getattr__(self, name: str) -> list[Tensor]:
+        """A recorded statistic by its name: `recording.received` is `recording.values("received")`."""
+        if name.startswith("_") or name not in registry.statistics:
+            raise AttributeError(f"a recording has no {name!r}; statistics are {', '.join(registry.statistics)}")
+        return self.values(name)
 
     @property
     def visible(self) -> list[Tensor]:
@@ -277,7 +268,7 @@ class Recording:
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of `array(name)`. Raises ValueError for an unknown name."""
-        return ("step", *(_BESIDE[name] if name in _BESIDE else statistics.parse(name).axes))
+        return ("step", *(_BESIDE[name] if name in _BESIDE else registry.statistics.parse(name).axes))
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, "visible", "positions" or "query_state" of all recorded steps in one array (axes: `dims`).

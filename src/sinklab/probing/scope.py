@@ -47,6 +47,30 @@ def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int,
     return numbers
 
 
+def layer_names(given: Any) -> tuple[int | str, ...] | None:
+    """`layers` of an edit as a tuple; None means all. Raises ValueError for what is neither number nor path."""
+    if given is None:
+        return None
+    found = [one if isinstance(one, str) else whole(one) for one in several(given)]
+    layers = tuple(one for one in found if one is not None)
+    if not layers or len(layers) < len(found):
+        raise ValueError(
+            f"layers are numbers in the order of execution (-1 is the last) or module paths, got {given!r}: write a "
+            'tuple such as (0, -1) or ("layers.3",); None means all'
+        )
+    return layers
+
+
+def head_numbers(given: Any) -> tuple[int, ...] | None:
+    """`heads` of an edit as a tuple; None means all. Raises ValueError for what is no number, and for no head."""
+    if given is None:
+        return None
+    heads = whole_numbers("heads", given, least=None)
+    if not heads:
+        raise ValueError("heads names at least one query head, got none: None means all")
+    return tuple(dict.fromkeys(heads))
+
+
 @dataclass
 class RecordingScope:
     """What was chosen. Layers are known by name and number once the first forward has shown them."""
@@ -55,6 +79,8 @@ class RecordingScope:
     heads: tuple[int, ...] | None = None
     steps: Container[int] | None = None
     maps: tuple[MapKey, ...] = ()
+    total: int | None = None
+    """Number of attention layers, where it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
     """Paths of all attention layers in the order they ran in the first forward; empty before it ended."""
 
@@ -102,7 +128,7 @@ class RecordingScope:
         if wanted >= 0:
             return index == wanted
         # Counted from an end that is not known before the first forward got there: until then, any may be meant.
-        return not self.known or index == wanted + len(self.known)
+        return self.total is None or index == wanted + self.total
 
     def heads_of(self, layer: str, total: int) -> list[int] | None:
         """The query heads to record in a layer with so many; None for all. Raises ValueError for one that is not."""
@@ -127,6 +153,7 @@ class RecordingScope:
         if self.known:
             return
         total = len(paths)
+        self.total = total if self.total is None else self.total
         for wanted in [*(self.layers or ()), *(key[1] for key in self.maps)]:
             if isinstance(wanted, str):
                 if not any(_matches(path, wanted) for path in paths):

@@ -1,4 +1,4 @@
-"""The tap: sees every attention call of one model, lets editors rewrite it, then shows it to observers."""
+"""The tap: sees every attention call of one model, lets interventions rewrite it, then shows it to observers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
-from sinklab.compat import is_replayed
+from sinklab.compat import is_compiled, is_replayed
 from sinklab.probing.call import NAMES, AttentionCall, VisibilityCache
 
 
@@ -120,7 +120,7 @@ class Tap(TorchFunctionMode):
     def is_elsewhere(self) -> bool:
         """Whether the current thread is not the one that taps the model."""
         # The backward pass of a GPU replays layers in a thread of its own, while the one that asked for it waits.
-        return threading.get_ident() != self.thread.ident and not _is_replay()
+        return threading.get_ident() != self.thread.ident and not is_replayed()
 
     def refusal(self, deed: str) -> ValueError:
         """The error for a deed of the current thread, when the tap is another's."""
@@ -155,7 +155,7 @@ class Tap(TorchFunctionMode):
     def _attend(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         path = self._stack[-1]
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
-        replay = _is_replay()
+        replay = is_replayed()
         layer = path if replay else self._name(path)
         call = AttentionCall.of(layer, self._modules[path], dict(zip(NAMES, args, strict=False)) | kwargs, self._sights)
         edited = call
@@ -187,11 +187,6 @@ def _token_ids(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
     ids = kwargs.get("input_ids", args[0] if args else None)
     is_ids = isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() and ids.dtype != torch.bool
     return ids if is_ids else None
-
-
-def _is_replay() -> bool:
-    """Whether this runs inside a backward pass."""
-    return is_replayed()
 
 
 class _Hook:
@@ -259,7 +254,7 @@ def _leave(tap: Tap, listener: Listener) -> None:
 def _refuse_compiled(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
-    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+    if is_compiled(model):
         raise ValueError(
             "a compiled model hides its attention calls: trace the module before torch.compile (compiled._orig_mod)"
         )

@@ -80,14 +80,7 @@ class FrameRecorder(Listener):
             return
         total = call.query_BHQD.shape[1]
         for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
-            map_BHQS = attention_map(
-                call.query_BHQD,
-                call.key_BKSD,
-                mask=call.mask,
-                is_causal=call.is_causal,
-                scale=call.scale,
-                heads=(head,),
-            )
+            map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
             frame.maps[(key, index)] = ordinary(map_BHQS[:, 0].float())
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
             self._measure(frame, index, call, self.scope.heads_of(call.layer, total))

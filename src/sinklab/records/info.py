@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.records.storage import ARRAYS_SUFFIX, READABLE, SCHEMA, TABLE_SUFFIX
+from sinklab.records.storage import ARRAYS, READABLE, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -30,16 +33,31 @@ class RunInfo:
     """python, torch, transformers, sinklab"""
     created: str
     """ISO 8601 time of the start, UTC"""
-    status: str
+    status: str = "running"
     """"running" (or killed), "complete" or "interrupted" """
-    error: str | None
+    error: str | None = None
     """what interrupted the run"""
-    tables: list[str]
+    tables: list[str] = dataclasses.field(default_factory=list)
     """names of the tables"""
-    arrays: list[str]
+    arrays: list[str] = dataclasses.field(default_factory=list)
     """names of the files of dense arrays"""
-    parts: dict[str, list[int]]
+    parts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     """numbers of the parts of what is written in parts, by name with suffix ("tokens.parquet")"""
+
+    def files(self, kind: Kind, name: str) -> list[str]:
+        """The files of one table or of one name of arrays, in the order of their parts."""
+        return [kind.file(name, part) for part in self.parts.get(kind.file(name), [None])]
+
+    def all_files(self) -> Iterator[tuple[Kind, str]]:
+        """Every file that the run lists."""
+        for kind in (TABLES, ARRAYS):
+            for name in getattr(self, kind.listed):
+                yield from ((kind, file) for file in self.files(kind, name))
+
+    def save(self, folder: Path) -> None:
+        """Write the run.json of ``folder``."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
+        write_beside(folder / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def read_info(path: Path) -> RunInfo:
@@ -64,32 +82,26 @@ def read_info(path: Path) -> RunInfo:
             )
         # Before there were parts everything was whole.
         raw.setdefault("parts", {})
-    fields = [field.name for field in dataclasses.fields(RunInfo)]
-    if missing := [name for name in fields if name not in raw]:
+    hints = typing.get_type_hints(RunInfo)
+    if missing := [name for name in hints if name not in raw]:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
-    expected: dict[str, type | tuple[type, ...]] = {
-        "kind": str,
-        "model": dict,
-        "settings": dict,
-        "seed": (int, type(None)),
-        "versions": dict,
-        "created": str,
-        "error": (str, type(None)),
-        "tables": list,
-        "arrays": list,
-        "parts": dict,
-    }
-    wrong = [name for name, types in expected.items() if not isinstance(raw[name], types)]
-    wrong += ["status"] if raw["status"] not in STATUSES else []
-    # A name with a path in it would lead out of the folder.
-    wrong += [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
-    wrong += [] if wrong or _are_parts(raw["parts"], {*raw["tables"], *raw["arrays"]}) else ["parts"]
+    wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
+    if not wrong:
+        # A name with a path in it would lead out of the folder.
+        wrong = [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
+        wrong += [] if raw["status"] in STATUSES else ["status"]
+        wrong += [] if wrong or _are_parts(raw["parts"], {*raw["tables"], *raw["arrays"]}) else ["parts"]
     if wrong:
         raise ValueError(
             f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
             "Restore the file or run again."
         )
-    return RunInfo(**{name: raw[name] for name in fields})
+    return RunInfo(**{name: raw[name] for name in hints})
+
+
+def _class_of(hint: Any) -> Any:
+    """What isinstance takes of a type hint: dict for ``dict[str, Any]``."""
+    return hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
 
 
 def _is_plain(name: Any) -> bool:
@@ -99,7 +111,7 @@ def _is_plain(name: Any) -> bool:
 def _are_parts(parts: dict[Any, Any], names: set[str]) -> bool:
     return all(
         isinstance(name, str)
-        and name.removesuffix(TABLE_SUFFIX).removesuffix(ARRAYS_SUFFIX) in names
+        and name.removesuffix(TABLES.suffix).removesuffix(ARRAYS.suffix) in names
         and isinstance(numbers, list)
         and numbers
         and all(isinstance(number, int) and number >= 0 for number in numbers)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import ARRAYS_SUFFIX, RUN_FILE, TABLE_SUFFIX, file_name, moved, write_beside
+from sinklab.records.storage import ARRAYS, RUN_FILE, TABLES, moved
 from sinklab.records.writing import begun_before, remove_leftovers
 
 
@@ -27,13 +26,13 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
         raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
     first = next(iter(infos.values()))
     for folder in infos:
-        begun_before(folder, asdict(first))
+        begun_before(folder, first)
     if (target / RUN_FILE).exists():
-        begun_before(target, asdict(first))
+        begun_before(target, first)
         infos = {target: read_info(target / RUN_FILE)} | infos
     owners: dict[str, Path] = {}
     for folder, info in infos.items():
-        for file in _files(info):
+        for _, file in info.all_files():
             # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
             if folder != target and not (folder / file).exists() and (target / file).exists():
                 owners[file] = target
@@ -45,9 +44,7 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     for file, folder in owners.items():
         if folder != target:
             moved(folder / file, target / file)
-    merged = _joined(list(infos.values()))
-    text = json.dumps(asdict(merged), indent=2, ensure_ascii=False) + "\n"
-    write_beside(target / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    _joined(list(infos.values())).save(target)
     for folder in sources:
         (folder / RUN_FILE).unlink()
         remove_leftovers(folder)
@@ -56,20 +53,11 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     return open_run(target)
 
 
-def _files(info: RunInfo) -> list[str]:
-    files = []
-    for names, suffix in ((info.tables, TABLE_SUFFIX), (info.arrays, ARRAYS_SUFFIX)):
-        for name in names:
-            parts = info.parts.get(f"{name}{suffix}")
-            files += [file_name(name, suffix, part) for part in ([None] if parts is None else parts)]
-    return files
-
-
 def _joined(infos: list[RunInfo]) -> RunInfo:
     facts = asdict(infos[0])
     for info in infos:
-        for kind in ("tables", "arrays"):
-            facts[kind] = [*facts[kind], *(name for name in getattr(info, kind) if name not in facts[kind])]
+        for kind in (TABLES.listed, ARRAYS.listed):
+            facts[kind] = [*dict.fromkeys([*facts[kind], *getattr(info, kind)])]
         for name, parts in info.parts.items():
             facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
     unfinished = [info for info in infos if info.status != "complete"]

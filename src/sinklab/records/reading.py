@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sinklab.errors import near
 from sinklab.records.info import RunInfo, damaged, read_info
-from sinklab.records.storage import ARRAYS_SUFFIX, DIMS_KEY, RUN_FILE, TABLE_SUFFIX, file_name
+from sinklab.records.storage import ARRAYS, DIMS_KEY, RUN_FILE, TABLES, Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +39,9 @@ class Run:
 
     def parts(self, name: str) -> tuple[int, ...]:
         """Numbers of the parts of the table or arrays ``name``; empty for what is written whole."""
-        for known, suffix in ((self.tables, TABLE_SUFFIX), (self.array_files, ARRAYS_SUFFIX)):
-            if name in known:
-                return tuple(self.info.parts.get(f"{name}{suffix}", ()))
+        for kind in (TABLES, ARRAYS):
+            if name in getattr(self.info, kind.listed):
+                return tuple(self.info.parts.get(kind.file(name), ()))
         raise self._unknown(name, (*self.tables, *self.array_files), "table or file of arrays")
 
     def table(self, name: str, part: int | None = None) -> pd.DataFrame:
@@ -50,9 +51,8 @@ class Run:
         """
         import pandas as pd
 
-        paths = self._files(name, self.tables, "table", TABLE_SUFFIX, part)
         frames = []
-        for path in paths:
+        for path in self._files(TABLES, name, part):
             try:
                 frames.append(pd.read_parquet(path))
             except (OSError, ValueError) as error:
@@ -107,31 +107,28 @@ class Run:
         return xr.Dataset({key: (dims[key], array) for key, array in self.arrays(name, part).items()})
 
     def _array_file(self, name: str, part: int | None) -> Path:
-        parts = self.info.parts.get(f"{name}{ARRAYS_SUFFIX}")
+        parts = self.info.parts.get(ARRAYS.file(name))
         if part is None and parts is not None:
             raise ValueError(
                 f"{name!r} of {self.path} is written in parts, which may differ in shape: read one of {_shown(parts)}, "
                 f"e.g. part={parts[0]}."
             )
-        return self._files(name, self.array_files, "file of arrays", ARRAYS_SUFFIX, part)[0]
+        return self._files(ARRAYS, name, part)[0]
 
-    def _files(self, name: str, known: tuple[str, ...], what: str, suffix: str, part: int | None) -> list[Path]:
+    def _files(self, kind: Kind, name: str, part: int | None) -> list[Path]:
+        known = getattr(self.info, kind.listed)
         if name not in known:
-            raise self._unknown(name, known, what)
-        parts = self.info.parts.get(f"{name}{suffix}")
-        if part is not None and part not in (parts or ()):
+            raise self._unknown(name, known, kind.what)
+        parts = self.info.parts.get(kind.file(name), [])
+        if part is not None and part not in parts:
             there = f"has the parts {_shown(parts)}" if parts else "is written whole"
             raise ValueError(f"{self.path} has no part {part} of {name!r}, which {there}.")
-        wanted: list[int] | list[None] = [None] if parts is None else parts if part is None else [part]
-        return [self.path / file_name(name, suffix, number) for number in wanted]
+        files = self.info.files(kind, name) if part is None else [kind.file(name, part)]
+        return [self.path / file for file in files]
 
-    def _unknown(self, name: str, known: tuple[str, ...], what: str) -> ValueError:
-        near = difflib.get_close_matches(name, known, n=1)
-        return ValueError(
-            f"{self.path} has no {what} {name!r}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
-            + f" It has: {', '.join(known) or 'none'}."
-        )
+    def _unknown(self, name: str, known: Sequence[str], what: str) -> ValueError:
+        hint = f"; {near(name, known)}".removesuffix("; ")
+        return ValueError(f"{self.path} has no {what} {name!r}{hint} It has: {', '.join(known) or 'none'}.")
 
 
 def _shown(parts: list[int]) -> str:
@@ -152,12 +149,8 @@ def open_run(path: str | Path) -> Run:
         what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
         raise ValueError(f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote.")
     run = Run(folder, read_info(info_path))
-    for name in run.tables:
-        for file in run._files(name, run.tables, "table", TABLE_SUFFIX, None):
-            _check_table(file)
-    for name in run.array_files:
-        for file in run._files(name, run.array_files, "file of arrays", ARRAYS_SUFFIX, None):
-            _read_dims(file)
+    for kind, file in run.info.all_files():
+        (_check_table if kind is TABLES else _read_dims)(folder / file)
     return run
 
 

@@ -12,7 +12,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,28 @@ if TYPE_CHECKING:
 SCHEMA = 2
 READABLE = (1, SCHEMA)
 RUN_FILE = "run.json"
-TABLE_SUFFIX = ".parquet"
-ARRAYS_SUFFIX = ".safetensors"
 PART_SUFFIX = ".part"
 DIMS_KEY = "dims"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+class Kind(NamedTuple):
+    """What a file of a run folder holds."""
+
+    listed: str
+    """field of run.json that lists the names"""
+    suffix: str
+    what: str
+    """in words"""
+
+    def file(self, name: str, part: int | None = None) -> str:
+        """``tokens.parquet``, or ``tokens-0007.parquet`` for part 7."""
+        return f"{name}{self.suffix}" if part is None else f"{name}-{part:04d}{self.suffix}"
+
+
+TABLES = Kind("tables", ".parquet", "table")
+ARRAYS = Kind("arrays", ".safetensors", "file of arrays")
 
 
 def checked_name(name: str, what: str) -> str:
@@ -39,11 +55,6 @@ def checked_name(name: str, what: str) -> str:
             "It becomes a file name."
         )
     return name
-
-
-def file_name(name: str, suffix: str, part: int | None = None) -> str:
-    """File of a table or of arrays: ``tokens.parquet``, or ``tokens-0007.parquet`` for part 7."""
-    return f"{name}{suffix}" if part is None else f"{name}-{part:04d}{suffix}"
 
 
 def part_of(target: Path) -> Path:
@@ -61,7 +72,7 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         part.touch()
         mode = part.stat().st_mode
         write(part)
-        # some writers (safetensors) make files that nobody but their owner may read
+        # some writers (safetensors) make files that only their owner may read
         part.chmod(mode)
         with open(part, "rb+") as handle:
             os.fsync(handle.fileno())

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sinklab.records.info import read_info
+from sinklab.records.info import RunInfo, read_info
 from sinklab.records.storage import (
-    ARRAYS_SUFFIX,
+    ARRAYS,
     PART_SUFFIX,
     RUN_FILE,
     SCHEMA,
-    TABLE_SUFFIX,
+    TABLES,
+    Kind,
     checked_dims,
     checked_name,
-    file_name,
     part_of,
     save_arrays,
     stored,
@@ -34,29 +34,35 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def begun_before(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What an unfinished run in ``path`` has already; ValueError naming the first thing in which it is another run."""
+def begun_before(path: Path, given: RunInfo) -> RunInfo:
+    """``given`` with what an unfinished run in ``path`` has already; ValueError naming the first thing in which it is
+    another run.
+    """
     before = read_info(path / RUN_FILE)
     for field in ("kind", "seed", "model", "settings"):
-        old, new = getattr(before, field), given[field]
-        if old == new:
-            continue
-        if isinstance(old, dict):
-            key = next(key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key])
-            field, old, new = f"{field}[{key!r}]", old.get(key, "absent"), new.get(key, "absent")
-        if isinstance(old, list) and isinstance(new, list):
-            # of many prompts the first that is another one
-            place = next((place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
-            if place is None:
-                field, old, new = f"len({field})", len(old), len(new)
-            else:
-                field, old, new = f"{field}[{place}]", old[place], new[place]
-        raise ValueError(
-            f"{path} can be continued only as it was begun: its {field} is {old!r}, and now it is {new!r}. "
-            "Give the same settings, or write into another folder."
-        )
+        if getattr(before, field) != getattr(given, field):
+            name, old, new = _difference(field, getattr(before, field), getattr(given, field))
+            raise ValueError(
+                f"{path} can be continued only as it was begun: its {name} is {old!r}, and now it is {new!r}. "
+                "Give the same settings, or write into another folder."
+            )
     remove_leftovers(path)
-    return {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts")}
+    kept = {name: getattr(before, name) for name in ("created", "tables", "arrays", "parts")}
+    return dataclasses.replace(given, **kept)
+
+
+def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """The first place at which two JSON values differ, by name, and what stands there."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key])
+        return _difference(f"{name}[{key!r}]", old.get(key, "absent"), new.get(key, "absent"))
+    if isinstance(old, list) and isinstance(new, list):
+        # of many prompts the first that is another one
+        place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), None)
+        if place is None:
+            return f"len({name})", len(old), len(new)
+        return _difference(f"{name}[{place}]", old[place], new[place])
+    return name, old, new
 
 
 def remove_leftovers(path: Path) -> None:
@@ -100,7 +106,7 @@ def emptied(path: Path, *, overwrite: bool, resume: bool) -> None:
         )
     # The data goes first: should this be cut short, run.json still says what the folder was.
     for name in present:
-        if name.endswith((TABLE_SUFFIX, ARRAYS_SUFFIX, PART_SUFFIX)):
+        if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
             (path / name).unlink()
 
 
@@ -138,27 +144,22 @@ class RunWriter:
         self.path = Path(path)
         self._overwrite, self._resume = overwrite, resume
         self._open = False
-        self._info: dict[str, Any] = {
-            "schema": SCHEMA,
-            "kind": checked_name(kind, "kind of run"),
-            "model": _json_ready(dict(model), "model"),
-            "settings": _json_ready(dict(settings), "settings"),
-            "seed": seed,
-            "versions": _versions(),
-            "created": _now(),
-            "status": "running",
-            "error": None,
-            "tables": [],
-            "arrays": [],
-            "parts": {},
-        }
+        self._info = RunInfo(
+            schema=SCHEMA,
+            kind=checked_name(kind, "kind of run"),
+            model=_json_ready(dict(model), "model"),
+            settings=_json_ready(dict(settings), "settings"),
+            seed=seed,
+            versions=_versions(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
     def __enter__(self) -> Self:
         if self._resume and (self.path / RUN_FILE).exists():
-            self._info |= begun_before(self.path, self._info)
+            self._info = begun_before(self.path, self._info)
         else:
             emptied(self.path, overwrite=self._overwrite, resume=self._resume)
-        self._save_info()
+        self._info.save(self.path)
         self._open = True
         return self
 
@@ -166,11 +167,11 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._open = False
-        self._info["status"] = "complete" if kind is None else "interrupted"
-        if error is not None:
-            self._info["error"] = f"{type(error).__name__}: {error}".removesuffix(": ")
+        status = "complete" if kind is None else "interrupted"
+        cause = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._info = dataclasses.replace(self._info, status=status, error=cause)
         try:
-            self._save_info()
+            self._info.save(self.path)
         except OSError as failure:
             # The first error is the one to report; the folder stays readable with status "running".
             if error is None:
@@ -179,10 +180,9 @@ class RunWriter:
 
     def has(self, name: str, part: int | None = None) -> bool:
         """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
-        listed = [*self._info["tables"], *self._info["arrays"]]
         if part is None:
-            return name in listed
-        return any(part in self._info["parts"].get(f"{name}{suffix}", ()) for suffix in (TABLE_SUFFIX, ARRAYS_SUFFIX))
+            return name in [*self._info.tables, *self._info.arrays]
+        return any(part in self._info.parts.get(kind.file(name), ()) for kind in (TABLES, ARRAYS))
 
     def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
         """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.
@@ -191,11 +191,10 @@ class RunWriter:
         Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
         table that is written whole and in parts.
         """
-        self._must_be_open("table", name)
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._check_place(name, "tables", part)
+        target = self._place("table", TABLES, name, part)
         try:
             if isinstance(columns, Mapping):
                 table = pa.table({key: _listed(values) for key, values in columns.items()})
@@ -203,9 +202,8 @@ class RunWriter:
                 table = pa.Table.from_pandas(columns, preserve_index=False)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise ValueError(f"The columns of table {name!r} do not form a table: {error}") from error
-        target = self.path / file_name(name, TABLE_SUFFIX, part)
         write_beside(target, lambda beside: pq.write_table(table, beside))
-        self._note("tables", name, part)
+        self._note(TABLES, name, part)
         return target
 
     def arrays(
@@ -224,8 +222,7 @@ class RunWriter:
         Returns the path of the safetensors file. Raises ValueError for missing or contradictory dims, for arrays of
         text, and when an explicit ``dtype`` would turn a finite number into infinity; OSError for a disk that refuses.
         """
-        self._must_be_open("arrays", name)
-        self._check_place(name, "arrays", part)
+        target = self._place("arrays", ARRAYS, name, part)
         dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
         if wrong := [given for given in dtypes.values() if given not in (None, *DTYPES)]:
             raise ValueError(f"Floats are stored as one of {', '.join(DTYPES)}: got dtype={wrong[0]!r}.")
@@ -234,42 +231,37 @@ class RunWriter:
         dense = {key: to_numpy(value, key) for key, value in arrays.items()}
         names = checked_dims(dense, dims)
         dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
-        target = self.path / file_name(name, ARRAYS_SUFFIX, part)
         write_beside(target, lambda beside: save_arrays(dense, names, beside))
-        self._note("arrays", name, part)
+        self._note(ARRAYS, name, part)
         return target
 
-    def _must_be_open(self, method: str, name: str) -> None:
+    def _place(self, method: str, kind: Kind, name: str, part: int | None) -> Path:
+        """Where a file goes, if it may be written."""
         if not self._open:
             raise ValueError(
                 f"A run folder is written inside its with block: {method}({name!r}) was called outside. "
                 "Use `with RunWriter(…) as run:`."
             )
-
-    def _check_place(self, name: str, kind: str, part: int | None) -> None:
-        checked_name(name, "table" if kind == "tables" else "file of arrays")
+        checked_name(name, kind.what)
         if part is not None and part < 0:
             raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
-        suffix = TABLE_SUFFIX if kind == "tables" else ARRAYS_SUFFIX
-        in_parts = f"{name}{suffix}" in self._info["parts"]
-        if name in self._info[kind] and in_parts == (part is None):
+        in_parts = kind.file(name) in self._info.parts
+        if name in getattr(self._info, kind.listed) and in_parts == (part is None):
             now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
             raise ValueError(f"{name!r} is already written {before} in {self.path} and cannot be written {now} too.")
+        return self.path / kind.file(name, part)
 
-    def _note(self, kind: str, name: str, part: int | None) -> None:
-        before = json.dumps(self._info)
-        if name not in self._info[kind]:
-            self._info[kind].append(name)
-        if part is not None:
-            suffix = TABLE_SUFFIX if kind == "tables" else ARRAYS_SUFFIX
-            parts = self._info["parts"].setdefault(f"{name}{suffix}", [])
-            parts[:] = sorted({*parts, part})
-        if json.dumps(self._info) != before:
-            self._save_info()
-
-    def _save_info(self) -> None:
-        text = json.dumps(self._info, indent=2, ensure_ascii=False) + "\n"
-        write_beside(self.path / RUN_FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    def _note(self, kind: Kind, name: str, part: int | None) -> None:
+        """List a file in run.json, unless it is listed."""
+        listed, parts = getattr(self._info, kind.listed), self._info.parts
+        new_part = part is not None and part not in parts.get(kind.file(name), ())
+        if name not in listed:
+            listed.append(name)
+        elif not new_part:
+            return
+        if new_part:
+            parts[kind.file(name)] = sorted([*parts.get(kind.file(name), ()), part])
+        self._info.save(self.path)
 
 
 def _versions() -> dict[str, str]:
@@ -284,10 +276,6 @@ def _versions() -> dict[str, str]:
     if found["sinklab"] == "not installed" and source is not None:
         found["sinklab"] = f"{source.__version__} (source tree)"
     return found
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _listed(values: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from sinklab.registry import sinks
 from sinklab.reports.samples import Reader
 from sinklab.reports.words import number
 
@@ -20,7 +21,6 @@ FREE = frozenset({
     "seed", "out", "resume", "threads", "compile", "gradient_checkpointing", "head_chunk", "liger", "micro_batch",
     "workers", "log_every", "eval_every", "save_every", "keep", "spike", "log_to", "monitor_every", "monitor_rows",
 })  # fmt: skip
-KINDS = {"token": "", "zero": "zero-value ", "kv": "key/value "}
 
 
 def variant(model: Mapping[str, Any]) -> str:
@@ -28,8 +28,9 @@ def variant(model: Mapping[str, Any]) -> str:
     count = int(model.get("sink_count") or 0)
     words = []
     if count:
-        name = str(model.get("sink_kind", "token"))
-        kind = KINDS.get(name, f"{name} ")
+        name = str(model.get("sink_kind", "token")).partition(":")[0]
+        label = sinks[name].label if name in sinks else None  # type: ignore[attr-defined]
+        kind = f"{name if label is None else label} ".lstrip()
         place = " at the end" if model.get("sink_side") == "end" else ""
         words.append(f"{count} {kind}sinks{place}" if count > 1 else f"{kind}sink{place}")
     if model.get("gate", "none") != "none":

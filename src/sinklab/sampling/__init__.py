@@ -4,16 +4,15 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    caches="CACHES Cache DualCache PrefixCache cache_by_name evaluator",
+    caches="BlockCache BlockWork Cache DualCache PrefixCache cache_of evaluator",
     canvas="Canvas",
     denoisers="CachingDenoiser Denoiser Session guided limited suppressed",
     loop="Step denoise",
-    named="rule_by_name schedule_by_name",
     rules=(
-        "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder RULES RandomOrder "
-        "Rule TopkMargin"
+        "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder RandomOrder TopkMargin "
+        "UnmaskingRule"
     ),
-    schedules="EntropyBound EvenQuota Factor SCHEDULES Schedule Threshold Timed commit_counts deal_steps",
+    schedules="EntropyBound EvenQuota Factor Schedule Threshold Timed commit_counts deal_steps",
     settings="DecodingSettings",
     tokens="TokenSampling sample_tokens",
 )

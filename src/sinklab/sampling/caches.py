@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from sinklab.caching.policies import EvictCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
-from sinklab.sampling.refreshing import BlockCache
+from sinklab.errors import unknown
+from sinklab.registry import caches, value_of
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
@@ -19,7 +18,11 @@ Evaluate = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
 class Cache(Protocol):
-    """Says what to recompute; keys and values of every other column stay as they were when last computed."""
+    """Says what to recompute; keys and values of every other column stay as they were when last computed.
+
+    One that keeps a memory of its own has two more methods: `work(start, stop, number, nth)`, the `BlockWork` that a
+    session of the model's denoiser gets in place of columns, and `memory(denoiser)`, what evaluates it.
+    """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
         """Columns to recompute, the same in every row: a slice, sorted column numbers int64 (W,), or None for all.
@@ -32,6 +35,43 @@ class Cache(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class BlockWork:
+    """One evaluation under a cache that keeps a memory of its own (`sinklab.caching`)."""
+
+    policy: Any
+    """The cache. A session calls its `memory(denoiser)` for (ids_BS, wanted_BS, work) -> logits_MV, which knows its
+    `policy` and its size in `nbytes`."""
+    block: slice
+    """Where the block stands, as canvas columns."""
+    number: int
+    """Of the block, from 0."""
+    is_full: bool
+    """Everything is computed; else the block (and what is recomputed with it) alone."""
+    is_choice: bool
+    """A full evaluation that chooses what further ones attend to, or recompute."""
+
+
+@dataclass(frozen=True)
+class BlockCache:
+    """Computes everything where a block begins. Raises ValueError for a refresh_every below 1."""
+
+    refresh_every: int | None = None
+    """Recompute everything every N evaluations of a block as well; 1 is the same as no cache."""
+
+    def __post_init__(self) -> None:
+        if self.refresh_every is not None and self.refresh_every < 1:
+            raise ValueError(
+                f"refresh_every counts evaluations, at least 1, got {self.refresh_every}; leave it out to recompute "
+                "everything only where a block begins."
+            )
+
+    def phase(self, nth: int) -> int:
+        """Evaluations since everything was last due to be computed: 0 where it is due now."""
+        return nth if self.refresh_every is None else nth % self.refresh_every
+
+
+@caches.register("prefix")
 @dataclass(frozen=True)
 class PrefixCache(BlockCache):
     """Remember what stands to the left of the block; the block and everything to its right are computed anew.
@@ -44,6 +84,7 @@ class PrefixCache(BlockCache):
         return None if self.phase(nth) == 0 else slice(start, length)
 
 
+@caches.register("dual")
 @dataclass(frozen=True)
 class DualCache(BlockCache):
     """Remember what stands on both sides of the block, masks still to come included; the block is computed anew.
@@ -56,31 +97,20 @@ class DualCache(BlockCache):
         return None if self.phase(nth) == 0 else slice(start, stop)
 
 
-CACHES: dict[str, type[BlockCache] | None] = {
-    "none": None,
-    "prefix": PrefixCache,
-    "dual": DualCache,
-    "sink_refresh": SinkRefreshCache,
-    "sink": SinkCache,
-    "evict": EvictCache,
-    "received": ReceivedCache,
-    "random": RandomCache,
-}
-"""Caches by the names that the command line and run folders use."""
+def cache_of(given: Cache | str | None) -> Cache | None:
+    """The cache of this text, or the object itself; None for None and "none".
 
-
-def cache_by_name(name: str) -> Cache | None:
-    """The cache called `name` in `CACHES`; None for "none". Raises ValueError that lists the near names."""
-    if name in CACHES:
-        kind = CACHES[name]
-        return None if kind is None else cast(Cache, kind())
-    near = difflib.get_close_matches(name, CACHES, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "pass one of these, or a cache object."
-    raise ValueError(f"unknown cache {name!r}; known caches are {', '.join(sorted(CACHES))}; {hint}")
+    Raises ValueError for an unknown name, and TypeError for what is no cache.
+    """
+    if given is None or given == "none":
+        return None
+    if isinstance(given, str) and (name := given.partition(":")[0].strip()) not in caches:
+        raise unknown("cache", name, [*caches, "none"], "pass one of these, or a cache object")
+    return value_of(caches, given, "columns")
 
 
 def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None, block_BS: Tensor) -> Evaluate:
-    """The denoiser as the loop calls it, under a cache; with `cache=None` it is simply asked afresh every time.
+    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything every time.
 
     Args:
         denoiser: (ids_BS, wanted_BS) -> logits_MV; with a cache it needs a method `session()`, which returns
@@ -104,12 +134,11 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     session = begin()
     length = block_BS.shape[1]
 
-    # One that chooses its columns by what the model attends to says so in place of columns.
     work = getattr(cache, "work", None)
 
     def evaluate(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int) -> Tensor:
-        asked = cache.columns(*spans[block], length, nth) if work is None else work(*spans[block], block, nth)
-        return session(ids_BS, wanted_BS, asked)
+        fresh = cache.columns(*spans[block], length, nth) if work is None else work(*spans[block], block, nth)
+        return session(ids_BS, wanted_BS, fresh)
 
     return evaluate
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sinklab.caching.policies import BlockWork
+from sinklab.sampling.caches import BlockWork
 from sinklab.sampling.token_ids import token_ids
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
@@ -28,8 +28,8 @@ class Session(Protocol):
         Args:
             columns: what to compute anew, the same in every row: a slice, or sorted column numbers int64 (W,). They
                 attend to all S columns, with the other columns' keys and values as remembered. None computes
-                everything; the first call must be such a one. A cache that evicts or refreshes by what the model
-                attends to hands over a `BlockWork` in their place, which not every denoiser need know.
+                everything; the first call must be such a one. A cache with a memory of its own hands over a
+                `BlockWork` in their place, which not every denoiser need know.
         """
         ...
 

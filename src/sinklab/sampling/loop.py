@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.context import decoding
-from sinklab.sampling.caches import Cache, Evaluate, cache_by_name, evaluator
+from sinklab.registry import schedules, unmasking_rules, value_of
+from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
 from sinklab.sampling.canvas import Block, Canvas, block_numbers, block_sizes, blocks
 from sinklab.sampling.denoisers import Denoiser
-from sinklab.sampling.named import checked_object, rule_by_name, schedule_by_name
-from sinklab.sampling.rules import Candidates, LowConfidence, Rule
+from sinklab.sampling.rules import Candidates, LowConfidence, UnmaskingRule
 from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
 from sinklab.sampling.token_ids import token_ids
 from sinklab.sampling.tokens import TokenSampling, perturbed, required
@@ -176,27 +177,33 @@ class _Run:
     canvas: Canvas
     sizes: list[int]
     limits: list[int]
-    rule: Rule
+    rule: UnmaskingRule
     schedule: Schedule
     sampling: TokenSampling
     generator: torch.Generator | None
     ends: RowEnds | None
 
 
+class DenoiseOptions(TypedDict, total=False):
+    """How tokens are drawn, and where a row ends: keywords of `denoise`."""
+
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    generator: torch.Generator | None
+    stop_ids: Iterable[int] | int | None
+
+
 def denoise(
     denoiser: Denoiser,
     canvas: Canvas,
     *,
-    rule: Rule | str | None = None,
+    rule: UnmaskingRule | str | None = None,
     schedule: Schedule | str | None = None,
     cache: Cache | str | None = None,
     steps: int | None = None,
     block_length: int | None = None,
-    temperature: float = 0.0,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
-    stop_ids: Iterable[int] | int | None = None,
+    **options: Unpack[DenoiseOptions],
 ) -> Iterator[Step]:
     """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the result.
 
@@ -207,15 +214,15 @@ def denoise(
 
     Args:
         denoiser: (ids_BS, wanted_BS) -> logits_MV, bound to `canvas.attention_BS` by whoever built it.
-        rule: a rule or its name; `LowConfidence()` when left out.
-        schedule: a schedule or its name; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
-        cache: a cache or its name; None recomputes everything. Needs a denoiser with a `session()`.
+        rule: an unmasking rule or its text ("entropy", "low_confidence:alg_temp=0.1"); `LowConfidence()` when left out.
+        schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
+        cache: a cache or its text; None recomputes everything. Needs a denoiser with a `session()`.
         steps: evaluations in all, from the number of blocks to the open positions of the fullest row (`Timed`: to any
             number); by default one per position. Dealt to the blocks evenly, the remainder to the first; refused where
             rows with unequal numbers of open positions would not get what they get alone.
         block_length: open positions per block, decoded from left to right; by default one block. The block of a
             position is its rank among the row's open positions // block_length, so masks may stand anywhere.
-        temperature, top_p, top_k: see `sample_tokens`.
+        options: `temperature` (0 when left out), `top_p` and `top_k` as in `sample_tokens`, and these two.
         generator: needed by rules that draw and by a temperature above 0. Draws depend on the whole batch.
         stop_ids: once a row holds one of these in an open position with no mask to its left, the open positions to its
             right are filled with it and the row is over. When all rows are over, decoding ends.
@@ -224,10 +231,12 @@ def denoise(
     the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary; TypeError for a class in place of a
     rule, schedule or cache object. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
     """
-    chosen = LowConfidence() if rule is None else rule_by_name(rule) if isinstance(rule, str) else rule
-    sampling = TokenSampling(temperature, top_p, top_k)
+    given: dict[str, Any] = {**options}
+    generator, stop_ids = given.pop("generator", None), given.pop("stop_ids", None)
+    sampling = TokenSampling(**given)
+    chosen = LowConfidence() if rule is None else value_of(unmasking_rules, rule, "__call__")
     plan = planned(chosen, schedule, sampling)
-    if temperature > 0:
+    if sampling.temperature > 0:
         required(generator, "a temperature above 0")
     if getattr(chosen, "needs_generator", False):
         required(generator, f"the rule {chosen}")
@@ -237,20 +246,14 @@ def denoise(
     limits = plan.evaluations(sizes, steps)
     refuse_unequal(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
-    kept = cache_by_name(cache) if isinstance(cache, str) else cache
-    checked_object("cache", kept, "columns", optional=True)
-    evaluate = evaluator(denoiser, kept, block_numbers(canvas.open_BS, sizes))
+    evaluate = evaluator(denoiser, cache_of(cache), block_numbers(canvas.open_BS, sizes))
     return _steps(_Run(canvas, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
 
 
-def planned(rule: Rule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
+def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
     """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever the canvas."""
-    checked_object("rule", rule, "__call__")
-    if schedule is None:
-        plan: Schedule = Timed() if getattr(rule, "measure", None) == "chance" else EvenQuota()
-    else:
-        plan = schedule_by_name(schedule) if isinstance(schedule, str) else schedule
-    checked_object("schedule", plan, "evaluations")
+    default = Timed() if getattr(rule, "measure", None) == "chance" else EvenQuota()
+    plan: Schedule = default if schedule is None else value_of(schedules, schedule, "evaluations")
     plan.refuse(rule)
     if sampling.temperature == 0 and sampling.cuts and not getattr(rule, "reads_shaped", True):
         raise ValueError(
@@ -262,7 +265,7 @@ def planned(rule: Rule, schedule: Schedule | str | None, sampling: TokenSampling
 
 def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
     canvas, schedule = run.canvas, run.schedule
-    rule = run.rule.begun(canvas.open_BS, run.generator) if hasattr(run.rule, "begun") else run.rule
+    rule = run.rule.start(canvas.open_BS, run.generator) if hasattr(run.rule, "start") else run.rule
     run = replace(run, rule=rule)
     total = sum(run.limits) if schedule.fixed else None
     ids_BS, masked_BS, index = canvas.ids_BS, canvas.open_BS, 0
@@ -270,7 +273,7 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
     for block, limit in zip(blocks(canvas.open_BS, run.sizes), run.limits, strict=True):
         todo_BC = block.real_BC if run.ends is None else block.get(masked_BS, False)
         held_BC = block.get(ids_BS, canvas.mask_id)
-        count = schedule.begun(todo_BC.sum(1), limit, rule)
+        count = schedule.start(todo_BC.sum(1), limit, rule)
         nth = 0
         while wanted := int(todo_BC.sum()):
             where = f"step {index} (block {block.number})"

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.registry import unmasking_rules
 from sinklab.sampling.token_ids import token_ids
 from sinklab.sampling.tokens import TokenSampling, proposals, required, shaped, uniform
 
@@ -77,12 +78,12 @@ def _at_least_float32(logits_MV: Tensor) -> Tensor:
 # B batch rows, S canvas positions, M candidate positions, V vocabulary
 
 
-class Rule(Protocol):
+class UnmaskingRule(Protocol):
     """Scores the candidates of a step. A plain function of the same signature is a rule too.
 
     Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy", "order", "chance"), so
     that a schedule that reads them can refuse others; `alg_temp` draws the positions; `reads_shaped` says that top-p
-    and top-k change the scores; `needs_generator` is checked before the first step; `begun(open_BS, generator)` returns
+    and top-k change the scores; `needs_generator` is checked before the first step; `start(open_BS, generator)` returns
     the rule to use for one run, for what is drawn in advance.
     """
 
@@ -110,6 +111,7 @@ class _Confidence:
         return bool(self.alg_temp)
 
 
+@unmasking_rules.register("low_confidence")
 @dataclass(frozen=True)
 class LowConfidence(_Confidence):
     """Commit where the softmax probability of the proposed token is highest (LLaDA's `low_confidence` remasking).
@@ -143,6 +145,7 @@ class LowConfidence(_Confidence):
         return probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
 
 
+@unmasking_rules.register("maskgit_plus")
 @dataclass(frozen=True)
 class MaskgitPlus(_Confidence):
     """Commit where the proposed token is most probable after temperature, top-p and top-k (Dream's `maskgit_plus`)."""
@@ -151,6 +154,7 @@ class MaskgitPlus(_Confidence):
         return candidates.shaped_probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
 
 
+@unmasking_rules.register("topk_margin")
 @dataclass(frozen=True)
 class TopkMargin(_Confidence):
     """Commit where the best token is furthest ahead of the second, p1 - p2 after temperature, top-p and top-k (Dream's
@@ -167,6 +171,7 @@ class TopkMargin(_Confidence):
         return best_M2[:, 0] - best_M2[:, 1]
 
 
+@unmasking_rules.register("entropy")
 @dataclass(frozen=True)
 class Entropy(_Confidence):
     """Commit where the distribution has least entropy (Dream's `entropy`); the score is Σ p log(p + 1e-10) in nats,
@@ -180,6 +185,7 @@ class Entropy(_Confidence):
         return (probability_MV * (probability_MV + 1e-10).log_()).sum(-1)
 
 
+@unmasking_rules.register("random")
 @dataclass(frozen=True)
 class RandomOrder:
     """Commit in an order drawn anew at every step (LLaDA's `random` remasking). Needs a generator."""
@@ -191,6 +197,7 @@ class RandomOrder:
         return uniform(candidates.tokens_M, candidates.generator, "random order")
 
 
+@unmasking_rules.register("origin")
 @dataclass(frozen=True)
 class Origin:
     """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`). Needs a generator and
@@ -204,6 +211,7 @@ class Origin:
         return uniform(candidates.tokens_M, candidates.generator, "origin")
 
 
+@unmasking_rules.register("left_to_right")
 @dataclass(frozen=True)
 class LeftToRight:
     """Commit strictly from left to right; the score is minus the canvas column."""
@@ -222,6 +230,7 @@ class _Drawn:
         return -self.rank_BS[candidates.rows_M, candidates.columns_M].float()
 
 
+@unmasking_rules.register("positional")
 @dataclass(frozen=True)
 class PositionalOrder:
     """Commit in an order of positions drawn once per row before the first step, whatever the model says. Needs a
@@ -231,24 +240,11 @@ class PositionalOrder:
     measure: ClassVar[str] = "order"
     needs_generator: ClassVar[bool] = True
 
-    def begun(self, open_BS: Tensor, generator: torch.Generator | None) -> Rule:
+    def start(self, open_BS: Tensor, generator: torch.Generator | None) -> UnmaskingRule:
         """The rule with its order drawn: one permutation of the columns per row."""
         source = required(generator, "positional order")
         noise_BS = torch.rand(open_BS.shape, dtype=torch.float64, generator=source, device=source.device)
         return _Drawn(noise_BS.argsort(1).to(open_BS.device))
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        raise ValueError("positional order is drawn before the first step; call begun(open_BS, generator) first.")
-
-
-RULES: dict[str, type[Rule]] = {
-    "low_confidence": LowConfidence,
-    "random": RandomOrder,
-    "maskgit_plus": MaskgitPlus,
-    "topk_margin": TopkMargin,
-    "entropy": Entropy,
-    "origin": Origin,
-    "left_to_right": LeftToRight,
-    "positional": PositionalOrder,
-}
-"""Rules by the names that the command line and run folders use."""
+        raise ValueError("positional order is drawn before the first step; call start(open_BS, generator) first.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from sinklab.sampling.rules import Rule
+from sinklab.registry import schedules
+from sinklab.sampling.rules import UnmaskingRule
 
 # B batch rows, T steps
 
@@ -81,7 +82,7 @@ class Schedule(Protocol):
 
     @property
     def name(self) -> str:
-        """In `SCHEDULES`, or any."""
+        """For errors: the registered one, or any."""
         ...
 
     @property
@@ -103,11 +104,11 @@ class Schedule(Protocol):
         """
         ...
 
-    def refuse(self, rule: Rule) -> None:
+    def refuse(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use."""
         ...
 
-    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """The counts of one block, with `size_B` open positions in each row, in at most `evaluations`.
 
         Where `pooled` is set, counts are asked for and given as if the batch were one row.
@@ -115,6 +116,7 @@ class Schedule(Protocol):
         ...
 
 
+@schedules.register("even")
 @dataclass(frozen=True)
 class EvenQuota:
     """LLaDA's: a block's tokens in equal parts, floor(n / steps) and one more in the first n mod steps."""
@@ -127,16 +129,17 @@ class EvenQuota:
         """One token per step where `steps` is left out, else `steps` dealt evenly."""
         return deal_steps(sizes, steps)
 
-    def refuse(self, rule: Rule) -> None:
+    def refuse(self, rule: UnmaskingRule) -> None:
         """Any rule but `Origin`."""
         _refuse(rule, self.name, {"chance"}, "decides on every position alone", "use schedule='timed'")
 
-    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """Quotas that sum to the size of each row."""
         quotas = commit_counts(size_B, evaluations).unbind(-1)
         return lambda ordered_BC, todo_BC, nth: quotas[nth]
 
 
+@schedules.register("timed")
 @dataclass(frozen=True)
 class Timed:
     """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits floor(n (1 - s/t)) of
@@ -163,12 +166,12 @@ class Timed:
         """As many steps as positions where `steps` is left out."""
         return deal_steps(sizes, steps, idle=True)
 
-    def refuse(self, rule: Rule) -> None:
+    def refuse(self, rule: UnmaskingRule) -> None:
         """Any rule, but `Origin` cannot be pooled."""
         if self.pooled:
             _refuse(rule, "timed (pooled)", {"chance"}, "decides on every position alone", "leave pooled out")
 
-    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the masks that are left, or by the scores of `Origin`."""
         time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
         ratio_T = time_T[1:] / time_T[:-1]
@@ -196,7 +199,7 @@ class _Dynamic:
             )
         return list(sizes)
 
-    def refuse(self, rule: Rule) -> None:
+    def refuse(self, rule: UnmaskingRule) -> None:
         """Rules that measure something else, and positions drawn with `alg_temp`."""
         _refuse(rule, self.name, self.unusable, f"gives no {self.lacking}", self.remedy)
         if getattr(rule, "alg_temp", None):
@@ -206,6 +209,7 @@ class _Dynamic:
             )
 
 
+@schedules.register("threshold")
 @dataclass(frozen=True)
 class Threshold(_Dynamic):
     """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the best one."""
@@ -221,11 +225,12 @@ class Threshold(_Dynamic):
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"a confidence threshold lies between 0 and 1, got {self.threshold}; Fast-dLLM uses 0.9.")
 
-    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores."""
         return lambda ordered_BC, todo_BC, nth: (ordered_BC >= self.threshold).sum(1).clamp(min=1)
 
 
+@schedules.register("factor")
 @dataclass(frozen=True)
 class Factor(_Dynamic):
     """Fast-dLLM's: with confidences c_1 >= c_2 >= …, commit the first n for which c_i >= 1 - factor / (i + 1) holds for
@@ -248,7 +253,7 @@ class Factor(_Dynamic):
         if not self.factor > 0:
             raise ValueError(f"factor must be above 0, got {self.factor}; Fast-dLLM uses 1.")
 
-    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores."""
 
         def count(ordered_BC: Tensor, todo_BC: Tensor, nth: int) -> Tensor:
@@ -265,6 +270,7 @@ class Factor(_Dynamic):
         return count
 
 
+@schedules.register("entropy_bound")
 @dataclass(frozen=True)
 class EntropyBound(_Dynamic):
     """The EB sampler's: with entropies H_1 <= H_2 <= …, commit the first n for which H_1 + … + H_n - max H <= gamma, at
@@ -284,7 +290,7 @@ class EntropyBound(_Dynamic):
                 f"gamma must be 0 or more, got {self.gamma}; 0 commits one token beside those of entropy 0."
             )
 
-    def begun(self, size_B: Tensor, evaluations: int, rule: Rule) -> Count:
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores, which are negative entropies."""
 
         def count(ordered_BC: Tensor, todo_BC: Tensor, nth: int) -> Tensor:
@@ -296,10 +302,6 @@ class EntropyBound(_Dynamic):
         return count
 
 
-def _refuse(rule: Rule, schedule: str, measures: set[str], why: str, remedy: str) -> None:
+def _refuse(rule: UnmaskingRule, schedule: str, measures: set[str], why: str, remedy: str) -> None:
     if getattr(rule, "measure", None) in measures:
         raise ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")
-
-
-SCHEDULES: dict[str, Any] = {kind.name: kind for kind in (EvenQuota, Timed, Threshold, Factor, EntropyBound)}
-"""Schedules by the names that the command line and run folders use."""

@@ -5,10 +5,11 @@ torch loads where a method needs it: `--help` reads the fields alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from sinklab.registry import Registry, caches, schedules, unmasking_rules
 from sinklab.sampling.token_ids import token_ids
 
 if TYPE_CHECKING:
@@ -17,30 +18,32 @@ if TYPE_CHECKING:
     from sinklab.sampling.loop import Step
 
 
-RULE_NUMBERS = ("alg_temp", "defer_ids")
-SCHEDULE_NUMBERS = ("threshold", "factor", "gamma", "eps", "pooled")
-CACHE_NUMBERS = ("refresh_every", "cache_keep", "cache_sinks", "cache_neighbours", "cache_protect")
+def _denoising(default: Any = None, sets: str = "") -> Any:
+    """A field that means something to a model that denoises alone; ``sets`` names what it is of the chosen value."""
+    return field(default=default, metadata={"denoising": True, "sets": sets})
 
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How a canvas is decoded: names and numbers alone. `values` turns them into the arguments of `denoise`.
+    """How a canvas is decoded: texts and numbers alone. `values` turns them into the arguments of `denoise`.
 
-    Ids may be given as one int, a list or a tensor; they are kept as tuples. Raises ValueError for ids that are none.
+    A rule, schedule or cache is the text of a registered one, with its fields: ``threshold:threshold=0.8``. An object
+    may be given too; its text is kept. Ids may be one int, a list or a tensor; they are kept as tuples. Raises
+    ValueError for ids that are none, and for an object whose class is not registered.
     """
 
-    rule: str = "low_confidence"
-    """Which proposals are committed first: low_confidence, maskgit_plus, topk_margin, entropy, random, positional,
-    left_to_right or origin."""
-    schedule: str | None = None
+    rule: str = _denoising("low_confidence")
+    """The unmasking rule, which proposals are committed first: low_confidence, maskgit_plus, topk_margin, entropy,
+    random, positional, left_to_right or origin."""
+    schedule: str | None = _denoising()
     """How many are committed at each evaluation: even, timed, threshold, factor or entropy_bound; None is even, but
     timed for the rule origin."""
-    cache: str = "none"
+    cache: str = _denoising("none")
     """What is remembered between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the
     columns evicted, sink, evict, received or random."""
-    steps: int | None = None
+    steps: int | None = _denoising()
     """Evaluations in all, for even and timed; None commits one token per step."""
-    block_length: int | None = None
+    block_length: int | None = _denoising()
     """Write block after block of this many tokens; None writes everything as one block."""
     temperature: float = 0.0
     """0 takes the most probable token; higher is more varied."""
@@ -48,35 +51,35 @@ class DecodingSettings:
     """Draw among the most probable tokens that together pass this probability; None draws among all."""
     top_k: int | None = None
     """Draw among this many of the most probable tokens; None draws among all."""
-    alg_temp: float | None = None
+    alg_temp: float | None = _denoising(sets="rule.alg_temp")
     """Draw the positions too, by their scores at this temperature; None takes the best ones."""
-    threshold: float | None = None
+    threshold: float | None = _denoising(sets="schedule.threshold")
     """With schedule threshold: commit every candidate at least this confident (0.9 when left out)."""
-    factor: float | None = None
+    factor: float | None = _denoising(sets="schedule.factor")
     """With schedule factor: Fast-dLLM's factor (1 when left out)."""
-    gamma: float | None = None
+    gamma: float | None = _denoising(sets="schedule.gamma")
     """With schedule entropy_bound: the bound in nats (0.1 when left out)."""
-    eps: float | None = None
+    eps: float | None = _denoising(sets="schedule.eps")
     """With schedule timed: where time ends (0.001 when left out)."""
-    pooled: bool = False
+    pooled: bool = _denoising(False, sets="schedule.pooled")
     """With schedule timed: rank the candidates of all rows together, as SMDM's sampler does."""
-    refresh_every: int | None = None
-    """With a cache: recompute everything at every so manieth evaluation of a block; None only where a block begins."""
-    cache_keep: float | None = None
+    refresh_every: int | None = _denoising(sets="cache.refresh_every")
+    """With a cache: recompute everything every N evaluations of a block; None only where a block begins."""
+    cache_keep: float | None = _denoising(sets="cache.keep")
     """With a cache that evicts: the share of the columns outside the block that it keeps (0.5 when left out)."""
-    cache_sinks: int | None = None
+    cache_sinks: int | None = _denoising(sets="cache.sinks")
     """With a cache that evicts: most attended columns per layer and key head that are kept first (4 for sink, 0 for the
     others when left out); with sink_refresh: recomputed with the block (8 when left out)."""
-    cache_neighbours: int | None = None
+    cache_neighbours: int | None = _denoising(sets="cache.neighbours")
     """With a cache that evicts: columns on either side of the block that are kept next (0 when left out)."""
-    cache_protect: str | None = None
-    """With a cache that evicts: whose sinks are kept, those of the choosing evaluation (now), of the first one of the
-    canvas (first) or of the block before (earlier); now when left out."""
-    cfg_scale: float = 0.0
+    cache_protect: str | None = _denoising(sets="cache.protect")
+    """With a cache that evicts: the evaluation whose sinks are kept, the one that chooses (now), the first one of the
+    canvas (first) or that of the block before (earlier); now when left out."""
+    cfg_scale: float = _denoising(0.0)
     """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = ()
     """Tokens that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
-    defer_ids: tuple[int, ...] = ()
+    defer_ids: tuple[int, ...] = _denoising((), sets="rule.defer_ids")
     """With rule low_confidence: tokens committed last (LLaDA's confidence_eos_eot_inf)."""
     stop_ids: tuple[int, ...] = ()
     """A row is over once one of these stands with no mask to its left; what is open to the right is filled with it."""
@@ -88,49 +91,72 @@ class DecodingSettings:
     """Seed of all noise; None draws one from the global generator."""
 
     def __post_init__(self) -> None:
+        for kind in ("rule", "schedule", "cache"):
+            if (given := getattr(self, kind)) is not None and not isinstance(given, str):
+                registry = _REGISTRIES[kind]
+                object.__setattr__(self, kind, registry.as_text(registry.parse(given)))
         for name in ("suppress_ids", "defer_ids", "stop_ids"):
             given = getattr(self, name)
             object.__setattr__(self, name, () if given is None else token_ids(name, given))
 
+    @classmethod
+    def denoising_only(cls) -> tuple[str, ...]:
+        """Fields that mean nothing to a model that writes token after token."""
+        return tuple(one.name for one in fields(DecodingSettings) if one.metadata.get("denoising"))
+
     def values(self, **given: Any) -> dict[str, Any]:
-        """The arguments of `denoise` but for the generator and the stop ids, names resolved.
+        """The arguments of `denoise` but for the generator and the stop ids, texts parsed.
 
         Args:
-            given: a rule, schedule or cache, an object or a name, to use in place of the own name.
+            given: a rule, schedule or cache, an object or a text, to use in place of the own one.
 
         Raises ValueError for unknown names (listing the near ones), for numbers that belong to something else, and for
         combinations that make no sense on any canvas.
         """
-        from sinklab.sampling.caches import CACHES
+        from sinklab.sampling.caches import cache_of
         from sinklab.sampling.loop import planned
-        from sinklab.sampling.named import made, rule_by_name, schedule_by_name
         from sinklab.sampling.tokens import TokenSampling
 
-        named: dict[str, Any] = {kind: value for kind, value in given.items() if isinstance(value, str)}
-        if named:
-            return replace(self, **named).values(**{kind: given[kind] for kind in given.keys() - named})
-        numbers = {"rule": RULE_NUMBERS, "schedule": SCHEDULE_NUMBERS, "cache": CACHE_NUMBERS}
-        for kind, names in numbers.items():
-            if given.get(kind) is not None and (surplus := self._numbers(names)):
-                raise ValueError(
-                    f"where a {kind} object is given, its numbers go into it, got {given[kind]} and {surplus}; leave "
-                    f"them out, or name the {kind}."
-                )
         sampling = TokenSampling(self.temperature, self.top_p, self.top_k)
-        rule = given.get("rule")
-        rule = rule_by_name(self.rule, **self._numbers(RULE_NUMBERS)) if rule is None else rule
-        plan = self.schedule if given.get("schedule") is None else given["schedule"]
-        if isinstance(plan, str) or self._numbers(SCHEDULE_NUMBERS):
-            plan = schedule_by_name(plan or planned(rule, None, sampling).name, **self._numbers(SCHEDULE_NUMBERS))
+        rule = self._value("rule", given.get("rule"), _REGISTRIES["rule"].parse)
+        plan = self._value("schedule", given.get("schedule"), lambda text: planned(rule, text, sampling))
         plan = planned(rule, plan, sampling)
         if not plan.fixed:
             plan.evaluations([], self.steps)
-        cache = given.get("cache")
-        cache = (
-            made("cache", CACHES, self.cache, self._numbers(CACHE_NUMBERS), prefix="cache_") if cache is None else cache
-        )
+        cache = self._value("cache", given.get("cache"), cache_of)
         plain = ("steps", "block_length", "temperature", "top_p", "top_k")
         return {"rule": rule, "schedule": plan, "cache": cache, **{name: getattr(self, name) for name in plain}}
+
+    def _value(self, kind: str, given: Any, parse: Callable[[Any], Any]) -> Any:
+        """The chosen rule, schedule or cache, with the fields that options of this record set."""
+        options = {
+            one.name: (one.metadata["sets"].partition(".")[2], getattr(self, one.name))
+            for one in fields(DecodingSettings)
+            if one.metadata.get("sets", "").startswith(f"{kind}.") and getattr(self, one.name) != one.default
+        }
+        if given is not None and not isinstance(given, str):
+            if options:
+                surplus = {option: value for option, (_, value) in options.items()}
+                raise ValueError(
+                    f"where a {kind} object is given, its numbers go into it, got {given} and {surplus}; leave "
+                    f"them out, or name the {kind}."
+                )
+            return given
+        text, registry = getattr(self, kind) if given is None else given, _REGISTRIES[kind]
+        value = parse(text)
+        for option, (name, number) in options.items():
+            if f"{name}=" in str(text):
+                raise ValueError(
+                    f"{option}={number!r} is given beside the {kind} {text!r}, which says it too; leave one out"
+                )
+            if value is None or name not in {one.name for one in fields(value)}:
+                owners = [other for other, owner in registry.items() if name in {one.name for one in fields(owner)}]
+                chosen = "none" if value is None else registry.name_of(value)
+                raise ValueError(
+                    f"{option} does not go with the {registry.what} {chosen!r}, got {option}={number!r}; it belongs to "
+                    f"{', '.join(owners)}: leave it out or choose another {kind}."
+                )
+        return replace(value, **dict(options.values())) if options else value
 
     def decode(
         self,
@@ -170,6 +196,5 @@ class DecodingSettings:
         generator = torch.Generator(canvas.ids_BS.device).manual_seed(seed)
         return denoise(denoiser, canvas, generator=generator, stop_ids=stop_ids or None, **values)
 
-    def _numbers(self, names: Iterable[str]) -> dict[str, Any]:
-        defaults = {field.name: field.default for field in fields(self)}
-        return {name: value for name in names if (value := getattr(self, name)) != defaults[name]}
+
+_REGISTRIES: dict[str, Registry] = {"rule": unmasking_rules, "schedule": schedules, "cache": caches}

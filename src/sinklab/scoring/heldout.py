@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.choosing import Chooser, KeyScores, flags
 from sinklab.probing.intervention import intervene
+from sinklab.probing.interventions.base import CallSite
+from sinklab.probing.interventions.keys import KeyScores, choose, seeded_draw
 from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.probing.interventions.removal import flags, restricted
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.removing import restricted
 from sinklab.probing.tap import Listener
 
 BATCH = 16
@@ -146,14 +147,14 @@ class _Columns(Listener):
     def observe(self, call: AttentionCall) -> None:
         if self.log.is_probing:
             heads = list(range(call.query_BHQD.shape[1]))
-            self.standings[call.layer] = KeyScores.of(call, "received", heads, self.log.note_prefix(call))
+            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.note_prefix(call), 0))
 
     def choose(self, options: MaskSinks) -> None:
         """Hide these from now on. Raises ValueError where there are too few keys."""
-        chooser = Chooser(options, self.log)
+        draw = seeded_draw(options.seed)
         masses = []
         for layer, standing in self.standings.items():
-            columns_BHM, mass_BH = chooser.choose(standing, None)
+            columns_BHM, mass_BH = choose(options, replace(standing, draw=draw))
             self.gone[layer] = flags(columns_BHM, standing.received_BHS.shape[-1])
             masses.append(mass_BH.float().mean())
         self.mass = float(torch.stack(masses).mean())

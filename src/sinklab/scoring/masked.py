@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
-from sinklab.probing.choosing import Chooser
 from sinklab.probing.intervention import Intervention, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.interventions.positions import MaskPositions, TruncateContext
@@ -105,24 +104,25 @@ class _Drawn:
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         listener: Any = self.edit.handler(log, forwards_per_step)
-        listener.chooser = _RowChooser(self.edit, log, self.places)
+        listener.draw = _RowDraws(self.edit.seed, self.places)
         return listener
 
 
-class _RowChooser(Chooser):
-    def __init__(self, options: MaskSinks, log: InterventionLog, places: tuple[Place, ...]) -> None:
-        super().__init__(options, log)
-        self.places, self.drawn = places, 0
+class _RowDraws:
+    """Random numbers of a shape (row, head, key), each row by a generator of its own."""
 
-    def _order(self, score_BHS: Tensor) -> Tensor:
-        heads, keys = score_BHS.shape[1:]
+    def __init__(self, seed: int, places: tuple[Place, ...]) -> None:
+        self.seed, self.places, self.drawn = seed, places, 0
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        _, heads, keys = shape
         rows = []
         for place in self.places:
-            generator = place_generator(self.options.seed, *place, self.drawn)
+            generator = place_generator(self.seed, *place, self.drawn)
             # key by key: padding behind a row does not move what its keys get
             rows.append(torch.rand(keys, heads, generator=generator).T)
         self.drawn += 1
-        return torch.stack(rows).to(score_BHS.device)
+        return torch.stack(rows)
 
 
 MOST_LOGITS = 2**28

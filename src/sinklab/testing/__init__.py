@@ -2,4 +2,14 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, families="check_family", figures="check_figure", rules="check_rule")
+__getattr__, __dir__, __all__ = exports(
+    __name__,
+    decoding="check_cache check_unmasking_rule",
+    families="check_family",
+    figures="check_figure",
+    interventions="check_intervention",
+    rules="check_rule",
+    sinks="check_sink",
+    statistics="check_statistic",
+    values="check_text_and_json",
+)

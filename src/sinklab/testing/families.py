@@ -14,7 +14,6 @@ from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.materialize import empty_model, names_to_fill, tensor_plan
 from sinklab.checkpoints.model_card import describe
 from sinklab.checkpoints.weights import open_weights
-from sinklab.registry import families
 
 
 def check_family(name: str, folder: str | Path) -> None:
@@ -48,7 +47,7 @@ def check_family(name: str, folder: str | Path) -> None:
 
 def _check_fields(name: str, folder: Path, config: dict) -> None:
     """Every field, absent or of another kind, is read all the same or refused with a ValueError."""
-    for field in families[name].represented:
+    for field in readers.known_families()[name].represented:
         refused = _refusal(folder, {**config, field: "a value that no checkpoint has"})
         assert field in refused, f"a value of {field} that cannot be represented is not refused by name: {refused!r}"
     for field in config:

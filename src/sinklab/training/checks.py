@@ -55,7 +55,7 @@ def _check_sizes(settings: TrainSettings) -> None:
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
     if settings.objective == "autoregressive":
-        if settings.sink_kind != "none" or settings.gate != "none" or settings.train_only != "all":
+        if settings.sink_count or settings.gate != "none" or settings.train_only != "all":
             raise ValueError(
                 "an autoregressive run trains a plain decoder, without sink or gate; leave out sink_kind, sink_count, "
                 "gate and train_only"
@@ -68,7 +68,7 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
         )
-    if settings.train_only == "sink" and settings.sink_kind == "none":
+    if settings.train_only == "sink" and not settings.sink_count:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
     if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")

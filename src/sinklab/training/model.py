@@ -17,7 +17,7 @@ from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
 from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.resolve import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
-from sinklab.data.rows import check_vocabulary
+from sinklab.checkpoints.vocabularies import check_vocabulary
 from sinklab.errors import one_of
 from sinklab.models import diffusion_lm
 from sinklab.models.config import DiffusionLMConfig
@@ -168,8 +168,7 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
         # launch files need not know which decoder is trained
         layer = type(trainer.model.model.layers[0]).__name__
         trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = [layer]
-    sink = trainer.model.config.sink
-    if settings.train_only == "lora" and sink is not None and sink.embeddings(trainer.model) is not None:
+    if settings.train_only == "lora" and trainer.model.config.sink_positions:
         raise ValueError(
             "adapters and a sink token cannot be trained together with weights spread over processes; start with "
             "launch/eight_gpus.yaml, which keeps them whole, or leave out the sink"
@@ -199,6 +198,9 @@ def save(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, s
     written.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     (beside / "weights.sha256").write_text(weights_hash(written.state_dict()) + "\n")
+    for file in beside.iterdir():
+        # the writers of safetensors make files that only their owner may read
+        file.chmod((beside / "config.json").stat().st_mode)
     shutil.rmtree(folder / "model", ignore_errors=True)
     beside.rename(folder / "model")
     if settings.train_only == "sink":

@@ -95,8 +95,7 @@ class SinkMonitor(TrainerCallback):
         seen = snapshot(model, self.ids_RS, seed=self.seed, causal=causal, rule=self.rule).as_rows()
         self.rows += [{"step": step, "causal": causal, **row} for row in seen]
         if self.log is not None and state.is_world_process_zero:
-            overall = seen[0]
-            self.log({said: overall[name] for name, said in SUMMARY.items() if math.isfinite(overall[name])})
+            self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})
 
     def save(self, folder: Path) -> None:
         """Write the rows so far into a checkpoint."""

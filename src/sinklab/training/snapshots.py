@@ -1,20 +1,21 @@
 """`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by one."""
 
-# B batch, S text positions, D hidden size, L layers
-# R rows, T levels, L layers, H heads, K keys = N added sinks + S text positions
 # R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks + S, D width
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sinklab.analysis.counts import ratio
 from sinklab.analysis.movement import motion
 from sinklab.attention.context import is_observed, running
 from sinklab.probing.tracing import trace
@@ -24,15 +25,20 @@ from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 SAMPLE = 1 << 14
 """numbers of a row, about, that its median is taken of"""
 
+REDUCED = {"added": torch.amax, "first": torch.amax, "other": torch.amax, "median": torch.mean}
+"""How the numbers of all rows come to one: their maximum, but the mean of the medians."""
+
 
 class Activations:
     """Greatest |x| of every forward since the start, and the mean of the rows' medians."""
 
     def __init__(self, layers: int) -> None:
-        self._seen: list[dict[str, list[Tensor]]] = [{} for _ in range(layers)]
+        self._layers = layers
+        self._seen: defaultdict[tuple[str, int], list[Tensor]] = defaultdict(list)
 
-    def see(self, layer: int, states_BSD: Tensor) -> None:
-        """The states after a layer: of the text, or of the added sinks, which models run unobserved and apart."""
+    def after(self, layer: int, module: nn.Module, args: tuple, output: Any) -> None:
+        """Hook on a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
+        states_BSD = output if isinstance(output, Tensor) else output[0]
         size_BSD = states_BSD.detach().abs()
         if not is_observed():
             self._keep(layer, "added", size_BSD.amax((1, 2)))
@@ -43,17 +49,13 @@ class Activations:
         self._keep(layer, "median", _spread(size_BSD).median(1).values)
 
     def _keep(self, layer: int, name: str, value_B: Tensor) -> None:
-        self._seen[layer].setdefault(name, []).append(value_B.float())
+        self._seen[name, layer].append(value_B.float())
 
     def measured(self) -> dict[str, np.ndarray]:
         """The measures of a snapshot (L,), NaN where nothing was seen."""
-        found = {
-            f"activation_{name}": np.full(len(self._seen), np.nan) for name in ("added", "first", "other", "median")
-        }
-        for layer, seen in enumerate(self._seen):
-            for name, values in seen.items():
-                many = torch.cat(values)
-                found[f"activation_{name}"][layer] = (many.mean() if name == "median" else many.amax()).item()
+        found = {f"activation_{name}": np.full(self._layers, np.nan) for name in REDUCED}
+        for (name, layer), values in self._seen.items():
+            found[f"activation_{name}"][layer] = REDUCED[name](torch.cat(values)).item()
         greatest = np.fmax(found["activation_first"], found["activation_other"])
         with np.errstate(divide="ignore", invalid="ignore"):
             found["activation_ratio"] = greatest / found["activation_median"]
@@ -85,19 +87,10 @@ def watched_activations(model: Any) -> Iterator[Activations]:
             "in its backbone; pass a DiffusionLM or a Llama-like transformers model"
         )
     seen = Activations(len(layers))
-
-    def hook(layer: int) -> Any:
-        def after(module: nn.Module, args: tuple, output: Any) -> None:
-            seen.see(layer, output if isinstance(output, Tensor) else output[0])
-
-        return after
-
-    hooks = [module.register_forward_hook(hook(index)) for index, module in enumerate(layers)]
-    try:
+    with ExitStack() as stack:
+        for index, module in enumerate(layers):
+            stack.callback(module.register_forward_hook(partial(seen.after, index)).remove)
         yield seen
-    finally:
-        for one in hooks:
-            one.remove()
 
 
 HOLDERS: dict[str, str] = {
@@ -111,11 +104,7 @@ HOLDERS: dict[str, str] = {
 
 
 def measured_heads(
-    received_RTLHK: np.ndarray,
-    value_RTLK: np.ndarray,
-    visible_RTK: np.ndarray,
-    added: int,
-    rule: Rule = DEFAULT,
+    received_RTLHK: np.ndarray, value_RTLK: np.ndarray, visible_RTK: np.ndarray, added: int, rule: Rule = DEFAULT
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The measures of every layer (L,), and the mobility of all layers together.
 
@@ -144,8 +133,7 @@ def measured_heads(
     for name, start in (("mobility", 0), ("text_mobility", added)):
         moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule)
         weight = np.where(np.isnan(moved.mobility), 0, moved.strength * moved.steps)
-        with np.errstate(invalid="ignore"):
-            layers[name] = (weight * np.nan_to_num(moved.mobility)).sum((0, 2)) / weight.sum((0, 2))
+        layers[name] = ratio((weight * np.nan_to_num(moved.mobility)).sum((0, 2)), weight.sum((0, 2)))
         overall[name] = moved.overall.mobility
     return layers, overall
 
@@ -153,14 +141,10 @@ def measured_heads(
 def _holders(received: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, np.ndarray]:
     main_RTLH = main_sink(received)
     counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (main_RTLH >= 0)
-    place = main_RTLH - added
-    here = {
-        "added": place < 0,
-        "first": place == 0,
-        "early": (place > 0) & (place < 4),
-        "other": place >= 4,
+    holder = np.digitize(main_RTLH - added, (0, 1, 4))
+    shares = {
+        f"main_{name}": (counts & (holder == place)).mean((0, 1, 3)) for place, name in enumerate([*HOLDERS][:-1])
     }
-    shares = {f"main_{name}": (counts & where).mean((0, 1, 3)) for name, where in here.items()}
     return shares | {"main_none": (~counts).mean((0, 1, 3))}
 
 
@@ -168,8 +152,7 @@ def _values(value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, heads: int, added: i
     """Norms by kind of key; a token that is a sink of some heads counts to both sides by their number."""
 
     def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        total = weight.sum((0, 1, 3), dtype=float)
-        return np.divide((norm * weight).sum((0, 1, 3)), total, out=np.full(len(total), np.nan), where=total > 0)
+        return ratio((norm * weight).sum((0, 1, 3)), weight.sum((0, 1, 3), dtype=float))
 
     added_norm, norm, count = value_RTLK[..., :added], value_RTLK[..., added:], sinks_RTLK[..., added:]
     return {
@@ -269,37 +252,34 @@ def snapshot(
     model = _unwrapped(model)
     config: Any = model.config
     mask_id = getattr(config, "mask_token_id", None) if hasattr(config, "sink_count") else None
-    arguments = {"causal": True} if causal and mask_id is not None else {}
-    clean = causal or mask_id is None
+    clean, length = causal or mask_id is None, ids_RS.shape[1]
     device = next(model.parameters()).device
-    received, values, visible = [], [], []
+    parts: list[tuple[np.ndarray, ...]] = []
     with _as_it_is(model, device), watched_activations(model) as activations:
-        for rows_BS, hidden_TBS in _parts(ids_RS, levels, seed, batch):
+        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed).split(batch, 1):
             with trace(model) as recording:
-                for hidden_BS in [torch.zeros_like(rows_BS, dtype=torch.bool)] if clean else hidden_TBS:
-                    shown_BS = rows_BS if mask_id is None else rows_BS.masked_fill(hidden_BS, mask_id)
-                    _run(model, shown_BS.to(device), mask_id is not None, arguments)
+                for shown_BS in shown_TBS:
+                    _run(model, shown_BS.to(device), mask_id is not None, causal)
                     recording.mark()
-            received.append(recording.array("received").swapaxes(0, 1))
-            values.append(recording.array("value_norm").swapaxes(0, 1))
-            visible.append(recording.array("visible").swapaxes(0, 1))
+            parts.append(tuple(recording.array(name).swapaxes(0, 1) for name in ("received", "value_norm", "visible")))
             added = recording.prefix
-    arrays = (np.concatenate(parts) for parts in (received, values, visible))
-    layers, mobility = measured_heads(*arrays, added, rule)
+    layers, mobility = measured_heads(*map(np.concatenate, zip(*parts, strict=True)), added=added, rule=rule)
     layers |= activations.measured()
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
-    length = ids_RS.shape[1]
     seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
-    return Snapshot(
-        layers={name: layers[name] for name in MEASURES},
-        overall={name: overall[name] for name in MEASURES},
-        added=added,
-        length=length,
-        even_share=float((added / seen_S).mean()),
-    )
+    layers, overall = ({name: values[name] for name in MEASURES} for values in (layers, overall))
+    return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
 
 
-def nested_masks(shape: tuple[int, int], levels: Sequence[float], seed: int) -> Tensor:
+def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int) -> Tensor:
+    """What the model reads, (T, R, S); without a mask the clean text, one level."""
+    ids_1RS = ids_RS.long().cpu()[None]
+    if mask_id is None:
+        return ids_1RS
+    return torch.where(nested_masks(ids_1RS.shape[1:], levels, seed), mask_id, ids_1RS)
+
+
+def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:
     """Hidden positions bool (T, R, S), the most hidden level first: each row hides round(level · S) tokens, at least
     one, in an order drawn from the seed.
     """
@@ -309,14 +289,7 @@ def nested_masks(shape: tuple[int, int], levels: Sequence[float], seed: int) -> 
     return torch.stack([rank_RS < count for count in counts])
 
 
-def _parts(ids_RS: Tensor, levels: Sequence[float], seed: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    ids_RS = ids_RS.long().cpu()
-    hidden_TRS = nested_masks((ids_RS.shape[0], ids_RS.shape[1]), levels, seed)
-    for start in range(0, ids_RS.shape[0], batch):
-        yield ids_RS[start : start + batch], hidden_TRS[:, start : start + batch]
-
-
-def _run(model: nn.Module, shown_BS: Tensor, ours: bool, arguments: dict[str, Any]) -> None:
+def _run(model: nn.Module, shown_BS: Tensor, ours: bool, causal: bool) -> None:
     """One forward that makes next to no logits."""
     if not ours:
         model(shown_BS, logits_to_keep=1, use_cache=False)
@@ -324,7 +297,7 @@ def _run(model: nn.Module, shown_BS: Tensor, ours: bool, arguments: dict[str, An
     keep_BS = torch.zeros_like(shown_BS, dtype=torch.bool)
     keep_BS[:, -1] = True
     with running(shown_BS):
-        model(shown_BS, logits_to_keep=keep_BS, **arguments)
+        model(shown_BS, logits_to_keep=keep_BS, **({"causal": True} if causal else {}))
 
 
 def _overall(name: str, values_L: np.ndarray) -> float:
@@ -337,42 +310,27 @@ def _overall(name: str, values_L: np.ndarray) -> float:
 
 def _unwrapped(model: nn.Module) -> Any:
     """The model inside torch.compile's and data-parallel wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
+    while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
 
 
 @contextmanager
 def _as_it_is(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Look without a trace: evaluation mode, no gradients, no autocast, uncompiled; everything is put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    # Module.compile() keeps the compiled call here and nothing else
-    compiled = [(module, call) for module in model.modules() if (call := getattr(module, "_compiled_call_impl", None))]
-    # accelerate puts a forward that turns autocast on in the model's place, and keeps its own one under this name
-    forwards: dict[str, Any] = {
-        name: model.__dict__[name] for name in ("forward", "_original_forward") if name in model.__dict__
-    }
-    devices = [device] if device.type == "cuda" else []
     with ExitStack() as stack:
-        stack.callback(model.__dict__.update, forwards)
-        stack.callback(_put_back, modes, compiled)
-        if len(forwards) == 2:
-            model.__dict__["forward"] = forwards["_original_forward"]
-        for module, _ in compiled:
-            module._compiled_call_impl = None
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+            # Module.compile() keeps the compiled call here and nothing else
+            if module._compiled_call_impl is not None:
+                stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                module._compiled_call_impl = None
+        # accelerate puts a forward that turns autocast on in the model's place, and keeps its own one under this name
+        if {"forward", "_original_forward"} <= vars(model).keys():
+            stack.callback(setattr, model, "forward", model.forward)
+            model.forward = model._original_forward
         model.eval()
-        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.autocast(device.type, enabled=False))
         yield
-
-
-def _put_back(modes: list[tuple[nn.Module, bool]], compiled: list[tuple[nn.Module, Callable[..., Any]]]) -> None:
-    for module, mode in modes:
-        module.training = mode
-    for module, call in compiled:
-        module._compiled_call_impl = call

@@ -20,10 +20,10 @@ SIDES = ("front", "end")
 class Sink:
     """A kind of added sink: its parameters, and the keys and values that every query of the text sees besides the text.
 
-    A subclass under a name (``@sinks.register("token")``) is a kind, ``sink_kind`` of a model's config. It gives one of
-    two methods: :meth:`embeddings` of tokens that run through the layers, each seeing itself alone (Eq. 5–6), where
-    :meth:`values` may change what they hand on; or :meth:`prefix`, keys and values of every layer. A subclass that is
-    a frozen dataclass has its fields as options: ``sink_kind="name:field=value"``.
+    A subclass under a name (``@sinks.register("token")``) is a kind, ``sink_kind`` of a model's config. With a position
+    it is a token: :meth:`embeddings` run through the layers, each seeing itself alone (Eq. 5–6), and :meth:`values` may
+    change what they hand on. Without one it gives :meth:`prefix`, keys and values of every layer. A subclass that is a
+    frozen dataclass has its fields as options: ``sink_kind="name:field=value"``.
     """
 
     label: ClassVar[str | None] = None
@@ -31,7 +31,7 @@ class Sink:
     tensors: ClassVar[tuple[str, ...]] = ("sink_embeddings",)
     """Names of the model's parameters that are the sink; the names of other kinds may be taken again."""
     positions: ClassVar[int] = 1
-    """Positions of the context that each sink takes: 1, or 0 for one without a position, which has no side."""
+    """Positions of the context that each sink takes: 1 for a token, 0 for keys without one, which have no side."""
     weight_decay: ClassVar[bool] = False
     """Whether AdamW's weight decay applies to its parameters."""
 
@@ -48,9 +48,9 @@ class Sink:
         """Fill a new parameter in place; from N(0, std²) if the kind does not say, as the backbone's weights are."""
         tensor.normal_(std=std)
 
-    def embeddings(self, model: Any) -> Tensor | None:
-        """The sinks (N, E) as the first layer gets them; None for a kind that is no token."""
-        return None
+    def embeddings(self, model: Any) -> Tensor:
+        """The sinks (N, E) as the first layer gets them; the parameter itself if the kind does not say."""
+        return model.sink_embeddings
 
     def values(self, v_BGND: Tensor) -> Tensor:
         """A layer's value states of the sinks, as they are to be used there; those given if the kind does not say."""
@@ -63,12 +63,9 @@ class Sink:
         """
         from sinklab.models.sinks.prefix import positions, run_alone
 
-        embeddings_NE = self.embeddings(model)
-        if embeddings_NE is None:
-            raise NotImplementedError(f"the sink kind {type(self).__name__} needs embeddings() or prefix()")
-        return run_alone(
-            model.model, embeddings_NE, positions(model.config, length, lengths_B, embeddings_NE.device), self.values
-        )
+        sinks_NE = self.embeddings(model)
+        positions_UN = positions(model.config, length, lengths_B, sinks_NE.device)
+        return run_alone(model.model, sinks_NE, positions_UN, self.values)
 
 
 def sink_of(config: Any) -> Sink | None:
@@ -85,8 +82,3 @@ def tensors_of(config: Any) -> tuple[str, ...]:
     """Names of the model's parameters that are its sink."""
     sink = sink_of(config)
     return () if sink is None else sink.tensors
-
-
-def known_tensors() -> tuple[str, ...]:
-    """Names of the parameters of every kind that is registered."""
-    return tuple(dict.fromkeys(name for kind in sinks.values() for name in kind.tensors))

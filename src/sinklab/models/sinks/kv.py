@@ -33,4 +33,4 @@ class KeyValueSink(Sink):
         """The parameters themselves, the same in every row; keys are not rotated."""
         from sinklab.models.sinks.prefix import per_layer
 
-        return per_layer(model.model, model.sink_keys, model.sink_values)
+        return per_layer(model.sink_keys, model.sink_values)

@@ -10,8 +10,7 @@ itself alone gives.
 # A attention width (query heads × D), E hidden size
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.context import is_watched, unobserved
+from sinklab.compat import forward_hooks
 from sinklab.errors import one_of
-from sinklab.models.sinks.base import sink_of
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,14 @@ class SinkPrefix:
 
     def update(self, k_BGSD: Tensor, v_BGSD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Put the sinks in front of this layer's keys and values (the method that an attention calls on its cache)."""
-        batch = k_BGSD.shape[0]
-        sink_k = self.keys[layer_idx].to(k_BGSD.dtype).expand(batch, -1, -1, -1)
-        sink_v = self.values[layer_idx].to(v_BGSD.dtype).expand(batch, -1, -1, -1)
+        # of the layer's type, and on its device, which may be another than the parameters'
+        sink_k = self.keys[layer_idx].to(k_BGSD).expand(len(k_BGSD), -1, -1, -1)
+        sink_v = self.values[layer_idx].to(v_BGSD).expand(len(v_BGSD), -1, -1, -1)
         return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
 
 
 class _Recorder:
-    """A cache that keeps what one pass of isolated sinks puts into it."""
+    """A cache that keeps what one pass of isolated sinks puts into it (checkpointed layers may do so once more)."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change = change
@@ -59,21 +58,6 @@ class _Recorder:
         self.keys.append(k)
         self.values.append(self.change(v))
         return k, self.values[-1]
-
-
-@contextmanager
-def _no_checkpointing(decoder: Any) -> Iterator[None]:
-    """The sinks' own pass writes what it computes into a recorder; a replay in the backward pass must not do it
-    again.
-    """
-    flags = [getattr(layer, "gradient_checkpointing", False) for layer in decoder.layers]
-    for layer in decoder.layers:
-        layer.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for layer, flag in zip(decoder.layers, flags, strict=True):
-            layer.gradient_checkpointing = flag
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
@@ -100,7 +84,7 @@ def run_alone(
     """
     rows, count = positions_UN.shape
     recorder = _Recorder(values)
-    with unobserved(), _no_checkpointing(decoder):
+    with unobserved():
         # .forward: a compiled decoder would trace the recorder
         decoder.forward(
             inputs_embeds=sinks_NE.repeat(rows, 1)[:, None],
@@ -117,19 +101,15 @@ def run_alone(
     return SinkPrefix(tuple(map(rowwise, recorder.keys)), tuple(map(rowwise, recorder.values)))
 
 
-def per_layer(decoder: Any, keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
-    """Given keys and values as a prefix: one row, each layer's part on that layer's device. Gradients flow through it.
+def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
+    """Given keys and values of each layer as a prefix of one row. Gradients flow through it.
 
     Keys are not rotated, so that they mean the same at every distance.
     """
-    devices = [layer.input_layernorm.weight.device for layer in decoder.layers]
-
-    def placed(states_LNGD: Tensor) -> tuple[Tensor, ...]:
-        rows = (states_NGD.transpose(0, 1)[None] for states_NGD in states_LNGD.unbind())
-        # the weights of an offloaded layer are on no device until it runs
-        return tuple(row if at.type == "meta" else row.to(at) for row, at in zip(rows, devices, strict=True))
-
-    return SinkPrefix(placed(keys_LNGD), placed(values_LNGD))
+    keys, values = (
+        tuple(row_NGD.transpose(0, 1)[None] for row_NGD in states_LNGD) for states_LNGD in (keys_LNGD, values_LNGD)
+    )
+    return SinkPrefix(keys, values)
 
 
 FORMS = ("auto", "prefix", "sequence")
@@ -217,14 +197,12 @@ def takes_part(model: Any) -> bool:
     """
     one_of("sink_form", model.sink_form, FORMS)
     wanted = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
-    sink = sink_of(model.config)
     return (
         wanted
-        and sink is not None
+        and model.config.sink_positions > 0
         and model.training
         and torch.is_grad_enabled()
         and not is_watched(model)
-        and sink.embeddings(model) is not None
         and _is_attached(model.model)
     )
 
@@ -232,6 +210,6 @@ def takes_part(model: Any) -> bool:
 def _is_attached(decoder: Any) -> bool:
     """Whether every output projection still has its hook; one that adapters were wrapped around has not."""
     return all(
-        any(isinstance(getattr(hook, "__self__", None), Isolation) for hook in projection._forward_pre_hooks.values())
+        any(isinstance(getattr(hook, "__self__", None), Isolation) for hook in forward_hooks(projection)[0].values())
         for projection in (layer.self_attn.o_proj for layer in decoder.layers)
     )

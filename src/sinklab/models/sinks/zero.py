@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sinklab.models.sinks.base import Sink
 from sinklab.registry import sinks
@@ -16,10 +16,6 @@ class ZeroValueSink(Sink):
     """A learned embedding, run through the layers, with its value states forced to zero in each (Table 5)."""
 
     label = "zero-value"
-
-    def embeddings(self, model: Any) -> Tensor:
-        """The parameter itself (N, E)."""
-        return model.sink_embeddings
 
     def values(self, v_BGND: Tensor) -> Tensor:
         """Zeros."""

@@ -1,204 +1,139 @@
 """`MaskSinks`: take away the keys that received most attention, one step later (arXiv 2510.15731, section 4.3)."""
 
-# B batch, H query heads, S keys, M keys taken away
+# B batch, H query heads (1 where they share a choice), S keys, M keys chosen
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
-from sinklab.probing.call import AttentionCall
-from sinklab.probing.choosing import Chooser, KeyScores, as_columns, flags, widened
-from sinklab.probing.editing import KeyHandler, Selection, head_numbers, is_full, layer_names, whole_numbers
-from sinklab.probing.log import InterventionLog
-from sinklab.probing.removing import REMOVALS
-from sinklab.probing.scope import whole
-from sinklab.probing.tap import Listener
-from sinklab.registry import interventions
-from sinklab.sinks.rules import Excess
+from sinklab.errors import one_of
+from sinklab.probing.interventions.keys import KeyIntervention, KeyScores, checked_count
+from sinklab.probing.interventions.removal import flags
+from sinklab.probing.scope import whole_numbers
+from sinklab.registry import interventions, of, rules
+from sinklab.sinks.rules import Excess, Rule
 
-_CHOICES = {
-    "source": ("closed_loop", "clean_pass", "carried"),
-    "control": ("sinks", "random", "recent", "lowest"),
-    "removal": REMOVALS,
-    "selector": ("received", "last_row"),
-    "shared": ("head", "layer"),
-}
+CONTROLS = ("sinks", "random", "recent", "lowest")
+SHARED = ("head", "layer")
 
 
 @interventions.register("mask_sinks")
 @dataclass(frozen=True)
-class MaskSinks:
-    """Remove sinks per (batch row, layer, query head), chosen from the forward before: the top k, or all above epsilon.
+class MaskSinks(KeyIntervention):
+    """Remove sinks per (batch row, layer, query head): the top k, those that a rule calls sinks, or the top k of these.
 
-    Raises ValueError unless exactly one of k and epsilon is given, and for values outside those listed.
+    Raises ValueError where neither k nor a rule is given, and for values outside those listed.
     """
 
     k: int | None = None
-    """Number of keys to remove; fewer than there are keys that are not padding."""
+    """Number of keys to remove; fewer than there are keys that are not padding. Without a rule the k that receive most,
+    sinks or not; with one at most k, and None for all that the rule names."""
     epsilon: float | None = None
-    """Remove every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in sums). Where a cache lets only some queries run, a_j is
+    """The same as rule=Excess(epsilon): every key with a_j > 1 + epsilon (S-1)/S (Eq. 3 in sums)."""
+    _: KW_ONLY
+    rule: Rule | None = of(rules, None)  # noqa: RUF009
+    """What is a sink: `Excess(3.0)`, or any other registered rule. Where a cache lets only some queries run, a_j is
     scaled by positions / queries that ran, so that an even share is 1 in every forward."""
     source: str = "closed_loop"
-    """"closed_loop": forward t loses what received most at forward t-1 of the same edited run, the first is unedited.
-    "clean_pass": chosen in forwards run unedited under `log.probing()`. "carried": as closed_loop, and what was taken
-    once stays away; every forward adds its own until `limit` keys are gone."""
+    """When keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see `KeyIntervention`."""
     control: str = "sinks"
-    """"sinks": the top k. "random", "recent", "lowest": as many keys that are not among them, drawn, the last ones, or
+    """"sinks": those. "random", "recent", "lowest": as many keys that are not among them, drawn, the last ones, or
     those that received least (a masked key receives nothing: in a closed loop these stay the same from then on)."""
     seed: int = 0
     """Seed of the random control."""
-    removal: str = "mask"
-    """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
-    "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
-    recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
-    A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
-    selector: str = "received"
-    """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
     spare_prefix: bool = False
     """Never choose the model's own sink columns, which stand in front of the keys."""
     spare: tuple[int, ...] = ()
     """Canvas positions that are never chosen."""
-    layers: tuple[int | str, ...] | None = None
-    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns; None for all."""
-    heads: tuple[int, ...] | None = None
-    """Query heads to edit; None for all."""
     shared: str = "head"
     """"head": every head loses its own keys. "layer": all (named) heads lose those that receive most on their mean."""
-    limit: int | None = None
-    """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
 
     def __post_init__(self) -> None:
-        if (self.k is None) == (self.epsilon is None):
+        if self.rule is None and (self.k is None) == (self.epsilon is None):
             raise ValueError(
                 f"MaskSinks takes k, how many keys, or epsilon, how far above an even share; got k={self.k} and "
-                f"epsilon={self.epsilon}: give one of them"
+                f"epsilon={self.epsilon}: give one of them, or a rule, with k or without"
             )
-        for what, given in (("k", self.k), ("limit", self.limit)):
-            number = whole(given)
-            if given is not None and (number is None or number < 1):
-                raise ValueError(
-                    f"{what} counts the keys to remove, at least 1, got {given!r}: for none, leave out the edit"
-                )
-            object.__setattr__(self, what, number)
+        object.__setattr__(self, "k", checked_count("k", self.k))
         if self.epsilon is not None:
-            Excess(self.epsilon)
-        for name, allowed in _CHOICES.items():
-            _one_of(name, getattr(self, name), allowed)
-        grows = self.source == "carried" or self.removal == "evict"
-        if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
-            raise ValueError(
-                'limit says how many keys may be gone at a time where gone keys stay gone: source="carried" needs it, '
-                f'removal="evict" takes it, the others do not; got source={self.source!r}, removal={self.removal!r}, '
-                f"limit={self.limit}"
-            )
+            if self.rule is not None:
+                raise ValueError(f"epsilon={self.epsilon} is short for a rule, but {self.rule} is given: leave out one")
+            object.__setattr__(self, "rule", Excess(self.epsilon))
+            object.__setattr__(self, "epsilon", None)
+        one_of("control", self.control, CONTROLS)
+        one_of("shared", self.shared, SHARED)
         object.__setattr__(self, "spare", whole_numbers("spare", self.spare))
-        object.__setattr__(self, "layers", layer_names(self.layers))
-        object.__setattr__(self, "heads", head_numbers(self.heads))
+        super().__post_init__()
 
-    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        """The listener that carries this edit out and writes into the log."""
-        return _SinkHandler(self, log, forwards_per_step)
+    def select(self, keys: KeyScores) -> Tensor:
+        """Columns (B, H, M) by falling score. Raises ValueError where too few keys would stay."""
+        score_BHS = keys.received_BHS
+        score_BHS = score_BHS.mean(1, keepdim=True) if self.shared == "layer" else score_BHS
+        # A shared choice leaves the same keys gone in every head.
+        gone_BHS = None if keys.gone_BHS is None else keys.gone_BHS[:, : score_BHS.shape[1]]
+        free_BHS = self._free(keys, gone_BHS, score_BHS.shape[1])
+        gone_BH1 = free_BHS.new_zeros(1, 1, 1).long() if gone_BHS is None else gone_BHS.sum(-1, keepdim=True)
+        wanted_BHS = free_BHS
+        count: int | Tensor = self.k or 0
+        if self.rule is not None:
+            wanted_BHS = free_BHS & keys.sinks(self.rule, score_BHS)
+            found_BH1 = wanted_BHS.sum(-1, keepdim=True)
+            count = found_BH1 if self.k is None else found_BH1.clamp(max=self.k)
+        if self.limit is not None:
+            count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
+        self._refuse(count, keys, free_BHS, gone_BH1)
+        most = count if isinstance(count, int) else int(count.max())
+        columns_BHM = _largest(score_BHS.masked_fill(~wanted_BHS, -torch.inf), count, most)
+        if self.control == "sinks":
+            return columns_BHM
+        others_BHS = free_BHS & ~flags(columns_BHM, score_BHS.shape[-1])
+        return _largest(self._order(keys, score_BHS).masked_fill(~others_BHS, -torch.inf), count, most)
 
+    def _free(self, keys: KeyScores, gone_BHS: Tensor | None, heads: int) -> Tensor:
+        """Keys that may be chosen, bool (B, H, S)."""
+        free_BHS = (keys.visible_BHS.amax(1) > 0).unsqueeze(1).repeat(1, heads, 1)
+        if self.spare_prefix:
+            free_BHS[..., : keys.prefix] = False
+        spared = [keys.prefix + position for position in self.spare]
+        free_BHS[..., [column for column in spared if column < free_BHS.shape[-1]]] = False
+        return free_BHS if gone_BHS is None else free_BHS & ~gone_BHS
 
-def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-        raise ValueError(f"{name} is one of {tuple(allowed)}, got {value!r}: {hint}")
+    def _order(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:
+        """What a control ranks keys by, highest first."""
+        if self.control == "random":
+            return keys.draw(score_BHS.shape).to(score_BHS.device)
+        if self.control == "lowest":
+            return -score_BHS
+        return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float64).expand(score_BHS.shape)
 
-
-class _SinkHandler(KeyHandler):
-    options: MaskSinks
-
-    def __init__(self, options: MaskSinks, log: InterventionLog, forwards_per_step: int) -> None:
-        self.chooser = Chooser(options, log)
-        # Whether a key may be chosen again after it was evicted is known in the next forward: the choice waits for it.
-        self.waits = options.removal == "evict" and options.source == "closed_loop"
-        super().__init__(options, log, forwards_per_step)
-
-    def reset(self) -> None:
-        # By slot and layer: what the next forward loses, or what it is to be chosen from.
-        self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
-        super().reset()
-
-    def start(self) -> None:
-        slots = self.slots
-        super().start()
-        if self.options.source == "clean_pass":
-            self.slots = slots
-
-    def discard(self) -> None:
-        self.chosen: dict[str, Selection | KeyScores] = {}
-        super().discard()
-
-    def begin(self) -> None:
-        super().begin()
-        if self.options.source == "clean_pass":
-            self.slot = 0
-
-    def taken(self, call: AttentionCall) -> Selection | None:
-        found = self.slots.get(self.slot, {}).get(call.layer)
-        if found is None:
-            if self.options.source == "clean_pass":
-                raise ValueError(
-                    'source="clean_pass" chooses in an unedited forward, but none was run: '
-                    "with log.probing(): model(…) before the edited forward"
-                )
-            return None
-        self._check_shape(found, call)
-        if isinstance(found, KeyScores):
-            evicted_BHS = None if is_full(call, self.log) else self.evicted.get(self.slot, {}).get(call.layer)
-            found = self._choice(call, found, evicted_BHS)
-        return dataclasses.replace(found, gone_BHS=widened(found.gone_BHS, call.key_BKSD.shape[2]))
-
-    def observe(self, call: AttentionCall) -> None:
-        chooses = self.log.is_probing == (self.options.source == "clean_pass")
-        if not (chooses and self.scope.covers(call.layer, self.log)):
+    def _refuse(self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, gone_BH1: Tensor) -> None:
+        """Every head for itself: rows of unequal length lose unequal numbers of keys."""
+        visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - gone_BH1
+        free_BH1 = free_BHS.sum(-1, keepdim=True)
+        count_BH1 = torch.zeros_like(free_BH1) + count
+        # A control takes as many keys again beside the sinks it stands for.
+        needed_BH1 = count_BH1 if self.control == "sinks" else 2 * count_BH1
+        wrong_BH1 = (count_BH1 > 0) & ((count_BH1 >= visible_BH1) | (needed_BH1 > free_BH1))
+        if not bool(wrong_BH1.any()):
             return
-        standing = self.chooser.standing(call, self.heads_of(call))
-        now = self.now.get(call.layer) if self.options.source == "carried" else None
-        if self.waits:
-            self.chosen[call.layer] = standing
-        else:
-            self.chosen[call.layer] = self._choice(call, standing, None if now is None else now.gone_BHS)
-
-    def finish(self) -> None:
-        super().finish()
-        if self.chosen:
-            self.slots[self.slot] = self.chosen
-
-    def why_idle(self) -> tuple[str, str]:
-        if self.options.source == "clean_pass":
-            return super().why_idle()
-        source = f"source={self.options.source!r}" + (f", forwards_per_step={self.period}" if self.period > 1 else "")
-        return (
-            f"{source} removes what the step before chose, and no sequence had a second step",
-            'run more than one denoising step, or choose within the step with source="clean_pass"',
+        row, head = wrong_BH1[..., 0].nonzero()[0].tolist()
+        count, needed, visible, free = (
+            int(numbers_BH1.expand_as(wrong_BH1)[row, head, 0])
+            for numbers_BH1 in (count_BH1, needed_BH1, visible_BH1, free_BH1)
+        )
+        what = f"k={self.k}" if self.rule is None else f"rule={self.rule}, {count} keys in some head"
+        remedy = "lower k" if self.k else "choose a stricter rule, or set k"
+        again = ", or set a limit (keys that are gone stay gone)" if bool((gone_BH1 > 0).any()) else ""
+        raise ValueError(
+            f"MaskSinks({what}, control={self.control!r}) needs more than {count} keys that are not padding, "
+            f"and {needed} to choose from, but row {row} of this batch has {visible} and {free}: {remedy}{again}"
         )
 
-    def _choice(self, call: AttentionCall, standing: KeyScores, held_BHS: Tensor | None) -> Selection:
-        heads, every, keys = self.heads_of(call), call.query_BHQD.shape[1], standing.received_BHS.shape[-1]
-        held_BHS = None if held_BHS is None else held_BHS[:, heads]
-        columns_BHM, mass_BH = self.chooser.choose(standing, held_BHS)
-        if held_BHS is not None and self.options.source == "carried":
-            columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
-        gone_BHS = flags(columns_BHM, keys)
-        if len(heads) < every:
-            some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, keys)
-            gone_BHS[:, heads] = some_BHS
-        return Selection(gone_BHS, columns_BHM, mass_BH)
 
-    def _check_shape(self, found: Selection | KeyScores, call: AttentionCall) -> None:
-        now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
-        batch, heads, keys = (found.received_BHS if isinstance(found, KeyScores) else found.gone_BHS).shape
-        heads = now[1] if isinstance(found, KeyScores) else heads
-        if (batch, heads) != now[:2] or now[2] < keys:
-            raise ValueError(
-                f"the selection was made for {batch} rows, {heads} heads and {keys} keys, but this forward "
-                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
-            )
+def _largest(score_BHS: Tensor, count: int | Tensor, most: int) -> Tensor:
+    columns_BHM = score_BHS.topk(most, dim=-1).indices
+    if isinstance(count, int):
+        return columns_BHM
+    return columns_BHM.masked_fill(torch.arange(most, device=columns_BHM.device) >= count, -1)

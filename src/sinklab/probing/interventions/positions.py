@@ -3,25 +3,25 @@
 # B batch, H query heads, S keys, M keys taken away; a position is a canvas column, sink columns not counted
 from __future__ import annotations
 
-import difflib
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
+from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.choosing import as_columns
-from sinklab.probing.editing import KeyHandler, Selection, head_numbers, layer_names, whole_numbers
+from sinklab.probing.interventions.base import LayerIntervention
+from sinklab.probing.interventions.keys import KeyHandler, Selection
+from sinklab.probing.interventions.removal import REMOVALS, as_columns
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.removing import REMOVALS
+from sinklab.probing.scope import whole_numbers
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 
 
 @interventions.register("mask_positions")
 @dataclass(frozen=True)
-class MaskPositions:
+class MaskPositions(LayerIntervention):
     """Take the same canvas positions from every query, whatever they receive.
 
     Positions count the columns of the canvas (left padding included), without the model's sink columns in front. A
@@ -32,31 +32,23 @@ class MaskPositions:
 
     positions: tuple[int, ...]
     """Canvas positions, from 0."""
+    _: KW_ONLY
     removal: str = "mask"
     """"mask", "zero_value" or "evict", as for `MaskSinks`."""
-    layers: tuple[int | str, ...] | None = None
-    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns; None for all."""
-    heads: tuple[int, ...] | None = None
-    """Query heads to edit; None for all."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", tuple(sorted(set(whole_numbers("positions", self.positions)))))
-        object.__setattr__(self, "layers", layer_names(self.layers))
         if not self.positions:
             raise ValueError("positions name the keys to take away, got none: leave out the edit")
-        object.__setattr__(self, "heads", head_numbers(self.heads))
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))
-        if self.removal not in REMOVALS:
-            near = difflib.get_close_matches(str(self.removal), REMOVALS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-            raise ValueError(f"removal is one of {REMOVALS}, got {self.removal!r}: {hint}")
+        one_of("removal", self.removal, REMOVALS)
+        super().__post_init__()
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        """The listener that carries this edit out and writes into the log."""
-        return _PositionHandler(self, log, forwards_per_step, self.positions, self.steps or (0, None))
+        return _PositionHandler(self, log, forwards_per_step, self)
 
 
 @interventions.register("truncate_context")
@@ -76,7 +68,6 @@ class TruncateContext:
     """The position after the last hidden one."""
     step: int
     """The first step in which they are hidden, counted from 0 in each sequence."""
-    removal: ClassVar[str] = "mask"
 
     def __post_init__(self) -> None:
         whole_numbers("start, stop and step", (self.start, self.stop, self.step))
@@ -86,8 +77,9 @@ class TruncateContext:
             )
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        """The listener that carries this edit out and writes into the log."""
-        return _PositionHandler(self, log, forwards_per_step, tuple(range(self.start, self.stop)), (self.step, None))
+        """The listener that carries this intervention out and writes into the log."""
+        hidden = MaskPositions(tuple(range(self.start, self.stop)), steps=(self.step, None))
+        return _PositionHandler(hidden, log, forwards_per_step, self)
 
 
 def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -100,22 +92,16 @@ def _span(steps: tuple[int | None, ...]) -> tuple[int | None, ...]:
 
 
 class _PositionHandler(KeyHandler):
-    def __init__(
-        self,
-        options: MaskPositions | TruncateContext,
-        log: InterventionLog,
-        forwards_per_step: int,
-        positions: tuple[int, ...],
-        steps: tuple[int | None, ...],
-    ) -> None:
-        self.positions, (self.first, self.end) = positions, steps
-        self.longest = 0
-        log.on_end.append(self._refuse_missing)
-        super().__init__(options, log, forwards_per_step)
+    options: MaskPositions
 
-    def taken(self, call: AttentionCall) -> Selection | None:
-        first = self.first or 0
-        if self.step < first or (self.end is not None and self.step >= self.end):
+    def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
+        first, self.stop = options.steps or (0, None)
+        self.first = first or 0
+        self.longest = 0
+        super().__init__(options, log, forwards_per_step, edit)
+
+    def selection(self, call: AttentionCall) -> Selection | None:
+        if self.step < self.first or (self.stop is not None and self.step >= self.stop):
             return None
         prefix = self.log.note_prefix(call)
         length = call.key_BKSD.shape[2] - prefix
@@ -123,10 +109,10 @@ class _PositionHandler(KeyHandler):
         if call.visibility.running is not None:
             self._refuse_missing()
         batch, every = call.query_BHQD.shape[:2]
-        there = [prefix + position for position in self.positions if position < length]
+        there = [prefix + position for position in self.options.positions if position < length]
         gone_S = torch.zeros(prefix + length, dtype=torch.bool)
         gone_S[there] = True
-        # Padding is nobody's key, and counts as nothing taken.
+        # Padding is never attended, and counts as nothing taken.
         gone_B1S = (gone_S & (call.visibility.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
         heads = self.heads_of(call)
         gone_BHS = gone_B1S.expand(-1, every, -1)
@@ -137,14 +123,19 @@ class _PositionHandler(KeyHandler):
         columns_BHM = as_columns(gone_B1S).expand(-1, len(heads), -1)
         return Selection(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
 
+    def end(self) -> None:
+        self._refuse_missing()
+        super().end()
+
     def why_idle(self) -> tuple[str, str]:
         if not self.first:
             return super().why_idle()
         return f"it begins at step {self.first} (the first is 0), and no sequence came so far", "begin earlier"
 
     def _refuse_missing(self) -> None:
-        if 0 < self.longest <= self.positions[-1]:
+        last = self.options.positions[-1]
+        if 0 < self.longest <= last:
             raise ValueError(
-                f"{self.label}: there is no position {self.positions[-1]}, the canvas had {self.longest} (sink columns "
+                f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink columns "
                 f"not counted): name positions from 0 to {self.longest - 1}"
             )

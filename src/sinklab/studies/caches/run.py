@@ -10,7 +10,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from sinklab.records.storage import weights_hash
 from sinklab.records.writing import RunWriter
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import denoise
+from sinklab.studies.base import heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
 from sinklab.studies.caches.settings import CacheSettings
@@ -177,8 +177,7 @@ def cache_fidelity(
     found = policies(settings)
     teller = as_progress(progress)
     teller.stage("reading text")
-    packaged = resources.files("sinklab.checkpoints") / "packaged" / "heldout.jsonl"
-    ids_RS = rows_of_text(loaded, settings, settings.text or Path(str(packaged)))
+    ids_RS = rows_of_text(loaded, settings, heldout_text(settings.text))
     about = {
         "name": loaded.name,
         "weights_sha256": weights_hash(model.state_dict()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import Prompt, encode
+from sinklab.studies.base import heldout_text
 from sinklab.studies.contents.lens import LogitLens, residual_states
 from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
 from sinklab.studies.contents.settings import ContentsSettings
@@ -138,7 +138,7 @@ def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
         raise ValueError("chat puts prompts into a chat format, but the beginnings come from a corpus; give prompts")
     if settings.prompt_tokens == 0:
         return [Prompt("", (), ())] * settings.texts
-    source = settings.corpus or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+    source = heldout_text(settings.corpus)
     rows_RS = pack(read_corpus(source), loaded.needed_tokenizer(), settings.prompt_tokens)
     if len(rows_RS) < settings.texts:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""The three ways to take keys away from an attention call, and what that really took."""
+"""The three ways to take keys away from an attention call, what that really took, and keys as flags and as columns."""
 
-# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim; an axis may be 1 (broadcast)
+# B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
 from __future__ import annotations
 
 import math
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklab.attention.received import row_logsumexp
 from sinklab.attention.scores import allowed
@@ -92,10 +93,7 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
 
     What remains of a softmax row is exp(lse' - lse), the ratio of the denominators.
     """
-    lse_BHQ, less_BHQ = (
-        row_logsumexp(call.query_BHQD, call.key_BKSD, mask=call.mask, is_causal=call.is_causal, scale=call.scale)
-        for call in (before, after)
-    )
+    lse_BHQ, less_BHQ = (row_logsumexp(call.query_BHQD, call.key_BKSD, **call.masking) for call in (before, after))
     lost_BHQ = torch.where(lse_BHQ > -math.inf, -torch.expm1(less_BHQ - lse_BHQ), 0.0)
     real_BQ = before.visibility.real_BQ
     lost_BHQ = lost_BHQ if real_BQ is None else lost_BHQ * real_BQ.unsqueeze(1)
@@ -116,3 +114,22 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     if seen_BHQ.shape[2] == 1 or real_BQ is None:
         return seen_BHQ.mean(-1)
     return (seen_BHQ * real_BQ.unsqueeze(1)).sum(-1) / real_queries_B1(call)
+
+
+def flags(columns_BHM: Tensor, keys: int) -> Tensor:
+    """Columns (-1 for none) as flags (B, H, S)."""
+    flags_BHS = torch.zeros(*columns_BHM.shape[:2], keys + 1, dtype=torch.bool, device=columns_BHM.device)
+    return flags_BHS.scatter_(2, columns_BHM.masked_fill(columns_BHM < 0, keys), True)[..., :keys]
+
+
+def as_columns(gone_BHS: Tensor) -> Tensor:
+    """Flags as columns in rising order (B, H, M), -1 where a head has fewer than the most."""
+    most, keys = int(gone_BHS.sum(-1).max()), gone_BHS.shape[-1]
+    columns_BHS = torch.arange(keys, device=gone_BHS.device).expand(gone_BHS.shape).masked_fill(~gone_BHS, keys)
+    columns_BHM = columns_BHS.sort(-1).values[..., :most]
+    return columns_BHM.masked_fill(columns_BHM == keys, -1)
+
+
+def widened(gone_BHS: Tensor, keys: int) -> Tensor:
+    """Flags for so many keys: those that came since are not gone."""
+    return pad(gone_BHS, (0, max(0, keys - gone_BHS.shape[-1])))

@@ -1,0 +1,191 @@
+"""Keys and values under a cache that chooses columns: what is attended to, and what it was chosen by."""
+
+# B batch, H query heads, G key/value heads, Q queries, S canvas, W columns that run, N sinks, C kept, K = N + S, D dim
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.received import received_attention
+from sinklab.models.keyvalues import KeyValueStore
+from sinklab.models.sinks.prefix import SinkPrefix
+from sinklab.sampling.caches import BlockWork
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What runs at the partial evaluations of a block, and what is real."""
+
+    work: BlockWork
+    run: slice
+    """The block, and where logits are shifted the column before it."""
+    real_BS: Tensor
+
+    @cached_property
+    def candidates_BS(self) -> Tensor:
+        """The real columns outside the window, bool."""
+        candidates_BS = self.real_BS.clone()
+        candidates_BS[:, self.run] = False
+        return candidates_BS
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One layer at an evaluation that chooses: what a cache ranks the columns by, computed where it asks."""
+
+    layer: int
+    window: Window
+    query_BHQD: Tensor
+    """Of the whole canvas, or of the window alone."""
+    key_BGKD: Tensor
+    """Added sinks first, then the canvas."""
+    mask: Tensor | None
+    scale: float
+    history: dict[int, Tensor]
+    """Of this layer over one canvas: whatever a cache notes of one block for later ones, by number of the block."""
+
+    @property
+    def block(self) -> slice:
+        """Where the block stands, as canvas columns."""
+        return self.window.work.block
+
+    @property
+    def number(self) -> int:
+        """Of the block, from 0."""
+        return self.window.work.number
+
+    @property
+    def heads(self) -> int:
+        """Key/value heads G."""
+        return self.key_BGKD.shape[1]
+
+    @property
+    def candidates_BS(self) -> Tensor:
+        """The columns to choose from, bool: real, and not among those that run."""
+        return self.window.candidates_BS
+
+    @cached_property
+    def _queries_BHWD(self) -> Tensor:
+        whole = self.query_BHQD.shape[2] == self.window.real_BS.shape[1]
+        return self.query_BHQD[:, :, self.window.run] if whole else self.query_BHQD
+
+    @cached_property
+    def received_BGS(self) -> Tensor:
+        """Attention from the window's real queries, summed over them and over the query heads of a key head."""
+        mask, real_BW = self.mask, self.window.real_BS[:, self.window.run]
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask[:, :, self.window.run]
+        received_B1HK = received_attention(
+            self._queries_BHWD, self.key_BGKD, mask=mask, scale=self.scale, groups_BGQ=real_BW[:, None]
+        )
+        received_BHS = received_B1HK[:, 0, :, -self.window.real_BS.shape[1] :]
+        return received_BHS.unflatten(1, (self.heads, -1)).sum(2)
+
+    @cached_property
+    def aligned_BS(self) -> Tensor:
+        """Mean query of the window · key, averaged over heads, no scale, no softmax (2508.02558)."""
+        queries_BHWD, real_BW = self._queries_BHWD, self.window.real_BS[:, self.window.run]
+        weight_BW = real_BW.to(torch.promote_types(queries_BHWD.dtype, torch.float32))
+        weight_B1W1 = (weight_BW / weight_BW.sum(1, keepdim=True))[:, None, :, None]
+        mean_BHD = (queries_BHWD.to(weight_BW.dtype) * weight_B1W1).sum(2)
+        mean_BGD = mean_BHD.unflatten(1, (self.heads, -1)).mean(2)
+        text_BGSD = self.key_BGKD[:, :, -self.window.real_BS.shape[1] :].to(mean_BGD.dtype)
+        return torch.einsum("bgd,bgsd->bs", mean_BGD, text_BGSD) / self.heads
+
+
+class BlockStore(KeyValueStore):
+    """The memory of one block: filled by a full evaluation that chooses, attended to by the partial ones after it.
+
+    A cache that evicts leaves a layer [added sinks; kept columns; window]. While attention is watched the same keys are
+    spread over the canvas, the evicted columns as zeros behind a mask, so that a column is where a trace looks for it.
+    One that refreshes leaves everything, and recomputes what ranks highest over all layers and heads.
+    """
+
+    def __init__(self, prefix: SinkPrefix | None, window: Window, history: list[dict[int, Tensor]]) -> None:
+        super().__init__(prefix, len(history))
+        self.window, self.policy, self.history = window, window.work.policy, history
+        counts_B = self.policy.counts(window.candidates_BS)
+        self.counts_B, self.most = counts_B.to(window.real_BS.device), int(counts_B.max())
+        self.layer = 0
+        """The one that was updated last."""
+        self.chosen = 0
+        """Layers that have chosen."""
+        self._is_spread = False
+        self._kept: list[Tensor] = []
+        self._total_BS: Any = 0
+
+    def update(self, k_BGWD: Tensor, v_BGWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Keys and values to attend to, for those of the columns that run."""
+        self.layer = layer_idx
+        keys, values = super().update(k_BGWD, v_BGWD, layer_idx)
+        return (self._spread(keys), self._spread(values)) if self._is_spread else (keys, values)
+
+    def choose(self, layer: int, q_BHQD: Tensor, mask: Tensor | None, scale: float) -> None:
+        """After :meth:`update` of the full evaluation: rank by these queries; keep the best, or add the ranks up."""
+        keys, values = self._keys[layer], self._values[layer]
+        ranks_BGS = self.policy.ranks(Seen(layer, self.window, q_BHQD, keys, mask, scale, self.history[layer]))
+        if self.policy.evicts:
+            columns_BGC = self._best(ranks_BGS.expand(-1, keys.shape[1], -1))
+            self._kept.append(columns_BGC)
+            at_BGCD = (columns_BGC + self.sinks)[..., None].expand(-1, -1, -1, keys.shape[3])
+            run = slice(self.sinks + self.window.run.start, self.sinks + self.window.run.stop)
+            self._keys[layer], self._values[layer] = (
+                torch.cat([x[:, :, : self.sinks], x.gather(2, at_BGCD), x[:, :, run]], 2) for x in (keys, values)
+            )
+        else:
+            self._total_BS = self._total_BS + ranks_BGS.sum(1)
+        self.chosen += 1
+
+    def resume(self, *, spread: bool) -> slice | Tensor:
+        """Before a partial evaluation: the columns that run, a slice, or int64 (B, W) for each row its own."""
+        run, is_evicting = self.window.run, self.policy.evicts
+        self._is_spread = spread and is_evicting
+        self.expecting(slice(self.most, self.most + run.stop - run.start) if is_evicting else self._recomputed_BW)
+        return run if is_evicting else self._recomputed_BW
+
+    @cached_property
+    def _recomputed_BW(self) -> Tensor:
+        """The window, and what ranks highest beside it; a row with fewer runs the window's first column again."""
+        run = self.window.run
+        best_BC = self._best(self._total_BS[:, None])[:, 0]
+        best_BC = torch.where(self._valid_BC, best_BC, run.start)
+        window_W = torch.arange(run.start, run.stop, device=best_BC.device)
+        return torch.cat([window_W.expand(len(best_BC), -1), best_BC], 1)
+
+    def _best(self, ranks_BGS: Tensor) -> Tensor:
+        """Columns by rank, the highest first, ties from the left, (B, G, C); of row b the first counts_B[b] count."""
+        ranks_BGS = ranks_BGS if ranks_BGS.is_floating_point() else ranks_BGS.float()
+        ranks_BGS = ranks_BGS.masked_fill(~self.window.candidates_BS[:, None], -torch.inf)
+        return ranks_BGS.sort(dim=-1, descending=True, stable=True).indices[..., : self.most]
+
+    @cached_property
+    def _valid_BC(self) -> Tensor:
+        return torch.arange(self.most, device=self.counts_B.device) < self.counts_B[:, None]
+
+    def compact_mask(self) -> Tensor | None:
+        """bool (B, 1, 1, N + C + W), the same in every layer: False at filling and padding; None where all is True."""
+        real_BW = self.window.real_BS[:, self.window.run]
+        seen_BK = torch.cat([real_BW.new_ones(len(real_BW), self.sinks), self._valid_BC, real_BW], 1)
+        return None if bool(seen_BK.all()) else seen_BK[:, None, None]
+
+    def spread_mask(self, layer: int, query_heads: int) -> Tensor:
+        """bool (B, H, 1, N + S): which columns of the canvas the heads of this layer still see."""
+        columns_BGC, real_BS, run = self._kept[layer], self.window.real_BS, self.window.run
+        batch, groups, _ = columns_BGC.shape
+        # filling may name a column twice: what counts is added up
+        seen_BGS = torch.zeros(batch, groups, real_BS.shape[1], dtype=torch.int64, device=real_BS.device)
+        seen_BGS.scatter_add_(2, columns_BGC, self._valid_BC[:, None].expand_as(columns_BGC).long())
+        seen_BGS[:, :, run] = real_BS[:, None, run].long()
+        seen_BGK = torch.cat([seen_BGS.new_ones(batch, groups, self.sinks), seen_BGS], 2) > 0
+        return seen_BGK.repeat_interleave(query_heads // groups, dim=1)[:, :, None]
+
+    def _spread(self, held: Tensor) -> Tensor:
+        columns_BGC, sinks, run = self._kept[self.layer], self.sinks, self.window.run
+        own, kept, window = held.split([sinks, self.most, run.stop - run.start], 2)
+        whole = held.new_zeros(*held.shape[:2], sinks + self.window.real_BS.shape[1], held.shape[3])
+        whole[:, :, :sinks], whole[:, :, sinks + run.start : sinks + run.stop] = own, window
+        return whole.scatter_(2, (columns_BGC + sinks)[..., None].expand_as(kept), kept)

@@ -1,0 +1,233 @@
+"""What every intervention shares: where it applies, which forward it is, and what goes into the log."""
+
+# B batch, L layers, H query heads (those edited), S keys, M keys taken away
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinklab.probing.call import AttentionCall
+from sinklab.probing.interventions.removal import keys_seen, lost_share, widened
+from sinklab.probing.log import InterventionLog, RemovalRecord
+from sinklab.probing.scope import RecordingScope, head_numbers, layer_names
+from sinklab.probing.tap import Listener
+from sinklab.registry import interventions
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where and when a call is edited."""
+
+    heads: list[int]
+    """The query heads to edit, rising."""
+    prefix: int
+    """The model's own sink columns, which stand in front of the keys."""
+    step: int
+    """Of the sequence, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerIntervention:
+    """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a registered name.
+
+    Raises ValueError for layers and heads that are no numbers or names.
+    """
+
+    layers: tuple[int | str, ...] | None = None
+    """Layers to edit: numbers in the order of execution (-1 is the last), module paths or patterns; None for all."""
+    heads: tuple[int, ...] | None = None
+    """Query heads to edit; None for all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", layer_names(self.layers))
+        object.__setattr__(self, "heads", head_numbers(self.heads))
+
+    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        """The call to make in its place (`dataclasses.replace`): the same one where nothing is to change.
+
+        What is changed in `site.heads` alone is up to the subclass.
+        """
+        raise NotImplementedError
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        """The listener that carries this intervention out and writes into the log."""
+        return InterventionHandler(self, log, forwards_per_step)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What was taken away in one layer, over the heads that are edited; NaN where it was not measured."""
+
+    heads: list[int]
+    columns_BHM: Tensor
+    gone_BHS: Tensor
+    mass_BH: Tensor
+    realised_BH: Tensor
+    left_BH: Tensor
+    removed_BH: Tensor
+
+
+class InterventionHandler(Listener):
+    """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what goes into the log.
+
+    `edit` of the intervention is asked, unless a subclass overrides `apply`.
+    """
+
+    def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None) -> None:
+        """`logged_as`: the intervention that was given, where it is carried out as another one."""
+        self.options, self.log, self.period = options, log, forwards_per_step
+        self.given = options if logged_as is None else logged_as
+        self.label = log.named(interventions.name_of(self.given))
+        self.scope = RecordingScope.of(getattr(options, "layers", None), getattr(options, "heads", None))
+        log.handlers.append(self)
+        self.acted = False
+        self.reset()
+
+    def reset(self) -> None:
+        # Slots keep the forwards of one step apart (guidance runs two), each with its own past.
+        self.previous: dict[int, dict[str, Effect]] = {}
+        self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self.count = 0
+        self.discard()
+
+    def start(self) -> None:
+        """A denoising run begins."""
+        self.reset()
+
+    def settle(self) -> None:
+        """The first forward has shown all layers. Raises ValueError for a chosen one that is not among them."""
+        self.scope.settle(list(self.log.layers))
+
+    def discard(self) -> None:
+        self.effects: dict[str, Effect] = {}
+        self.slot = self.step = 0
+        self.is_open = False
+
+    def begin(self) -> None:
+        self.discard()
+        self.slot, self.step = self.count % self.period, self.count // self.period
+        self.is_open = True
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        if self.log.is_probing or not self.covers(call.layer):
+            return call
+        edited, effect = self.apply(call)
+        # Layers replayed by a backward pass come after the end of their forward, and are in the log already.
+        if effect is not None and self.is_open:
+            self.effects[call.layer] = effect
+        return edited
+
+    def covers(self, layer: str) -> bool:
+        """Whether this layer is edited. Raises ValueError for a negative number before layers can be counted."""
+        scope, log = self.scope, self.log
+        scope.total = log.layer_count if scope.total is None else scope.total
+        behind = [one for one in scope.layers or () if isinstance(one, int) and one < 0]
+        if behind and scope.total is None:
+            raise ValueError(
+                f"{self.label}: layer {behind[0]} counts from the last, but how many there are is known only after a "
+                "forward (the model has no config.num_hidden_layers): count from the first, or give module paths"
+            )
+        return scope.has_layer(log.layers[layer], layer)
+
+    def heads_of(self, call: AttentionCall) -> list[int]:
+        """The query heads to edit, rising. Raises ValueError for one that is not there."""
+        total = call.query_BHQD.shape[1]
+        chosen = self.scope.heads_of(call.layer, total)
+        return list(range(total)) if chosen is None else sorted(set(chosen))
+
+    def site_of(self, call: AttentionCall) -> CallSite:
+        """Where and when this call is edited."""
+        return CallSite(self.heads_of(call), self.log.note_prefix(call), self.step)
+
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
+        """The edited call and what it lost; None where nothing was to be done."""
+        site = self.site_of(call)
+        edited = self.options.edit(call, site)
+        if edited is call or not self.is_open:
+            return edited, None
+        batch, heads, device = call.query_BHQD.shape[0], site.heads, call.query_BHQD.device
+        realised_BH = left_BH = removed_BH = unknown_BH = torch.full((batch, len(heads)), math.nan, device=device)
+        if self.log.measure:
+            with torch.no_grad():
+                # Where the scores themselves are others, no share of them was taken away.
+                parts = ("query_BHQD", "key_BKSD", "scale")
+                if all(getattr(edited, name) is getattr(call, name) for name in parts):
+                    realised_BH = lost_share(call, edited)[:, heads]
+                left_BH = keys_seen(edited)[:, heads]
+                removed_BH = keys_seen(call)[:, heads] - left_BH
+        none_BHM = torch.empty(batch, len(heads), 0, dtype=torch.long, device=device)
+        return edited, Effect(heads, none_BHM, none_BHM.bool(), unknown_BH, realised_BH, left_BH, removed_BH)
+
+    def finish(self) -> None:
+        self.is_open = False
+        if self.log.is_probing:
+            return
+        self.acted |= bool(self.effects)
+        for heads in dict.fromkeys(tuple(part.heads) for part in self.effects.values()):
+            self.log.removals.append(self._record(heads))
+        self.previous[self.slot] = self.effects
+        self.count += 1
+
+    def why_idle(self) -> tuple[str, str]:
+        """Why no forward was one to act in, and what to do about it."""
+        return "its layers made no attention call outside log.probing()", "run the model there as well"
+
+    def end(self) -> None:
+        """The block ends without an error: note an intervention that had no opportunity to act."""
+        log = self.log
+        if self.acted or not log.forwards + log.probed:
+            return
+        ran = f"forwards: {log.forwards}" + (f", under log.probing(): {log.probed}" if log.probed else "")
+        why, remedy = self.why_idle()
+        log.idle[self.label] = (
+            f"{self.label} had no opportunity to act in this block ({ran}): {why}; {remedy}, or accept that with "
+            "intervene(…, allow_idle=True)"
+        )
+
+    def _record(self, heads: tuple[int, ...]) -> RemovalRecord:
+        """The entry of the layers that lost keys in these heads (layers may have different numbers of heads)."""
+        before = self.previous.get(self.slot, {})
+        parts = {layer: part for layer, part in self.effects.items() if tuple(part.heads) == heads}
+        overlaps = [
+            _jaccard(part.gone_BHS, before[layer].gone_BHS)
+            if layer in before
+            else torch.full_like(part.mass_BH, math.nan)
+            for layer, part in parts.items()
+        ]
+        widest = max(part.columns_BHM.shape[-1] for part in parts.values())
+        columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
+        columns_BLHM = torch.stack(columns, 1).cpu()
+        last_BLHM = self.logged.get((self.slot, heads))
+        # In the memory of the last entry where nothing has changed: fixed positions cost nothing more.
+        if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
+            last_BLHM = self.logged[self.slot, heads] = columns_BLHM
+        return RemovalRecord(
+            forward=self.count,
+            edit=self.given,
+            label=self.label,
+            layers=tuple(parts),
+            layer_numbers=tuple(self.log.layers[layer] for layer in parts),
+            heads=heads,
+            columns_BLHM=last_BLHM,
+            overlap_BLH=_stacked(overlaps),
+            mass_BLH=_stacked([part.mass_BH for part in parts.values()]),
+            realised_BLH=_stacked([part.realised_BH for part in parts.values()]),
+            left_BLH=_stacked([part.left_BH for part in parts.values()]),
+            removed_BLH=_stacked([part.removed_BH for part in parts.values()]),
+        )
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts, 1).float().cpu()
+
+
+def _jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
+    """Of the keys that were gone in either step, the share gone in both; NaN where none was."""
+    b_BHS = widened(b_BHS, a_BHS.shape[-1])
+    a_BHS = widened(a_BHS, b_BHS.shape[-1])
+    return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)

@@ -1,0 +1,352 @@
+"""Interventions that take keys away: a subclass says which, in `select`; when, how and with what effect is here."""
+
+# B batch, H query heads (those edited in scores and choices, all in `gone`), S keys, M keys taken away
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinklab.errors import one_of
+from sinklab.probing.call import AttentionCall
+from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
+from sinklab.probing.interventions.removal import (
+    REMOVALS,
+    as_columns,
+    flags,
+    held_share,
+    keys_seen,
+    real_queries_B1,
+    restricted,
+    widened,
+    zero_values,
+)
+from sinklab.probing.log import InterventionLog
+from sinklab.probing.scope import whole
+from sinklab.probing.tap import Listener
+from sinklab.sinks.rules import Rule, find_sinks
+
+SOURCES = ("now", "closed_loop", "clean_pass", "carried")
+SELECTORS = ("received", "last_row")
+
+
+@dataclass(frozen=True)
+class KeyScores:
+    """How the keys of one call stand with the heads that are edited: all that a choice of keys needs."""
+
+    received_BHS: Tensor
+    """Attention received, from all queries or from the last one."""
+    queries_B1: Tensor | int
+    """Number of queries it was received from."""
+    visible_BHS: Tensor
+    """Number of queries that may see the key; its head axis may be 1."""
+    site: CallSite
+    gone_BHS: Tensor | None = None
+    """Keys that are gone already; None for none."""
+    call: AttentionCall | None = None
+    """The call itself; None where the choice has to wait for the next forward (evicted keys in a closed loop)."""
+    draw: Callable[[Sequence[int]], Tensor] = torch.rand
+    """Random numbers of a shape (B, H, S), uniform in [0, 1), which follow from the seed."""
+
+    @classmethod
+    def of(cls, call: AttentionCall, selector: str, site: CallSite) -> KeyScores:
+        """`selector`: "received" or "last_row"."""
+        with torch.no_grad():
+            is_last = selector == "last_row"
+            received_BHS = call.last_row_BHS if is_last else call.received_BHS
+            visible_BHS = call.visibility.visible_BHS.to(received_BHS.device)
+            if len(site.heads) < received_BHS.shape[1]:
+                received_BHS = received_BHS[:, site.heads]
+                visible_BHS = visible_BHS[:, site.heads] if visible_BHS.shape[1] > 1 else visible_BHS
+            visible_BHS = (visible_BHS > 0).long() if is_last else visible_BHS
+        return cls(received_BHS, 1 if is_last else real_queries_B1(call), visible_BHS, site)
+
+    @property
+    def prefix(self) -> int:
+        """Sink columns in front of the keys."""
+        return self.site.prefix
+
+    def sinks(self, rule: Rule, received_BHS: Tensor | None = None) -> Tensor:
+        """Which keys a rule calls sinks, bool (B, H, S), as if all queries had run.
+
+        `received_BHS`: in place of what the heads receive, such as their mean (B, 1, S).
+        """
+        score_BHS = self.received_BHS if received_BHS is None else received_BHS
+        visible_BHS = self.visible_BHS.to(score_BHS.dtype)
+        visible_BHS = visible_BHS.amax(1, keepdim=True) if score_BHS.shape[1] == 1 else visible_BHS
+        positions_B1 = (visible_BHS[..., self.prefix :].amax(1) > 0).sum(-1, keepdim=True)
+        return find_sinks(score_BHS, rule, visible_BHS, positions_B1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyIntervention(LayerIntervention):
+    """Base of interventions that take the same keys from all queries of a head: a subclass says which, in `select`.
+
+    Raises ValueError for values outside those listed, and for a limit where keys do not stay gone.
+    """
+
+    removal: str = "mask"
+    """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
+    "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
+    recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
+    A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
+    source: str = "now"
+    """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop": forward t loses what
+    was chosen at forward t-1 of the same edited run, the first is unedited. "clean_pass": chosen in forwards run
+    unedited under `log.probing()`. "carried": as closed_loop, and what was taken once stays away; every forward adds
+    its own until `limit` keys are gone."""
+    selector: str = "received"
+    """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
+    limit: int | None = None
+    """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "limit", checked_count("limit", self.limit))
+        for name, allowed in (("source", SOURCES), ("removal", REMOVALS), ("selector", SELECTORS)):
+            one_of(name, getattr(self, name), allowed)
+        grows = self.source == "carried" or self.removal == "evict"
+        if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
+            raise ValueError(
+                'limit says how many keys may be gone at a time where gone keys stay gone: source="carried" needs it, '
+                f'removal="evict" takes it, the others do not; got source={self.source!r}, removal={self.removal!r}, '
+                f"limit={self.limit}"
+            )
+
+    def select(self, keys: KeyScores) -> Tensor:
+        """Which keys to take away: flags, bool (B, H, S), or columns, int64 (B, H, M), with -1 for none.
+
+        An axis H of 1 means the same keys in every head.
+        """
+        raise NotImplementedError
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        return SelectionHandler(self, log, forwards_per_step)
+
+
+def checked_count(name: str, given: Any) -> int | None:
+    """A number of keys to remove, or None. Raises ValueError for what is no number of at least 1."""
+    number = whole(given)
+    if given is not None and (number is None or number < 1):
+        raise ValueError(f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out the edit")
+    return number
+
+
+def choose(options: KeyIntervention, keys: KeyScores) -> tuple[Tensor, Tensor]:
+    """Columns (B, H, M) that an intervention selects, -1 for none, and the share (B, H) they hold in this call.
+
+    The share is NaN where the limit left no choice.
+    """
+    with torch.no_grad():
+        every_BHS = keys.received_BHS
+        chosen = options.select(keys)
+        columns_BHM = as_columns(chosen) if chosen.dtype == torch.bool else chosen
+        columns_BHM = columns_BHM.expand(*every_BHS.shape[:2], -1)
+        held_BHM = every_BHS.gather(2, columns_BHM.clamp(min=0)).masked_fill(columns_BHM < 0, 0.0)
+        mass_BH = held_BHM.sum(-1) / keys.queries_B1
+        if options.limit is not None and keys.gone_BHS is not None:
+            mass_BH = mass_BH.masked_fill(keys.gone_BHS.sum(-1) >= options.limit, torch.nan)
+        return columns_BHM, mass_BH
+
+
+def seeded_draw(seed: int) -> Callable[[Sequence[int]], Tensor]:
+    """Random numbers that follow from the seed, one tensor after another."""
+    generator = torch.Generator().manual_seed(seed)
+    # Drawn on the CPU, so that a seed means the same columns on every device.
+    return lambda shape: torch.rand(tuple(shape), generator=generator)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Keys to take away in one layer: flags for all heads, and what is logged of the heads that are edited."""
+
+    gone_BHS: Tensor
+    columns_BHM: Tensor
+    """By falling score, -1 where a head loses fewer than M."""
+    mass_BH: Tensor
+    """The share they held where they were chosen."""
+
+
+class KeyHandler(InterventionHandler):
+    """Takes the same keys from all queries of a head. A subclass says which, in `selection`."""
+
+    def reset(self) -> None:
+        # What is evicted stays gone, by slot and layer, until keys and values are computed anew.
+        self.evicted: dict[int, dict[str, Tensor]] = {}
+        super().reset()
+
+    def discard(self) -> None:
+        self.now: dict[str, Selection | None] = {}
+        super().discard()
+
+    def selection(self, call: AttentionCall) -> Selection | None:
+        """What to take away in this layer and forward; None for nothing."""
+        raise NotImplementedError
+
+    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
+        if self.is_open:
+            selected = self.selection(call)
+            self.now[call.layer] = self._with_evicted(selected, call) if self.options.removal == "evict" else selected
+        selected = self.now.get(call.layer)
+        if selected is None:
+            return call, None
+        edited, spared_BH = call, torch.zeros((), device=call.query_BHQD.device)
+        if selected.columns_BHM.shape[-1]:
+            if self.options.removal == "zero_value":
+                edited = zero_values(call, selected.gone_BHS)
+            else:
+                # Flags expanded over heads stay one row of them: so does the mask.
+                gone_BHS = selected.gone_BHS[:, :1] if selected.gone_BHS.stride(1) == 0 else selected.gone_BHS
+                edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2))
+        return edited, self._effect(selected, call, edited, spared_BH) if self.is_open else None
+
+    def finish(self) -> None:
+        if not self.log.is_probing:
+            self.evicted[self.slot] = {layer: one.gone_BHS for layer, one in self.now.items() if one is not None}
+        super().finish()
+
+    def gone_before(self, call: AttentionCall) -> Tensor | None:
+        """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
+        known_BHS = self.evicted.get(self.slot, {}).get(call.layer)
+        return None if known_BHS is None or is_full(call, self.log) else widened(known_BHS, call.key_BKSD.shape[2])
+
+    def _with_evicted(self, selected: Selection | None, call: AttentionCall) -> Selection | None:
+        known_BHS = self.gone_before(call)
+        if known_BHS is None:
+            return selected
+        heads = self.heads_of(call)
+        if selected is None:
+            known_BHM = as_columns(known_BHS[:, heads])
+            return Selection(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
+        older_BHS = (known_BHS & ~selected.gone_BHS)[:, heads]
+        columns_BHM = torch.cat([selected.columns_BHM, as_columns(older_BHS)], -1)
+        return replace(selected, gone_BHS=known_BHS | selected.gone_BHS, columns_BHM=columns_BHM)
+
+    def _effect(self, selected: Selection, call: AttentionCall, edited: AttentionCall, spared_BH: Tensor) -> Effect:
+        heads = self.heads_of(call)
+        gone_BHS = selected.gone_BHS[:, heads]
+        realised_BH = left_BH = torch.full_like(selected.mass_BH, math.nan)
+        if self.log.measure:
+            with torch.no_grad():
+                zeroed = self.options.removal == "zero_value"
+                realised_BH = held_share(call, selected.gone_BHS, spared_BH)[:, heads]
+                left_BH = (keys_seen(call, selected.gone_BHS) if zeroed else keys_seen(edited))[:, heads]
+        mass_BH = selected.mass_BH
+        return Effect(heads, selected.columns_BHM, gone_BHS, mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
+
+
+class SelectionHandler(KeyHandler):
+    """Asks `KeyIntervention.select` at the time that its `source` names."""
+
+    options: KeyIntervention
+
+    def __init__(self, options: KeyIntervention, log: InterventionLog, forwards_per_step: int) -> None:
+        self.draw = seeded_draw(getattr(options, "seed", 0))
+        # Whether a key may be chosen again after it was evicted is known in the next forward: the choice waits for it.
+        self.waits = options.removal == "evict" and options.source == "closed_loop"
+        super().__init__(options, log, forwards_per_step)
+
+    def reset(self) -> None:
+        # By slot and layer: what the next forward loses, or what it is to be chosen from.
+        self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
+        super().reset()
+
+    def start(self) -> None:
+        slots = self.slots
+        super().start()
+        if self.options.source == "clean_pass":
+            self.slots = slots
+
+    def discard(self) -> None:
+        self.chosen: dict[str, Selection | KeyScores] = {}
+        super().discard()
+
+    def begin(self) -> None:
+        super().begin()
+        if self.options.source == "clean_pass":
+            self.slot = 0
+
+    def selection(self, call: AttentionCall) -> Selection | None:
+        if self.options.source == "now":
+            return self._choice(call, self._scores(call), self.gone_before(call))
+        found = self.slots.get(self.slot, {}).get(call.layer)
+        if found is None:
+            if self.options.source == "clean_pass":
+                raise ValueError(
+                    'source="clean_pass" chooses in an unedited forward, but none was run: '
+                    "with log.probing(): model(…) before the edited forward"
+                )
+            return None
+        self._check_shape(found, call)
+        if isinstance(found, KeyScores):
+            held_BHS = self.gone_before(call)
+            known = found.received_BHS.shape[-1]
+            found = self._choice(call, found, None if held_BHS is None else held_BHS[..., :known])
+        return replace(found, gone_BHS=widened(found.gone_BHS, call.key_BKSD.shape[2]))
+
+    def observe(self, call: AttentionCall) -> None:
+        source = self.options.source
+        chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
+        if not (chooses and self.covers(call.layer)):
+            return
+        keys = self._scores(call)
+        if self.waits:
+            self.chosen[call.layer] = keys
+        else:
+            now = self.now.get(call.layer) if source == "carried" else None
+            self.chosen[call.layer] = self._choice(call, keys, None if now is None else now.gone_BHS)
+
+    def finish(self) -> None:
+        super().finish()
+        if self.chosen:
+            self.slots[self.slot] = self.chosen
+
+    def why_idle(self) -> tuple[str, str]:
+        if self.options.source in ("now", "clean_pass"):
+            return super().why_idle()
+        source = f"source={self.options.source!r}" + (f", forwards_per_step={self.period}" if self.period > 1 else "")
+        return (
+            f"{source} removes what the step before chose, and no sequence had a second step",
+            'run more than one denoising step, or choose within the step with source="clean_pass"',
+        )
+
+    def _scores(self, call: AttentionCall) -> KeyScores:
+        keys = KeyScores.of(call, self.options.selector, self.site_of(call))
+        # Where the choice waits, the call's own tensors are not kept for it.
+        return replace(keys, draw=self.draw, call=None if self.waits else call)
+
+    def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
+        """`held_BHS`: keys that are gone already, of all heads."""
+        heads, every = self.heads_of(call), call.query_BHQD.shape[1]
+        held_BHS = None if held_BHS is None else held_BHS[:, heads]
+        columns_BHM, mass_BH = choose(self.options, replace(keys, gone_BHS=held_BHS))
+        if held_BHS is not None and self.options.source == "carried":
+            columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
+        gone_BHS = flags(columns_BHM, keys.received_BHS.shape[-1])
+        if len(heads) < every:
+            some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])
+            gone_BHS[:, heads] = some_BHS
+        return Selection(gone_BHS, columns_BHM, mass_BH)
+
+    def _check_shape(self, found: Selection | KeyScores, call: AttentionCall) -> None:
+        """Raises ValueError for a choice that was made for another batch, other heads or more keys."""
+        now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
+        is_waiting = isinstance(found, KeyScores)
+        batch, heads, keys = (found.received_BHS if isinstance(found, KeyScores) else found.gone_BHS).shape
+        heads = now[1] if is_waiting else heads
+        if (batch, heads) != now[:2] or now[2] < keys:
+            raise ValueError(
+                f"the selection was made for {batch} rows, {heads} heads and {keys} keys, but this forward "
+                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
+            )
+
+
+def is_full(call: AttentionCall, log: InterventionLog) -> bool:
+    """Whether keys and values of the whole canvas are computed anew in this forward."""
+    if call.visibility.running is not None:
+        return call.visibility.running.columns is None
+    return call.query_BHQD.shape[2] == call.key_BKSD.shape[2] - log.note_prefix(call)

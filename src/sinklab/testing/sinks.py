@@ -1,0 +1,174 @@
+"""What a kind of added sink must keep."""
+
+# B batch, L text, N sinks, K = N + L, G key/value heads, D head dim, A = G × D, M positions that are not padding
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig
+
+from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.sinkfile import attach_sink, save_sink
+from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.probing.tracing import trace
+from sinklab.registry import caches, sinks
+from sinklab.training.model import trainable_parameters
+
+
+def check_sink(kind: str) -> None:
+    """Hold a kind of added sink to what models, training, decoding and traces rely on, with tiny random models.
+
+    On either side where it can stand: its parameters have the shapes that it names, and a new model's other weights are
+    those of a model without it; the prefix equals its slow twin (the masked form of Eq. 6 for a token, a cache of
+    transformers filled by hand for keys and values) and, for a token, the form in which it is trained within the
+    sequence, in outputs and gradients; every parameter gets a gradient; training it alone is training its parameters;
+    what is saved loads again bit for bit, as a model and as a sink file; under every cache a watched model, which takes
+    the plain path, writes the same, and with everything recomputed at each step what no cache writes; a trace shows a
+    column a sink.
+
+    Args:
+        kind: as ``sink_kind`` of a model's config: a name in :data:`sinklab.registry.sinks`, with options if it has
+            some.
+
+    Raises:
+        AssertionError: for the first of these that does not hold.
+    """
+    for side in sinks.parse(kind).sides:
+        model = _model_with(kind, 2, side)
+        _check_parameters(model, _model_with("none", 0, "front"))
+        _check_slow_twin(model.double(), torch.ones(2, 10, dtype=torch.long))
+        _check_slow_twin(model, torch.tensor([[0] * 3 + [1] * 7, [1] * 8 + [0] * 2]))
+        _check_saved(_model_with(kind, 2, side))
+    _check_decoding(_model_with(kind, 2, "front"))
+
+
+def _model_with(kind: str, count: int, side: str) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    backbone = LlamaConfig(vocab_size=60, initializer_range=0.3, **sizes, **heads)
+    settings = {"sink_kind": kind, "sink_count": count, "sink_side": side, "mask_token_id": 59}
+    return DiffusionLM(DiffusionLMConfig(backbone, **settings)).eval()
+
+
+def _check_parameters(model: Any, plain: Any) -> None:
+    sink, ours, theirs = model.config.sink, dict(model.named_parameters()), dict(plain.named_parameters())
+    assert ours.keys() - theirs.keys() == {*sink.tensors}, f"the model has other new parameters than {sink.tensors}"
+    for name in sink.tensors:
+        assert ours[name].shape == sink.shape(model.config, name), f"{name} has another shape than the kind says"
+        assert ours[name].isfinite().all(), f"{name} is not initialised"
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs), "a sink changes how other weights start"
+    limit = model.config.backbone.max_position_embeddings
+    assert model.config.text_positions == limit - 2 * sink.positions, "text and sinks do not fill the context"
+    trained = trainable_parameters(model, "sink")
+    assert sorted(trained) == sorted(sink.tensors), f"training the sink alone would train {trained}"
+
+
+def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
+    sink, forms = model.config.sink, {"slow twin": _masked_form, "form within the sequence": _within_sequence}
+    if not sink.positions:
+        forms = {"slow twin": _filled_cache} if bool(real_BL.all()) else {}
+    expected = _outcome(model, lambda model, ids, real: model(ids, real).logits, real_BL)
+    for what, form in forms.items():
+        for name, found in _outcome(model, form, real_BL).items():
+            close = (found - expected[name]).abs().max() <= 1e-5 * max(1, expected[name].abs().max())
+            assert close, f"the prefix does not equal its {what}: {name} differs"
+    for name in sink.tensors:
+        assert name in expected and expected[name].abs().max() > 0, f"{name} gets no gradient"
+
+
+def _outcome(model: Any, form: Callable[[Any, Tensor, Tensor], Tensor], real_BL: Tensor) -> dict[str, Tensor]:
+    """Logits of what is not padding, and the gradients of a function of them."""
+    model.zero_grad()
+    ids_BL = torch.arange(1, 1 + real_BL.numel()).view_as(real_BL)
+    logits_MV = form(model, ids_BL, real_BL)[real_BL.bool()]
+    torch.manual_seed(1)
+    (logits_MV * torch.randn_like(logits_MV)).sum().backward()
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return {"logits": logits_MV.detach(), **gradients}
+
+
+def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
+    """Eq. 6 as written: sinks and text in one sequence of N + L, under a mask by which each sink sees itself alone."""
+    config, (batch, length) = model.config, ids_BL.shape
+    sink, count, front = config.sink, config.sink_count, config.sink_side == "front"
+    embeds = torch.cat([sink.embeddings(model).expand(batch, -1, -1), model.model.embed_tokens(ids_BL)], dim=1)
+    seen_BKK = torch.zeros(batch, count + length, count + length, dtype=torch.bool)
+    seen_BKK[:, count:, :count] = True
+    seen_BKK[:, count:, count:] = real_BL[:, None, :] > 0
+    seen_BKK[:, range(count), range(count)] = True
+    text = (real_BL.cumsum(1) - 1).clamp(min=0) + (count if front else 0)
+    start = 0 * text[:, :1] if front else real_BL.sum(1, keepdim=True)
+
+    def change(projection: Any, args: tuple, states_BKA: Tensor) -> Tensor:
+        own_BNGD = states_BKA[:, :count].unflatten(-1, (config.kv_heads, config.head_dim))
+        own_BNGD = sink.values(own_BNGD.transpose(1, 2)).transpose(1, 2)
+        return torch.cat([own_BNGD.flatten(2), states_BKA[:, count:]], dim=1)
+
+    hooks = [layer.self_attn.v_proj.register_forward_hook(change) for layer in model.model.layers]
+    try:
+        out = model.model(
+            inputs_embeds=embeds,
+            attention_mask=seen_BKK[:, None],
+            position_ids=torch.cat([start + torch.arange(count), text], dim=1),
+            use_cache=False,
+            is_causal=False,
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return model.lm_head(out.last_hidden_state[:, count:])
+
+
+def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
+    """The decoder with a cache of transformers that holds the prefix; for texts without padding."""
+    prefix, cache = model.sink_prefix(ids_BL.shape[1]), DynamicCache(config=model.config.backbone)
+    for layer, (keys, values) in enumerate(zip(prefix.keys, prefix.values, strict=True)):
+        cache.update(*(states.expand(len(ids_BL), -1, -1, -1) for states in (keys, values)), layer)
+    positions = torch.arange(ids_BL.shape[1])[None]
+    out = model.model(ids_BL, past_key_values=cache, position_ids=positions, is_causal=False)
+    return model.lm_head(out.last_hidden_state)
+
+
+def _within_sequence(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
+    model.train().sink_form = "sequence"
+    try:
+        return model(ids_BL, real_BL).logits
+    finally:
+        model.eval().sink_form = "auto"
+
+
+def _check_saved(model: Any) -> None:
+    ids, sink = torch.arange(12)[None], model.config.sink
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        model.save_pretrained(folder)
+        expected = model(ids).logits
+        assert torch.equal(load(folder).model(ids).logits, expected), "a model that was saved has other logits"
+        file = save_sink(model, Path(folder, "sink.safetensors"))
+        plain = load(folder, sink_kind="none", sink_count=0).model
+        assert not {*sink.tensors} & plain.state_dict().keys(), "a sink that is taken away leaves tensors behind"
+        attach_sink(plain, file)
+        assert torch.equal(plain(ids).logits, expected), "a sink from a file gives other logits"
+
+
+def _check_decoding(model: Any) -> None:
+    ids = torch.arange(1, 7)[None]
+    decoding = {"max_new_tokens": 8, "block_length": 4, "seed": 0}
+    uncached, count = model.generate(ids, **decoding), model.config.sink_count
+    for cache in caches:
+        written = model.generate(ids, cache=cache, **decoding)
+        with trace(model) as recording:
+            watched = model.generate(ids, cache=cache, **decoding)
+        assert torch.equal(written, watched), f"under the cache {cache}, watched and unwatched models differ"
+        assert recording.prefix == count, f"a trace under the cache {cache} sees {recording.prefix} sinks, not {count}"
+        columns = {received.shape[-1] for received in recording.received}
+        assert columns == {count + 14}, f"a trace under the cache {cache} has {columns} columns, not {count} + 14"
+        if cache != "none":
+            afresh = model.generate(ids, cache=cache, refresh_every=1, **decoding)
+            assert torch.equal(afresh, uncached), f"under the cache {cache}, recomputing everything changes the text"

@@ -1,0 +1,89 @@
+"""What every kind of added sink keeps: those of the package, the example, and some that are written here."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from sinklab.checkpoints import load
+from sinklab.models import Sink
+from sinklab.registry import load_plugin, sinks
+from sinklab.reports.training import variant
+from sinklab.testing import check_sink
+from tiny_diffusion import tiny_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.parametrize("kind", ["token", "zero", "kv"])
+def test_a_sink_kind_conforms(kind):
+    assert sinks[kind].__module__.startswith("sinklab.models.sinks.")
+    check_sink(kind)
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The sink kind of the example, which is forgotten afterwards."""
+    monkeypatch.setattr(sinks, "_classes", {**sinks._all()})
+    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_sink", raising=False)
+    load_plugin(EXAMPLES / "add_a_sink.py")
+    return "keys"
+
+
+def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
+    check_sink(keys)
+    assert variant({"sink_kind": keys, "sink_count": 2}) == "2 keys sinks"
+    tiny_model(sink_kind=keys, sink_count=1).save_pretrained(tmp_path)
+    del sinks._classes[keys]
+    with pytest.raises(ValueError, match=r"sink_kind must be .* but is 'keys'; if a plug-in defines it, .*--plugin"):
+        load(tmp_path)
+
+
+@dataclass(frozen=True)
+class Scaled(Sink):
+    start: float = 0.5
+    tensors = ("sink_embeddings", "sink_scale")
+    weight_decay = True
+
+    def shape(self, config, name):
+        return (config.sink_count, 1) if name == "sink_scale" else super().shape(config, name)
+
+    def initialize(self, name, tensor, std):
+        tensor.fill_(self.start) if name == "sink_scale" else tensor.normal_(std=std)
+
+    def embeddings(self, model):
+        return model.sink_embeddings * model.sink_scale
+
+
+def test_a_sink_kind_may_have_options(keys, tmp_path):
+    sinks.register("scaled")(Scaled)
+    check_sink("scaled:start=2.0")
+    model = tiny_model(sink_kind="scaled:start=2.0", sink_count=1)
+    assert model.sink_scale.tolist() == [[2.0]]
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path).model.config.sink == Scaled(2.0)
+
+
+class Rotated(Sink):
+    """Its prefix is not that of its embeddings."""
+
+    def prefix(self, model, length, lengths_B=None):
+        return super().prefix(model, length + 1, lengths_B)
+
+
+def test_a_sink_kind_that_does_not_conform_is_seen(keys):
+    sinks.register("rotated")(Rotated)
+    with pytest.raises(AssertionError, match="the prefix does not equal its slow twin: logits differs"):
+        check_sink("rotated")
+    sinks.register("unset")(type("Unset", (Sink,), {"initialize": lambda self, name, tensor, std: tensor.fill_(nan)}))
+    with pytest.raises(AssertionError, match="sink_embeddings is not initialised"):
+        check_sink("unset")
+
+
+def test_the_example_of_a_sink_kind_is_short_and_runs(keys):
+    lines = (EXAMPLES / "add_a_sink.py").read_text("utf-8").splitlines()
+    assert len(lines) <= 40 and sinks[keys].__bases__ == (Sink,)
+    subprocess.run([sys.executable, EXAMPLES / "add_a_sink.py"], check=True, capture_output=True)

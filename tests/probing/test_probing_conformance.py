@@ -1,0 +1,160 @@
+"""The conformance suites of interventions and statistics, over every built-in and every example."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sinklab.probing import CallView, KeyIntervention, KeyScores, LayerIntervention, Statistic
+from sinklab.registry import Registry, interventions, load_plugin, statistics
+from sinklab.testing import check_intervention, check_statistic
+from tiny_diffusion import tiny_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+INTERVENTIONS = [
+    "mask_sinks:k=2",
+    "mask_sinks:epsilon=1,removal=zero_value",
+    "mask_sinks:k=1,control=random,source=carried,limit=3,layers=1",
+    "mask_sinks:k=2,source=clean_pass,heads=0+3,shared=layer",
+    "mask_sinks:k=2,source=now,removal=evict",
+    "mask_positions:positions=1+4,steps=1+none",
+    "truncate_context:start=2,stop=5,step=1",
+    "window_attention:radius=2,keep=0..2,heads=1",
+]
+
+
+def built_in(registry: Registry) -> set[str]:
+    return {name for name, kind in registry.items() if kind.__module__.startswith("sinklab.")}
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """What loads an example; what it registers is forgotten afterwards."""
+    for registry in (interventions, statistics):
+        monkeypatch.setattr(registry, "_classes", dict(registry._all()))
+
+    def loaded(name):
+        monkeypatch.delitem(sys.modules, f"sinklab_plugin_{name}", raising=False)
+        load_plugin(EXAMPLES / f"{name}.py")
+
+    yield loaded
+    for name in [name for name in sys.modules if name.startswith("sinklab_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("text", INTERVENTIONS)
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_a_built_in_intervention_conforms(text, sinks):
+    check_intervention(interventions.parse(text), tiny_model(sinks))
+
+
+def test_every_built_in_intervention_is_checked():
+    assert built_in(interventions) == {text.partition(":")[0] for text in INTERVENTIONS}
+
+
+@pytest.mark.parametrize("source", ["now", "closed_loop", "carried,limit=9", "clean_pass"])
+def test_the_intervention_of_the_example_conforms(plugin, source):
+    plugin("add_a_intervention")
+    check_intervention(interventions.parse(f"mask_shared_sinks:share=0.25,rule=excess:epsilon=0.5,source={source}"))
+
+
+@pytest.mark.parametrize("name", sorted(built_in(statistics)))
+def test_a_built_in_statistic_conforms(name):
+    check_statistic(name, tiny_model(2))
+
+
+def test_the_statistic_of_the_example_conforms(plugin):
+    plugin("add_a_statistic")
+    check_statistic("largest_share")
+
+
+@dataclass(frozen=True)
+class Hot(LayerIntervention):
+    """Flattens every attention row."""
+
+    factor: float = 0.5
+
+    def edit(self, call, site):
+        scale = call.query_BHQD.shape[-1] ** -0.5 if call.scale is None else call.scale
+        return replace(call, scale=scale * self.factor)
+
+
+@dataclass(frozen=True)
+class Careless(Hot):
+    """Changes a weight on the way."""
+
+    def edit(self, call, site):
+        LAST.weight.data.add_(1e-3)
+        return super().edit(call, site)
+
+
+@dataclass(frozen=True)
+class Idle(KeyIntervention):
+    """Takes no key."""
+
+    def select(self, keys: KeyScores):
+        return torch.zeros_like(keys.received_BHS, dtype=torch.bool)
+
+
+LAST = torch.nn.Linear(1, 1)
+
+
+def test_an_intervention_on_calls_conforms(plugin):
+    interventions.register("hot")(Hot)
+    check_intervention(Hot(), tiny_model())
+    check_intervention(Hot(layers=(1,)), tiny_model())
+
+
+def test_an_intervention_that_does_not_conform_is_seen(plugin, monkeypatch):
+    model = tiny_model()
+    monkeypatch.setitem(globals(), "LAST", model.model.layers[0].mlp.up_proj)
+    for kind, message in ((Idle, "changes no output"), (Careless, "outputs differ from run to run")):
+        interventions.register(kind.__name__)(kind)
+        with pytest.raises(AssertionError, match=message):
+            check_intervention(kind(), model)
+
+
+class Unfinished(Statistic):
+    """Has another shape than it says."""
+
+    axes = ("batch", "layer", "key")
+
+    def measure(self, view: CallView):
+        return view.of_heads(view.call.received_BHS)
+
+
+class Sloppy(Unfinished):
+    """Has NaN."""
+
+    def measure(self, view: CallView):
+        return view.call.received_BHS[:, 0].masked_fill(view.call.received_BHS[:, 0] < 1, torch.nan)
+
+
+class Blind(Unfinished):
+    """Pays no heed to the chosen heads."""
+
+    axes = ("batch", "layer", "head")
+
+    def measure(self, view: CallView):
+        return view.call.received_BHS[:, :2].amax(-1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        (Unfinished, ValueError, "axes .*'batch', 'key'.* for each layer, but measured one of shape"),
+        (Sloppy, AssertionError, "not finite"),
+        (Blind, AssertionError, "shape .* for the axes"),
+    ],
+)
+def test_a_statistic_that_does_not_conform_is_seen(plugin, kind, error, message):
+    statistics.register(kind.__name__)(kind)
+    with pytest.raises(error, match=message):
+        check_statistic(kind.__name__, tiny_model())
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("add_a_*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path):
+    assert len(path.read_text("utf-8").splitlines()) <= 40

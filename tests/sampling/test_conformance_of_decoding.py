@@ -1,0 +1,141 @@
+"""The conformance suites of unmasking rules and caches, over every built-in and the examples."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from sinklab.caching import ChoosingCache
+from sinklab.registry import caches, load_plugin, unmasking_rules
+from sinklab.sampling import Canvas, DecodingSettings, denoise
+from sinklab.testing import check_cache, check_unmasking_rule
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.parametrize("text", [*unmasking_rules, "entropy:alg_temp=0.5", "low_confidence:defer_ids=3+4"])
+def test_an_unmasking_rule_conforms(text):
+    check_unmasking_rule(text)
+
+
+VARIANTS = ["evict:keep=0.3,sinks=2,protect=earlier", "sink:keep=0.4,neighbours=2,refresh_every=2", "random:delay=1"]
+
+
+@pytest.mark.parametrize("text", [*caches, *VARIANTS, "sink_refresh:sinks=3,delay=1"])
+def test_a_cache_conforms(text):
+    check_cache(text)
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Loads an example as a plug-in, which is forgotten afterwards."""
+
+    def load(name):
+        for registry in (caches, unmasking_rules):
+            monkeypatch.setattr(registry, "_classes", {**registry._all()})
+        monkeypatch.delitem(sys.modules, f"sinklab_plugin_{name}", raising=False)
+        load_plugin(EXAMPLES / f"{name}.py")
+
+    return load
+
+
+@pytest.mark.parametrize("fields", ["", ":first=2,window=3", ":first=0,delay=1,refresh_every=3"])
+def test_the_cache_of_the_example_conforms(example, fields):
+    example("add_a_cache")
+    check_cache(f"streaming{fields}")
+    made = DecodingSettings(cache=f"streaming{fields}", block_length=4).values()["cache"]
+    assert made == caches.parse(f"streaming{fields}")
+    assert DecodingSettings(cache=made).cache == caches.as_text(made)
+
+
+def test_the_unmasking_rule_of_the_example_conforms(example):
+    example("add_a_unmasking_rule")
+    check_unmasking_rule("discounted:discount=0.2")
+    with pytest.raises(ValueError, match="alg_temp does not go with the unmasking rule 'discounted'"):
+        DecodingSettings(rule="discounted", alg_temp=0.3).values()
+
+
+@pytest.mark.parametrize("name", ["add_a_cache", "add_a_unmasking_rule"])
+def test_an_example_has_at_most_forty_lines(name):
+    assert len((EXAMPLES / f"{name}.py").read_text("utf-8").splitlines()) <= 40
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """Leaves a column of the block out."""
+
+    refresh_every: int | None = None
+
+    def columns(self, start, stop, length, nth):
+        return None if nth == 0 else slice(start + 1, stop)
+
+
+@dataclass(frozen=True)
+class Lazy(Forgetful):
+    """Never computes everything."""
+
+    def columns(self, start, stop, length, nth):
+        return slice(start, stop)
+
+
+@dataclass(frozen=True)
+class OfTheBatch(ChoosingCache):
+    """Keeps columns of the padded canvas, so that a row depends on how long the others are."""
+
+    def counts(self, candidates_BS):
+        return candidates_BS.sum(1).clamp(max=3)
+
+    def ranks(self, seen):
+        column_S = torch.arange(seen.candidates_BS.shape[1])
+        return (column_S % 3 == 0).float().expand_as(seen.candidates_BS)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Forgetful, "leaves out columns of the block"),
+        (Lazy, "does not compute everything first"),
+        (OfTheBatch, "a row of a batch is not written as alone"),
+    ],
+)
+def test_a_cache_that_does_not_conform_is_seen(monkeypatch, wrong, message):
+    monkeypatch.setattr(caches, "_classes", {**caches._all(), "wrong": wrong})
+    with pytest.raises(AssertionError, match=message):
+        check_cache("wrong")
+
+
+@dataclass(frozen=True)
+class OfTheRow:
+    """Scores by the row's place in the batch."""
+
+    def __call__(self, candidates):
+        return candidates.columns_M.float() * (-1.0) ** candidates.rows_M
+
+
+def test_an_unmasking_rule_that_does_not_conform_is_seen(monkeypatch):
+    monkeypatch.setattr(unmasking_rules, "_classes", {**unmasking_rules._all(), "wrong": OfTheRow})
+    with pytest.raises(AssertionError, match="a row of a batch is not written as alone"):
+        check_unmasking_rule("wrong")
+
+
+def test_what_is_chosen_in_text_and_in_an_option_is_refused():
+    settings = DecodingSettings(cache="sink:keep=0.25", cache_keep=0.5)
+    with pytest.raises(ValueError, match=r"cache_keep=0\.5 is given beside the cache 'sink:keep=0\.25', which says it"):
+        settings.values()
+    assert dataclasses.replace(settings, cache_keep=None).values()["cache"].keep == 0.25
+    with pytest.raises(ValueError, match="is no registered unmasking rule; known are"):
+        DecodingSettings(rule=lambda candidates: candidates.columns_M)
+    assert DecodingSettings(rule={"name": "entropy", "alg_temp": 0.5}).rule == "entropy:alg_temp=0.5"
+
+
+def test_denoise_takes_texts_with_fields():
+    canvas = Canvas.from_prompts([[1]], new_tokens=3, mask_id=9)
+    steps = denoise(
+        lambda ids_BS, wanted_BS: torch.eye(9)[: int(wanted_BS.sum())], canvas, schedule="threshold:threshold=0.2"
+    )
+    assert len(list(steps)) == 1
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+        denoise(lambda *_: None, canvas, temprature=1.0)

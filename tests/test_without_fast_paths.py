@@ -1,0 +1,92 @@
+"""The core runs where the folder of fast paths is not there, and gives the numbers that it gives with it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Olmo2Config, Olmo2Model
+
+import sinklab
+from sinklab.fast.decoder import FastDecoder
+from sinklab.registry import Registry, fast_decoders, fast_losses, fast_path, fast_products
+
+SCRIPT = """
+import json
+import torch
+from transformers import LlamaConfig
+from sinklab.attention import received_attention
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.sampling import Canvas, denoise
+
+backbone = LlamaConfig(vocab_size=41, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                       num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3)
+torch.manual_seed(1)
+model = DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=40, sink_kind="token", sink_count=1)).double()
+canvas = Canvas.from_prompts([[5, 6, 7], [8]], new_tokens=8, mask_id=40, pad_id=0)
+model.eval()
+texts = []
+for cache in ("none", "dual", "sink:sinks=2", "sink_refresh:sinks=2"):
+    *_, step = denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=4)
+    texts.append(step.ids_BS.tolist())
+scores = torch.log_softmax(model.denoiser(canvas.attention_BS)(canvas.ids_BS, canvas.open_BS), -1)
+received = received_attention(torch.ones(1, 1, 600, 4), torch.eye(600, 4)[None, None])
+model.train()
+optimizer, labels = torch.optim.SGD(model.parameters(), 0.1), torch.full_like(canvas.ids_BS, -100)
+labels[canvas.open_BS] = 3
+losses = []
+for _ in range(3):
+    loss = model(canvas.ids_BS, canvas.attention_BS, labels=labels).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+try:
+    model(canvas.ids_BS, canvas.attention_BS, labels=labels, liger=True)
+except ValueError as error:
+    refused = str(error)
+said = {"texts": texts, "score": scores.sum().item(), "received": received.sum().item()}
+print(json.dumps({**said, "losses": losses, "refused": refused}))
+"""
+
+
+def ran(source: Path) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(source)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path: Path) -> None:
+    package = Path(sinklab.__file__).parent
+    shutil.copytree(package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("fast", "__pycache__"))
+    assert not (tmp_path / "sinklab" / "fast").exists()
+    without, with_it = ran(tmp_path), ran(package.parent)
+    assert without["texts"] == with_it["texts"]
+    assert without["score"] == pytest.approx(with_it["score"], rel=1e-9)
+    # a statistic in float32, by two products
+    assert without["received"] == pytest.approx(with_it["received"], rel=1e-4)
+    assert without["losses"] == pytest.approx(with_it["losses"], rel=1e-9)
+    assert "no fast loss is installed" in without["refused"] and "runs on CUDA" in with_it["refused"]
+
+
+def test_every_purpose_has_its_fast_path() -> None:
+    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_products)] == [["layers"], ["liger"], ["onednn"]]
+    assert fast_path(Registry("fast nothing", "sinklab.absent.folder"), "anything") is None
+
+
+def test_layers_of_another_kind_are_asked_before_they_are_read() -> None:
+    """OLMo-2 norms what a layer adds, not what it reads: it has no input_layernorm."""
+    config = Olmo2Config(vocab_size=20, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model = torch.nn.Module()
+    model.model = Olmo2Model(config)
+    assert not hasattr(model.model.layers[0], "input_layernorm")
+    assert FastDecoder.serving(model) is None
+    assert fast_path(fast_decoders, model) is None
