@@ -12,7 +12,7 @@ from test_report_training import made
 from conftest import maker
 from sinklab.records import open_run
 from sinklab.registry import Registry, figures, load_plugin
-from sinklab.reports import Curve, NotRecorded, draw_all, figure
+from sinklab.reports import Curve, NotRecorded, draw_all, figure, figures_of
 from sinklab.testing import check_figure
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_figure.py"
@@ -40,12 +40,11 @@ def test_every_figure_conforms(name, runs) -> None:
     check_figure(name, runs[figures[name].kind])
 
 
-def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch, tmp_path, monkeypatch) -> None:
+def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch, monkeypatch) -> None:
     assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 40
     load_plugin(EXAMPLE)
     check_figure("sinks_and_norms", runs["study"])
-    drawn = draw_all(runs["study"], tmp_path, ("svg",), names=None)
-    assert tmp_path / "sinks_and_norms.svg" in drawn.written
+    assert {*figures_of("study")} >= {"sinks_and_norms", "sink_share"}
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(runs["study"][0].path)])
     scratch._classes.pop("sinks_and_norms")
     runpy.run_path(str(EXAMPLE), run_name="__main__")
@@ -114,3 +113,7 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
         run.table("counts", {"counts": [0, 1, 2], "number": [3, 1, 2]})
     drawn = draw_all(open_run(tmp_path / "tally"), tmp_path / "out", ("png",))
     assert [path.name for path in drawn.written] == ["bars.png"]
+    with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match=r"is of kind 'benchmark'; `sinklab table1 --render` and"):
+        draw_all(open_run(tmp_path / "scored"), tmp_path / "out")

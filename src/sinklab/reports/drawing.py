@@ -164,7 +164,7 @@ def __getattr__(name: str) -> dict[str, Figure]:
     raise AttributeError(name)
 
 
-def having(readers: list[Any], needs: str, has: Callable[[Any], bool]) -> list[Any]:
+def having(readers: list[Any], needs: str, has: Callable[[Any], object]) -> list[Any]:
     """Those of the runs that recorded what a figure needs. NotRecorded when there is none."""
     found = [run for run in readers if has(run)]
     if not found:
@@ -274,6 +274,9 @@ def draw_all(
     """
     readers, target = as_shown(runs, any_kind=True), Path(folder)
     known = figures_of(readers[0].run.info.kind)
+    if not known:
+        # refused by name, with where to look
+        as_shown(readers)
     formats, names = tuple(formats), tuple(known if names is None else names)
     looks = [theme_named(theme) for theme in themes]
     for there, wanted, what in ((FORMATS, formats, "formats"), (known, names, "names")):

@@ -103,7 +103,7 @@ def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
 
 def facts_over(row: dict[str, Any], runs: list[Any]) -> list[Table]:
     """A table of facts of all runs beside each other; columns that a run has nothing for are left out."""
-    axis, shown = row.get("over", ""), {"percent": percent, "number": number}[row.get("shown", "number")]
+    axis, shown = row.get("over", ""), percent if row.get("shown") == "percent" else number
     kept = [
         (f"{run.label}: {words}", run.over(axis).set_index(axis)[name])
         for run in runs
