@@ -24,8 +24,8 @@ import torch
 from sinklab.checkpoints import load
 from sinklab.records import open_run
 from sinklab.scoring import heldout_rows, row_losses
-from sinklab.studies.trace.run import study
 from sinklab.studies.trace.settings import StudySettings
+from sinklab.studies.trace.study import study
 from sinklab.training import TrainSettings, recipe, train
 from sinklab.training.recipes import VARIANTS
 

@@ -1,5 +1,7 @@
 """Private names of other packages still do what `sinklab.compat` says."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -57,6 +59,14 @@ def test_the_inner_product_of_onednn_is_a_product():
         return
     q_CD, k_SD = torch.randn(4, 8), torch.randn(6, 8)
     torch.testing.assert_close(linear(q_CD, k_SD, None, "none", [], ""), q_CD @ k_SD.T)
+
+
+def test_the_keys_of_a_config_are_those_that_transformers_writes(tmp_path):
+    config = LlamaConfig(attn_implementation="sdpa", torch_dtype="float32")
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text()).keys() - LlamaConfig.__annotations__.keys()
+    assert "transformers_version" in written and written <= compat.config_keys()
+    assert "hidden_size" not in compat.config_keys()
 
 
 def test_a_backward_pass_is_known_from_inside():

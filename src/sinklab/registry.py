@@ -297,7 +297,7 @@ figures = Registry(
     "sinklab.reports.paths",
     "sinklab.reports.scores",
 )
-studies = Registry("study", "sinklab.studies.curve.study")
+studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger")
 fast_products = Registry("fast product", "sinklab.fast.onednn")

@@ -47,7 +47,7 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
 def examples(text: str) -> list[str]:
     lines = [line.strip() for line in text.partition("Try")[2].splitlines()]
     # a launcher runs the same command as a module
-    lines = [re.sub(r"^accelerate launch .*-m sinklab\.cli ", "sinklab ", line) for line in lines]
+    lines = [re.sub(r"^accelerate launch .*-m sinklab(?:\.cli)? ", "sinklab ", line) for line in lines]
     return [part.strip() for line in lines if line.startswith("sinklab ") for part in line.split("&&")]
 
 
@@ -254,7 +254,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ),
         ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
         ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
-        ("trace --statistics recieved --model {model}", "did you mean received"),
+        ("trace --statistics recieved --model {model}", "did you mean 'received'"),
         ("trace --layers 9 --model {model} --heldout ''", "layers must be numbers from 0 to 1"),
         ("trace --edits window:radius=3 --model {model}", "unknown intervention 'window'"),
         ("mask --k 1 --epsilon 3 --model {model}", "give --k or --epsilon, not both: got 1 and 3"),

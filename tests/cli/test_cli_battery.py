@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,9 +55,6 @@ def test_models_of_both_kinds_are_scored_side_by_side(
 def test_the_command_line_reaches_every_setting(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands = sys.modules["sinklab.cli.main"]
-    others = [command for command in commands.COMMANDS if command.__name__ != "battery"]
-    monkeypatch.setattr(commands, "COMMANDS", (*others, battery))
     monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
     options = (
         "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --new-tokens 3"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sinklab.cli.main import COMMANDS
 from sinklab.cli.probing import Contents, probe
 from sinklab.cli.watching import Inputs
 from sinklab.records import RunWriter, open_run
@@ -127,7 +126,6 @@ def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
         contents_places(open_run(tmp_path))
 
 
-@pytest.mark.skipif(probe not in COMMANDS, reason="the command is not registered in cli/main.py")
 def test_through_the_command_line(model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     from sinklab.cli import main
 

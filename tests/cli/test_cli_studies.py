@@ -11,11 +11,12 @@ import pytest
 from transformers.utils import logging
 
 from sinklab.cli import main
+from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
 from sinklab.cli.showing import _lines
-from sinklab.cli.watching import loaded_here
-from sinklab.cli.writing import Reading
+from sinklab.probing import MaskSinks
 from sinklab.records import open_run
+from sinklab.registry import interventions
 from tiny_diffusion import save_tiny
 from tiny_llama import tiny_llama
 
@@ -83,13 +84,13 @@ def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     plain, masked = open_run("out/plain"), open_run("out/masked")
     assert plain.info.settings["edits"] == []
-    assert masked.info.settings["edits"] == ["mask_sinks:k=2,removal=mask,source=closed_loop,control=sinks"]
+    assert masked.info.settings["edits"] == ["mask_sinks:k=2"]
     assert plain.info.seed == masked.info.seed
     removals = masked.table("removals")
     assert lines[0] == f"edits: {masked.info.settings['edits'][0]}"
     told = re.fullmatch(
-        r"removed by mask_sinks: 2 keys a head in 2 forwards, that had held (.*)% of the attention, (.*)% of the "
-        r"attention really taken away, overlap with the step before (.*)",
+        r"removed by mask_sinks: 2 keys per head in 2 forwards; attention mass of the selected keys (.*) %; mass "
+        r"actually removed (.*) %; overlap with the selection of the step before (.*)",
         lines[1],
     )
     assert told, lines[1]
@@ -101,7 +102,7 @@ def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.C
             plain.table("generations")["token_ids"], masked.table("generations")["token_ids"], strict=True
         )
     ]
-    agreed = re.fullmatch(r"agreement of the texts: (.*)% of the tokens stand where they stood", lines[2])
+    agreed = re.fullmatch(r"token agreement with the unedited run: (.*) %", lines[2])
     assert agreed, lines[2]
     assert float(agreed[1]) == pytest.approx(100 * sum(same) / 2, abs=0.051)
     assert lines[-1] == "next: sinklab compare out/plain out/masked"
@@ -118,9 +119,10 @@ def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: py
     options += " --also mask_positions:positions=1"
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 0
     printed = capsys.readouterr().out
-    spec = "mask_sinks:epsilon=0.5,removal=zero_value,source=clean_pass,control=random"
+    edit = MaskSinks(epsilon=0.5, removal="zero_value", source="clean_pass", control="random")
+    spec = interventions.as_text(edit)
     assert printed.startswith(f"edits: {spec} mask_positions:positions=1\nremoved by ")
-    assert "removed by mask_positions: 1 keys a head in 3 forwards" in printed
+    assert "removed by mask_positions: 1 keys per head in 3 forwards" in printed
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK}") == 2
     assert "but out is taken; choose another folder" in capsys.readouterr().err
     assert run(f"mask 'The sea' --model {model} --out out {options} {QUICK} --resume") == 0
@@ -174,13 +176,16 @@ def test_each_process_takes_a_gpu_of_its_own(
     monkeypatch.setattr("sinklab.checkpoints.loading.load", lambda name, **options: asked.append(options["device"]))
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    loaded_here("tiny", Reading(device=device))
+    Reading(device=device).load("tiny")
     assert asked == [used]
 
 
-def test_launchers_can_run_it_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("module", ["sinklab", "sinklab.cli"])
+def test_launchers_can_run_it_as_a_module(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr("sys.argv", ["sinklab", "report"])
     with pytest.raises(SystemExit) as end:
-        runpy.run_module("sinklab.cli", run_name="__main__")
+        runpy.run_module(module, run_name="__main__")
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith("sinklab: report needs at least one run folder")

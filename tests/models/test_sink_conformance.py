@@ -10,10 +10,14 @@ import pytest
 
 from sinklab.checkpoints import load
 from sinklab.models import Sink
+from sinklab.records import open_run
 from sinklab.registry import load_plugin, sinks
+from sinklab.reports import report
 from sinklab.reports.training import variant
 from sinklab.testing import check_sink
+from sinklab.training import train
 from tiny_diffusion import tiny_model
+from tiny_training import tiny_settings, uneven_documents
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -40,6 +44,16 @@ def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
     del sinks._classes[keys]
     with pytest.raises(ValueError, match=r"sink_kind must be .* but is 'keys'; if a plug-in defines it, .*--plugin"):
         load(tmp_path)
+
+
+def test_a_kind_of_ones_own_is_trained_and_drawn(keys, tmp_path):
+    changes = {"sink_kind": keys, "sink_count": 2, "out": str(tmp_path / "run"), "monitor_every": 2}
+    sizes = {"heads": 4, "steps": 4, "eval_every": 4, "save_every": 4, "heldout_rows": 6}
+    train(tiny_settings(uneven_documents(tmp_path), **sizes, **changes))
+    sink_keys = load(tmp_path / "run" / "model").model.sink_keys
+    assert sink_keys.shape == (2, 2, 4, 8) and sink_keys.std() > 0
+    page = report([open_run(tmp_path / "run")], tmp_path / "page")
+    assert "2 keys sinks" in Path(page).read_text("utf-8")
 
 
 @dataclass(frozen=True)

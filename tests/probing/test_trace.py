@@ -3,13 +3,16 @@
 # B batch, H heads, S sequence
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from sinklab.attention import unobserved, value_norms
-from sinklab.probing import trace
+from sinklab.probing import CallView, Statistic, trace
+from sinklab.registry import statistics
 from tiny_models import STYLES, HandWritten, Prefixed, checkpointed, llama
 
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -257,3 +260,45 @@ def test_wrong_use_is_refused_by_name() -> None:
     compiled._orig_mod = model
     with pytest.raises(ValueError, match="trace the module before"), trace(compiled):
         pass
+
+
+def test_a_block_may_be_empty_where_that_is_said() -> None:
+    model = HandWritten()
+    with trace(model, allow_empty=True) as recording:
+        pass
+    assert recording.layers == [] and recording.step_numbers == []
+    with pytest.raises(ValueError, match="the model was not run inside the block"), trace(model):
+        pass
+    plain = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="ran 1 times and never called"), trace(plain, allow_empty=True):
+        plain(torch.ones(1, 2))
+
+
+def test_a_statistic_of_ones_own_has_options_and_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_classes", dict(statistics._all()))
+
+    @statistics.register("largest")
+    @dataclass(frozen=True)
+    class Largest(Statistic):
+        """The k largest column sums."""
+
+        k: int = 1
+        axes = ("batch", "layer", "head", "rank")
+        reads = ("received",)
+
+        def measure(self, view: CallView) -> torch.Tensor:
+            return view.shared["received"].topk(self.k, -1).values
+
+    model = HandWritten()
+    with trace(model, ("largest", "received", Largest(k=3), "largest:k=3")) as recording:
+        model(IDS)
+    assert recording.statistics == ("largest", "received", "largest:k=3")
+    assert recording.dims("largest:k=3") == ("step", "batch", "layer", "head", "rank")
+    expected = recording.received[0].topk(3, -1).values
+    assert torch.equal(torch.from_numpy(recording.array("largest:k=3"))[0], expected)
+    assert torch.equal(recording.largest[0], expected[..., :1])
+    bare = statistics.register("bare")(type("Bare", (Statistic,), {"axes": ("batch",)}))
+    with pytest.raises(ValueError, match='axes of a statistic hold "layer"'), trace(model, (bare(),)):
+        pass
+    with pytest.raises(AttributeError, match="a recording has no 'recieved'; statistics are"):
+        _ = recording.recieved

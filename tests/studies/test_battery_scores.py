@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints import Loaded
 from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
+from sinklab.probing.log import InterventionLog
 from sinklab.records import open_run
-from sinklab.scoring.decoding import Task
+from sinklab.scoring import writing
 from sinklab.scoring.prompts import encode
+from sinklab.scoring.task import Task
 from sinklab.studies.battery import run as battery
-from sinklab.studies.battery import run as battery_answers
 from sinklab.studies.battery import settings as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer, score_battery
 from sinklab.studies.battery.settings import BatterySettings, Condition
@@ -113,13 +115,14 @@ def test_rows_that_are_over_and_windows_are_not_counted_as_removed() -> None:
     one, both = Removed(), Removed()
     answer(loaded, cell("pure", "sinks", 2), asked[:1], NEW, 0, one)
 
-    class Half(battery_answers.DenoisingRows):
+    class Half(writing.DenoisingWriter):
         def steps(self) -> Iterator[Any]:
-            for _, states in super().steps():
-                yield torch.tensor([True, False]), states
+            for step in super().steps():
+                step.active_B = torch.tensor([True, False])
+                yield step
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(battery_answers, "DenoisingRows", Half)
+        patch.setattr(writing, "DenoisingWriter", Half)
         answer(loaded, cell("pure", "sinks", 2), asked, NEW, 0, both)
     for was, now in zip(one.rows(), both.rows(), strict=True):
         assert now == pytest.approx(was, abs=1e-5)
@@ -129,11 +132,11 @@ def spoken(texts: list[str], *, ends: list[bool]) -> type:
     """Rows that write these texts, with or without an end of text."""
 
     class Spoken:
-        def __init__(self, loaded: Loaded, asked: list[Any], *_: object) -> None:
-            self.loaded, self.count = loaded, len(asked)
+        def __init__(self, texts: writing.Writing, log: InterventionLog) -> None:
+            self.loaded, self.count, self.log = texts.loaded, len(texts.requests), log
 
         def steps(self) -> Iterator[Any]:
-            yield torch.ones(self.count, dtype=torch.bool), None
+            yield SimpleNamespace(active_B=torch.ones(self.count, dtype=torch.bool))
 
         def row(self, row: int) -> list[int]:
             tokenizer = self.loaded.needed_tokenizer()
@@ -152,7 +155,7 @@ def test_answers_are_judged_up_to_their_end(monkeypatch: pytest.MonkeyPatch) -> 
         Problem("copying", 1, "Cab..=", "ab"),
     ]
     texts, ends = ["86", "acd", "87", "", "ab"], [True, True, True, True, False]
-    monkeypatch.setattr(battery_answers, "DenoisingRows", spoken(texts, ends=ends))
+    monkeypatch.setattr(writing, "DenoisingWriter", spoken(texts, ends=ends))
     rows = answer(tiny_loaded(), cell("pure"), asked, NEW, 0, Removed())
     assert [row["written"] for row in rows] == texts
     assert [row["right"] for row in rows] == [True, True, False, False, True]

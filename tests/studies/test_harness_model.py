@@ -199,16 +199,16 @@ def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mask_snks": 2}, "the model sinklab has no argument 'mask_snks'; did you mean mask_sinks?"),
-        ({"pretraind": "x"}, "did you mean pretrained?"),
+        ({"mask_snks": 2}, "the model sinklab has no field 'mask_snks'; did you mean 'mask_sinks' or 'cache_sinks'?"),
+        ({"pretraind": "x"}, "did you mean 'pretrained'?"),
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
-        ({"control": "randon"}, "control is one of .*; did you mean random?"),
+        ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         ({"control": "random"}, "mask_sinks is not given"),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1, got 0; leave it out for none"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"record_sinks": -1}, "record_sinks must be at least 0"),
         ({"tasks": ""}, "at least one task"),
-        ({"noise": "lada"}, "did you mean llada?"),
+        ({"noise": "lada"}, "did you mean 'llada'?"),
         ({"published": True}, "published is a choice for the task gsm8k_two_stage"),
     ],
 )

@@ -256,7 +256,7 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
 def test_tasks_keep_examples_that_nobody_may_change(tmp_path: Path) -> None:
     said: list[str] = []
     run_toys(tmp_path, replace(SETTINGS, limit=1, num_fewshot=2, record_sinks=0), progress=said.append)
-    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval lets nobody change them"
+    assert said[0] == "toy_texts keeps its 0 worked examples: lm-eval does not allow another number"
 
 
 def test_without_lm_eval_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +271,6 @@ def test_without_lm_eval_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_unknown_tasks_are_refused_before_a_model_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown task 'gsm9k'; did you mean gsm8k\?"):
+    with pytest.raises(ValueError, match=r"unknown task 'gsm9k'; did you mean 'gsm8k'\?"):
         evaluate(replace(SETTINGS, tasks=("gsm9k",), data=str(tmp_path)), "no such model", tmp_path / "run")
     assert not (tmp_path / "run").exists()

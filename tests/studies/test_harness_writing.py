@@ -12,15 +12,16 @@ from transformers import PreTrainedTokenizerFast
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks, WindowAttention, trace
 from sinklab.sampling import Canvas
-from sinklab.scoring.decoding import Task
+from sinklab.scoring.answers import Answer, needs_own_batch, write_batch
 from sinklab.scoring.prompts import Prompt
+from sinklab.scoring.task import Task
 from sinklab.scoring.text_ends import ended, is_over
-from sinklab.scoring.writing import Answer, Asked, is_lonely, write_batch
+from sinklab.scoring.writing import WritingRequest, seeded
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.writing import follow, seeded
+from sinklab.studies.trace.writing import follow
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -29,12 +30,12 @@ SETTINGS = EvalSettings(block_length=4)
 NEW = 8
 
 
-def asked(loaded: Loaded, until: tuple[str, ...] = ()) -> list[Asked]:
+def asked(loaded: Loaded, until: tuple[str, ...] = ()) -> list[WritingRequest]:
     ids = [tuple(loaded.tokenizer(text)["input_ids"]) for text in PROMPTS]
-    return [Asked(each, until, 100 + number) for number, each in enumerate(ids)]
+    return [WritingRequest(each, until, 100 + number) for number, each in enumerate(ids)]
 
 
-def one_by_one(loaded: Loaded, each: Asked, edits: tuple[Any, ...] = ()) -> list[int]:
+def one_by_one(loaded: Loaded, each: WritingRequest, edits: tuple[Any, ...] = ()) -> list[int]:
     """The tokens that a study writes, which knows no batches."""
     settings = StudySettings(new_tokens=NEW, block_length=4 if loaded.family == "diffusion" else 32)
     task = Task(loaded, Prompt("", each.ids, (False,) * len(each.ids)), settings, each.seed, seeded(edits, each.seed))
@@ -190,7 +191,7 @@ def test_what_draws_or_waits_is_written_alone() -> None:
         ({"schedule": "threshold", "cache": "dual"}, (), True),
         ({"schedule": "timed", "pooled": True}, (), True),
     ):
-        assert is_lonely(replace(SETTINGS, **changes), edits) == lonely, (changes, edits)
+        assert needs_own_batch(replace(SETTINGS, **changes), edits) == lonely, (changes, edits)
 
 
 def test_prompts_and_answers_share_the_context() -> None:
@@ -217,8 +218,8 @@ def test_a_task_may_want_its_answers_drawn() -> None:
 def test_nan_logits_and_long_prompts_are_refused() -> None:
     loaded = tiny_llama(context=16)
     with pytest.raises(ValueError, match="must fit the model's context of 16 positions, got 20"):
-        write_batch(loaded, [Asked((5,) * 10, (), 0)], SETTINGS, 10)
+        write_batch(loaded, [WritingRequest((5,) * 10, (), 0)], SETTINGS, 10)
     with torch.no_grad():
         loaded.model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="tiny llama gave NaN logits at step 0"):
-        write_batch(loaded, [Asked((5,), (), 0)], SETTINGS, 2)
+        write_batch(loaded, [WritingRequest((5,), (), 0)], SETTINGS, 2)

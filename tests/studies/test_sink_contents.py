@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sinklab.records import Run, open_run
-from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import encode
+from sinklab.scoring.task import Task
 from sinklab.studies.contents.lens import LogitLens
 from sinklab.studies.contents.run import sink_contents
 from sinklab.studies.contents.samples import sample_text
@@ -68,7 +68,7 @@ def test_states_are_those_of_the_text(run: Run, layer: int) -> None:
     rows = run.table("samples", part=1)
     rows = rows[(rows["layer"] == layer) & (rows["step"] == 6)]
     assert len(rows)
-    settings = SETTINGS.writing()
+    settings = SETTINGS
     task = Task(loaded, encode(loaded, PROMPTS[1]), settings, int(run.table("texts")["seed"][1]))
     moments = list(task.moments())
     ids_1S = torch.tensor(moments[6].ids_S)[None]
@@ -214,7 +214,7 @@ def test_no_sinks_give_no_tables_and_no_error(tmp_path: Path) -> None:
 
 def test_sampling_does_not_change_what_is_written() -> None:
     loaded = tiny_loaded()
-    task = Task(loaded, encode(loaded, PROMPTS[0]), replace(SETTINGS, temperature=0.0).writing(), 3)
+    task = Task(loaded, encode(loaded, PROMPTS[0]), replace(SETTINGS, temperature=0.0), 3)
     kept = sample_text(task, SETTINGS, (0, 1, 2), np.random.default_rng(0), lambda: None)
     assert kept.final_S[kept.open_S].tolist() == list(task.moments())[-1].written.tolist()
 

@@ -7,8 +7,8 @@ import torch
 
 from sinklab.probing import trace
 from sinklab.records import open_run
-from sinklab.studies.trace.run import study
 from sinklab.studies.trace.settings import StudySettings
+from sinklab.studies.trace.study import study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "")
@@ -198,10 +198,10 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings,
     [
         (
             {"statistics": ("key_norms",)},
-            "statistics of a study are .*got 'key_norms'; did you mean key_norm",
+            "unknown statistic 'key_norms'; known are .*; did you mean 'key_norm'",
         ),
-        ({"every": 0}, "every counts steps, at least 1, got 0"),
-        ({"only_steps": (3, -1)}, "steps are counted from 0, got only_steps with -1"),
+        ({"every": 0}, "every must be at least 1, but is 0"),
+        ({"only_steps": (3, -1)}, "only_steps must be at least 0, but is -1"),
         ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),
         ({"maps": ("3:5",)}, "maps are written step:layer:head, such as 3:5:2, got '3:5'"),
     ],

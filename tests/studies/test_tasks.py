@@ -180,7 +180,7 @@ def test_files_are_converted_once_and_anew_when_they_change(tmp_path: Path) -> N
     ("names", "message"),
     [
         ([], "at least one task is needed"),
-        (["hellaswga"], r"unknown task 'hellaswga'; did you mean hellaswag\? tasks on local files are gsm8k"),
+        (["hellaswga"], r"unknown task 'hellaswga'; did you mean 'hellaswag'\? tasks on local files are gsm8k"),
         (["gsm8k", "nonsense"], "unknown task 'nonsense'; tasks on local files are"),
         (["humaneval"], r"humaneval runs programs that the model wrote.*--run-code"),
         (["humaneval_instruct"], "humaneval_instruct runs programs"),
@@ -248,7 +248,7 @@ def test_other_tasks_are_lm_evals_own(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(datasets, "load_dataset", lambda **_: dict.fromkeys(("train", "validation", "test"), whole))
     (task,), _ = offline.tasks(["openbookqa"], None, cache=tmp_path)
     assert task.task_name == "openbookqa"
-    with pytest.raises(ValueError, match=r"unknown task 'openbokqa'; did you mean openbookqa\?"):
+    with pytest.raises(ValueError, match=r"unknown task 'openbokqa'; did you mean 'openbookqa'\?"):
         offline.tasks(["openbokqa"], None, cache=tmp_path)
     with pytest.raises(ValueError, match=r"mbpp runs programs .* inside the evaluating process.*use lm_eval itself"):
         offline.tasks(["mbpp"], None, run_code=True, cache=tmp_path)

@@ -10,10 +10,8 @@ import torch
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks
 from sinklab.sampling import DecodingSettings
-from sinklab.studies.benchmarks import gsm8k_two_stage
-from sinklab.studies.benchmarks.gsm8k_two_stage import TwoStageAnswer, two_stage
 from sinklab.studies.benchmarks.settings import EvalSettings, two_stage_settings
-from sinklab.studies.benchmarks.two_stage_run import scored, two_stage_documents
+from sinklab.studies.benchmarks.two_stage import TwoStage, TwoStageAnswer, scored, two_stage, two_stage_documents
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -159,10 +157,8 @@ def test_no_more_questions_are_answered_together_than_asked_for(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH))
-    sizes, together = [], gsm8k_two_stage._together
-    monkeypatch.setattr(
-        gsm8k_two_stage, "_together", lambda protocol, rows: sizes.append(len(rows)) or together(protocol, rows)
-    )
+    sizes, together = [], TwoStage._together
+    monkeypatch.setattr(TwoStage, "_together", lambda self, rows: sizes.append(len(rows)) or together(self, rows))
     parts = ordered(two_stage(loaded, QUESTIONS, settings=QUICK, length=LENGTH, batch=2))
     assert sizes == [2, 1]
     assert [answer.text for answer in parts] == [answer.text for answer in whole]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 
+@dataclass(frozen=True)
 class Counts:
     """Base of frozen dataclasses of counts: the sum of two adds numbers, arrays and tuples of numbers field by field.
 

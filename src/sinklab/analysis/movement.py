@@ -95,10 +95,10 @@ def motion(
     counted = np.zeros(main.shape, dtype=bool)
     share = np.zeros(main.shape, dtype=np.float32)
     length = np.zeros((*lead, steps), dtype=float)
-    lives = np.zeros((5, *lead, layers, heads), dtype=np.int64)
+    lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
     for index, a_LHK, seen in slabs(received, visible, positions, 3):
         if index[-1] == 0:
-            life = _Lifetimes(lives[:, *index[:-1]], keys)
+            life = _Lifetimes(lives[index[:-1]], keys)
         seen_LHK = np.broadcast_to(seen, a_LHK.shape)
         sinks_LHK = find_sinks(a_LHK, rule, seen)
         main_LH = main_sink(np.where(seen_LHK > 0, a_LHK, np.nan))
@@ -128,7 +128,7 @@ def _motion(
     """The paths in numbers.
 
     drawn: share of the main sink where it counts. crossed: (..., 1, 1) number of steps over the sequence's length.
-    lives: counts of `_Lifetimes`, (5, ...).
+    lives: counts of `_Lifetimes`, (..., 5, layer, head).
     """
     place, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
     steps, text = here.sum(0), here & (place >= added)
@@ -136,7 +136,7 @@ def _motion(
     moved = pairs & (place[1:] != place[:-1])
     distance = np.abs(np.diff(place.astype(float), axis=0))
     jumped = moved & text[1:] & text[:-1] & (distance > jump)
-    births, deaths, finished, at_risk, lasting = lives
+    births, deaths, finished, at_risk, lasting = np.moveaxis(lives, -3, 0)
     line = trend(place.astype(float), text)
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = at_risk / deaths

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, materialize, published, sinkfile, vocabularies
+from sinklab.checkpoints import families, materialize, published, sinkfile, special_tokens, vocabularies
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
@@ -201,8 +201,8 @@ def _assembled(
     config: Any = model.config
     local = Path(name) if Path(name).is_dir() else None
     row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, plan.family.name, config.vocab_size)
-    special = vocabularies.special_ids(config, tokenizer, row, plan.family)
-    vocabularies.adopt(config, tokenizer, special)
+    special = special_tokens.special_ids(config, tokenizer, row, plan.family)
+    special_tokens.adopt(config, tokenizer, special)
     context = vocabularies.context(config, row)
     diffusion = isinstance(config, DiffusionLMConfig)
     if diffusion and row and row.context:

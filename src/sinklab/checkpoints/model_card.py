@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sinklab.checkpoints import families, materialize, published, vocabularies
+from sinklab.checkpoints import families, materialize, published, special_tokens, vocabularies
 from sinklab.checkpoints.families import SpecialIds
 from sinklab.checkpoints.resolve import read_plan
 from sinklab.errors import one_of
@@ -152,7 +152,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         text_vocabulary=(config.text_vocab_size if diffusion else None) or backbone.vocab_size,
         # a tied head is the same tensor, and parameters() yields it once
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        special=vocabularies.special_ids(config, None, row, plan.family),
+        special=special_tokens.special_ids(config, None, row, plan.family),
         context=vocabularies.context(config, row),
         logit_shift=bool(diffusion and config.logit_shift),
         sink=sinks,

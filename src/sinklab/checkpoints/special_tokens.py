@@ -1,13 +1,14 @@
-"""What each special token is there for: one role per id, from special ids, tokenizer and chat format."""
+"""Special tokens: their ids, and what each is there for, from config, tokenizer, chat format and what is published."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.checkpoints.loading import Loaded
+from sinklab.checkpoints.families import NO_IDS, Family, Published, SpecialIds
+from sinklab.models.config import DiffusionLMConfig
 
 ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
 """Every role a special token may have; a token of text has none."""
@@ -22,8 +23,60 @@ _TEXTS = {
 }
 
 
-def special_roles(loaded: Loaded) -> dict[int, str]:
-    """Id -> role, one of :data:`ROLES`, for every special token of a model; ids that are not in it are text.
+def special_ids(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: Family
+) -> SpecialIds:
+    """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
+    known = row.special if row else NO_IDS
+    listed = _as_tuple(getattr(config, "eos_token_id", None)) or _as_tuple(getattr(tokenizer, "eos_token_id", None))
+    eos = listed or _as_tuple(known.eos)
+    eot = getattr(config, "eot_token_id", None)
+    if eot is None and tokenizer is not None:
+        eot = tokenizer.get_vocab().get(family.end_of_turn)
+    eot = known.eot if eot is None else eot
+
+    def first(name: str, fallback: int | None) -> int | None:
+        for source in (config, tokenizer):
+            if (value := getattr(source, name, None)) is not None:
+                return value
+        return fallback
+
+    return SpecialIds(
+        mask=first("mask_token_id", known.mask),
+        eos=eos[0] if eos else None,
+        eot=eot,
+        pad=first("pad_token_id", known.pad),
+        bos=first("bos_token_id", known.bos),
+        stop=tuple(dict.fromkeys([*eos, *_as_tuple(eot)])),
+    )
+
+
+def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
+    """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
+    tokenizer its mask and pad token; only what they were not told.
+    """
+    if isinstance(config, DiffusionLMConfig):
+        # in our config and not the backbone's, which would freeze the row of its padding
+        for name in ("mask", "eos", "eot", "pad", "bos"):
+            token_id = getattr(special, name)
+            if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
+                setattr(config, f"{name}_token_id", token_id)
+    if tokenizer is None:
+        return
+    for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):
+        if getattr(tokenizer, name) is None and token_id is not None and token_id < len(tokenizer):
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
+
+
+def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def special_roles(loaded: Any) -> dict[int, str]:
+    """Id -> role, one of :data:`ROLES`, for every special token of what :func:`sinklab.load` returned; ids that are not
+    in it are text.
 
     ``mask`` goes first; then the conventional texts (``<|endoftext|>`` is eos even where the config names it as padding
     too); then the ids that config, tokenizer and the table of published checkpoints name, eot before eos, bos and pad.

@@ -1,4 +1,4 @@
-"""Tokenizers and special ids of checkpoints, read as data: no class of a checkpoint is imported."""
+"""Tokenizers of checkpoints, read as data: no class of a checkpoint is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.models.config import DiffusionLMConfig
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -79,34 +79,6 @@ def _named_class(settings: Path) -> str | None:
     return "code" if "auto_map" in named else None if kind is None else str(kind)
 
 
-def special_ids(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: Family
-) -> SpecialIds:
-    """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
-    known = row.special if row else NO_IDS
-    listed = _as_tuple(getattr(config, "eos_token_id", None)) or _as_tuple(getattr(tokenizer, "eos_token_id", None))
-    eos = listed or _as_tuple(known.eos)
-    eot = getattr(config, "eot_token_id", None)
-    if eot is None and tokenizer is not None:
-        eot = tokenizer.get_vocab().get(family.end_of_turn)
-    eot = known.eot if eot is None else eot
-
-    def first(name: str, fallback: int | None) -> int | None:
-        for source in (config, tokenizer):
-            if (value := getattr(source, name, None)) is not None:
-                return value
-        return fallback
-
-    return SpecialIds(
-        mask=first("mask_token_id", known.mask),
-        eos=eos[0] if eos else None,
-        eot=eot,
-        pad=first("pad_token_id", known.pad),
-        bos=first("bos_token_id", known.bos),
-        stop=tuple(dict.fromkeys([*eos, *_as_tuple(eot)])),
-    )
-
-
 def context(config: PreTrainedConfig, row: Published | None) -> int:
     """Tokens that a text may have: what the authors state, and no more than the positions allow."""
     one: Any = config
@@ -116,23 +88,6 @@ def context(config: PreTrainedConfig, row: Published | None) -> int:
     else:
         limits.append(one.max_position_embeddings)
     return min(limit for limit in limits if limit is not None)
-
-
-def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
-    """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
-    tokenizer its mask and pad token; only what they were not told.
-    """
-    if isinstance(config, DiffusionLMConfig):
-        # in our config and not the backbone's, which would freeze the row of its padding
-        for name in ("mask", "eos", "eot", "pad", "bos"):
-            token_id = getattr(special, name)
-            if getattr(config, f"{name}_token_id") is None and token_id is not None and token_id < config.vocab_size:
-                setattr(config, f"{name}_token_id", token_id)
-    if tokenizer is None:
-        return
-    for name, token_id in (("mask_token", special.mask), ("pad_token", special.pad)):
-        if getattr(tokenizer, name) is None and token_id is not None and token_id < len(tokenizer):
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token_id))
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
@@ -148,9 +103,3 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = 
             f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
             "the embedding"
         )
-
-
-def _as_tuple(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
 from sinklab.cli.watching import loaded_here, run_settings
-from sinklab.cli.writing import Reading
 from sinklab.studies.battery.settings import BatterySettings, Condition
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
-from sinklab.cli.writing import Reading
 from sinklab.studies.caches.settings import CacheSettings
 from sinklab.studies.processes import refuse_taken
 

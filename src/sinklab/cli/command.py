@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from sinklab.cli.progress import working
-from sinklab.studies.base import Study, folder_names
+from sinklab.studies.base import Study, field_names, folder_names
 from sinklab.studies.processes import Processes, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
 
+# types that are made here are marked too, which no checker follows
+MARK: Any = tyro.conf
 ARGUMENTS = {
     "prompt": "beginnings to continue, one sample each; the study's own when left out.",
     "model": '"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.',
@@ -29,7 +31,7 @@ ARGUMENTS = {
     "reproduce": "run folder whose settings to take; flags beside it change them, the model is given again.",
     "inputs": "where the prompts come from.",
     "reading": "how the weights are read.",
-    "options": "how results are drawn.",
+    "drawing": "how results are drawn.",
     "settings": "what to do.",
 }
 
@@ -88,33 +90,44 @@ def typed(settings: Any, *hidden: str) -> Any:
 
     tyro would draw a box around what a settings class refuses; `checked` makes the settings themselves of it, once.
     """
-    kind, defaults = type(settings), dict[str, Any]()
-    annotations = dict[str, Any]()
+    kind: Any = type(settings)
+    defaults, annotations = dict[str, Any](), dict[str, Any]()
     for field in dataclasses.fields(kind):
         value = getattr(settings, field.name)
         hint = typing.get_type_hints(kind)[field.name]
         if (registry := field.metadata.get("registry")) is not None:
             is_several = isinstance(value, tuple)
             value = tuple(map(registry.as_text, value)) if is_several else value and registry.as_text(value)
-            hint = tuple[str, ...] if is_several else str
+            hint = tuple[str, ...] if is_several else str | None
         elif dataclasses.is_dataclass(value):
             value = typed(value, *hidden)
-            hint = tyro.conf.OmitArgPrefixes[type(value)]  # type: ignore[misc]
+            hint = MARK.OmitArgPrefixes[type(value)]
         defaults[field.name] = value
-        annotations[field.name] = tyro.conf.Suppress[hint] if field.name in hidden else hint
+        annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
-    return dataclass(frozen=True)(type(kind.__name__, (kind,), members | {"__module__": kind.__module__}))(**defaults)
+    members |= {"__module__": kind.__module__, **defaults}
+    made: Any = dataclass(frozen=True)(type(kind.__name__, (kind,), members))
+    return made()
 
 
 def checked(given: Any, **changes: Any) -> Any:
-    """The settings that `typed` stands for, made once. Raises ValueError for what makes no sense."""
-    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)} | changes
-    kind = type(given).__mro__[1]
-    return kind(**{name: checked(value) if _is_typed(value) else value for name, value in values.items()})
+    """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no sense."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        is_group = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        values[field.name] = checked(value, **changes) if is_group else changes.get(field.name, value)
+    return type(given).__mro__[1](**values)
 
 
-def _is_typed(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """The value of a flag that decides the defaults of all others, so that it is read before them."""
+    for place, word in enumerate(arguments):
+        if word == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
 
 
 def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:
@@ -126,50 +139,41 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         again: run folder whose settings are the defaults.
     """
     settings = study.Settings() if again is None else study.settings_of(again)
-    takes_prompts = any(field.name == "prompts" for field in dataclasses.fields(settings))
+    takes_prompts = "prompts" in field_names(settings)
     several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:
-        kinds["prompt"] = tyro.conf.Positional[tuple[str, ...]], ()
-    of_model = tuple[str, ...] if several else str
-    kinds["model"] = (tyro.conf.Positional[of_model] if study.positional else of_model), study.model
+        kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
+    of_model: Any = tuple[str, ...] if several else str
+    kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
     kinds["out"] = Path, Path("runs") / name
     if study.parts:
         kinds["resume"] = bool, False
     kinds["reproduce"] = Path | None, again
-    groups = {"inputs": Inputs()} if takes_prompts else {}
-    groups |= {"reading": Reading(), "options": study.Options(), "settings": typed(settings, "prompts")}
+    groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
+    groups |= {"reading": Reading(), "drawing": study.Options(), "settings": typed(settings, "prompts")}
     for group, value in groups.items():
         if dataclasses.fields(value):
-            kinds[group] = tyro.conf.OmitArgPrefixes[type(value)], value  # type: ignore[misc]
+            kinds[group] = MARK.OmitArgPrefixes[type(value)], value
 
     def call(**given: Any) -> None:
         models = given["model"] if several else (given["model"],)
         changes = {"prompts": found} if takes_prompts and (found := given["inputs"].read(given["prompt"])) else {}
         chosen = checked(given["settings"], **changes)
-        for line in conduct(
-            study,
-            models,
-            given["out"],
-            chosen,
-            resume=given.get("resume", study.keeps),
-            **{group: given[group] for group in ("reading", "options") if group in given},
-        ):
+        resume = given.get("resume", study.keeps)
+        reading, drawing = given["reading"], given.get("drawing")
+        for line in conduct(study, models, given["out"], chosen, resume=resume, reading=reading, options=drawing):
             print(line)
 
     call.__name__ = name
-    call.__doc__ = (
-        inspect.cleandoc(study.__doc__ or "")
-        + "\n\nArgs:\n"
-        + "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
-    )
+    arguments = "".join(f"    {part}: {ARGUMENTS[part]}\n" for part in kinds)
+    call.__doc__ = f"{inspect.cleandoc(study.__doc__ or '')}\n\nArgs:\n{arguments}"
     call.__annotations__ = {part: kind for part, (kind, _) in kinds.items()}
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-            for part, (kind, default) in kinds.items()
-        ]
-    )
+    parameters = [
+        inspect.Parameter(part, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for part, (kind, default) in kinds.items()
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
@@ -193,13 +197,18 @@ def conduct(
     from sinklab.records.reading import open_run
 
     several = isinstance(study.model, tuple)
+    # the last model may be hours away: a folder that is taken, and a model that is not there, show now
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
     places = [out / folder for folder in folder_names(models)] if several else [out]
     if not resume:
-        # the last model may be hours away: a folder that is taken shows now
         for place in places:
             refuse_taken(place)
+    if len(models) > 1:
+        from sinklab.checkpoints.model_card import describe
+
+        for model in models:
+            describe(model)
     with working() as progress:
         for model, place in zip(models, places, strict=True):
             if several:

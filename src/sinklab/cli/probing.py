@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
+from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
 from sinklab.cli.watching import Inputs, loaded_here, prompts_of, run_settings
-from sinklab.cli.writing import Reading
 from sinklab.studies.contents.settings import ContentsSettings
 
 

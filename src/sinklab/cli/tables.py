@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
 from sinklab.cli.watching import loaded_here, run_settings
-from sinklab.cli.writing import Reading
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Processes, refuse_taken

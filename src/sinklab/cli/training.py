@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+from sinklab.cli.command import value_of
 from sinklab.cli.progress import working
 from sinklab.training.recipes import RECIPES, VARIANTS, recipe
 from sinklab.training.settings import TrainSettings
@@ -27,7 +28,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         ValueError: for an unknown recipe or variant, or a run folder that cannot be reproduced.
     """
     name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
-    variant, again = _value(arguments, "--variant"), _value(arguments, "--reproduce")
+    variant, again = value_of(arguments, "--variant"), value_of(arguments, "--reproduce")
     if again is None:
         settings = recipe(name, variant)
     elif variant is None and name == DEFAULT:
@@ -73,16 +74,6 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
     print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
         print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
-
-
-def _value(arguments: Sequence[str], flag: str) -> str | None:
-    """The value of a flag that decides the defaults of all others, so that it is read before them."""
-    for place, word in enumerate(arguments):
-        if word == flag and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
 
 
 def _help() -> str:

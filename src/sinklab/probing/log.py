@@ -30,13 +30,14 @@ class RemovalRecord:
     M. M = 0 for a window, whose keys differ from query to query."""
     mass_BLH: Tensor
     """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they would have held.
-    Where keys stay gone (carried, evicted) that of the newly chosen. NaN where nobody chose: for fixed positions and
-    windows, and once a limit is reached."""
+    Where keys stay gone (carried, evicted) that of the newly chosen. NaN where attention did not choose: for fixed
+    positions and windows, and once a limit is reached."""
     overlap_BLH: Tensor
     """Jaccard overlap with the keys this edit took away one step before; NaN where there was no step before."""
     realised_BLH: Tensor
     """The share of attention (0 to 1) that this edit really took away in this forward, from the call it was given;
-    for zeroed values the share whose values were zeroed. NaN with `intervene(…, measure=False)`."""
+    for zeroed values the share whose values were zeroed. NaN with `intervene(…, measure=False)`, and where an edit
+    changes the scores themselves."""
     left_BLH: Tensor
     """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for `realised_BLH`."""
     removed_BLH: Tensor

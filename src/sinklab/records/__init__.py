@@ -5,8 +5,7 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     info="RunInfo STUDY_DIMS",
-    merging="merge_runs",
     reading="Run open_run",
     storage="weights_hash write_beside",
-    writing="RunWriter SCHEMA",
+    writing="merge_runs RunWriter SCHEMA",
 )

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sinklab.records.info import RunInfo, read_info
+from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import (
     ARRAYS,
     PART_SUFFIX,
@@ -23,6 +25,7 @@ from sinklab.records.storage import (
     Kind,
     checked_dims,
     checked_name,
+    moved,
     part_of,
     save_arrays,
     stored,
@@ -253,15 +256,12 @@ class RunWriter:
 
     def _note(self, kind: Kind, name: str, part: int | None) -> None:
         """List a file in run.json, unless it is listed."""
-        listed, parts = getattr(self._info, kind.listed), self._info.parts
-        new_part = part is not None and part not in parts.get(kind.file(name), ())
-        if name not in listed:
-            listed.append(name)
-        elif not new_part:
-            return
-        if new_part:
-            parts[kind.file(name)] = sorted([*parts.get(kind.file(name), ()), part])
-        self._info.save(self.path)
+        listed, parts, key = getattr(self._info, kind.listed), self._info.parts, kind.file(name)
+        after = parts if part is None else {**parts, key: sorted({*parts.get(key, ()), part})}
+        if name not in listed or after != parts:
+            names = [*dict.fromkeys([*listed, name])]
+            self._info = dataclasses.replace(self._info, **{kind.listed: names, "parts": after})
+            self._info.save(self.path)
 
 
 def _versions() -> dict[str, str]:
@@ -304,3 +304,58 @@ def _plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0:
         return value.item()
     raise TypeError(f"{value!r} is a {type(value).__name__}")
+
+
+def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
+    """Move the parts of runs of the same kind, model, settings and seed into the run ``out``, and remove their folders.
+
+    ``out`` may be absent, or hold some parts already. Cut short, the merge can be repeated: files are moved before they
+    are listed, and folders removed last. The status is "complete" when that of every folder is.
+    Returns the merged run. Raises ValueError when there is nothing to merge, when the runs differ (the first difference
+    is named), when two of them hold the same part or table, or when a folder is no run.
+    """
+    sources, target = [Path(folder) for folder in folders], Path(out)
+    infos = {folder: read_info(folder / RUN_FILE) for folder in sources}
+    if not infos:
+        raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
+    first = next(iter(infos.values()))
+    for folder in infos:
+        begun_before(folder, first)
+    if (target / RUN_FILE).exists():
+        begun_before(target, first)
+        infos = {target: read_info(target / RUN_FILE)} | infos
+    owners: dict[str, Path] = {}
+    for folder, info in infos.items():
+        for _, file in info.all_files():
+            # Absent in its folder and present in ours: an earlier merge moved it and was cut short.
+            if folder != target and not (folder / file).exists() and (target / file).exists():
+                owners[file] = target
+                continue
+            if file in owners:
+                raise ValueError(f"{owners[file]} and {folder} both hold {file}: a part has one place. Remove one.")
+            owners[file] = folder
+    target.mkdir(parents=True, exist_ok=True)
+    for file, folder in owners.items():
+        if folder != target:
+            moved(folder / file, target / file)
+    _joined(list(infos.values())).save(target)
+    for folder in sources:
+        (folder / RUN_FILE).unlink()
+        remove_leftovers(folder)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return open_run(target)
+
+
+def _joined(infos: list[RunInfo]) -> RunInfo:
+    facts = asdict(infos[0])
+    for info in infos:
+        for kind in (TABLES.listed, ARRAYS.listed):
+            facts[kind] = [*dict.fromkeys([*facts[kind], *getattr(info, kind)])]
+        for name, parts in info.parts.items():
+            facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
+    unfinished = [info for info in infos if info.status != "complete"]
+    facts["status"] = unfinished[0].status if unfinished else "complete"
+    facts["error"] = unfinished[0].error if unfinished else None
+    facts["created"] = min(info.created for info in infos)
+    return RunInfo(**facts)

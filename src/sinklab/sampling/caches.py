@@ -32,7 +32,6 @@ class Cache(Protocol):
             length: columns of the canvas.
             nth: 0 at the first evaluation of the block, which must be full for the first block of a canvas.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)

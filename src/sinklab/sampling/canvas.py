@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 # B batch rows, P prompt positions, S canvas positions
 
@@ -198,20 +199,14 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
             f"prompts must be a list of lists of token ids, got a list of {type(prompts[0]).__name__}; "
             "tokenize text first, and wrap a single prompt: [prompt]."
         )
-    width = max(len(prompt) for prompt in prompts)
-    ragged = any(len(prompt) != width for prompt in prompts)
-    if ragged and pad_id is None:
+    if len(lengths := {len(prompt) for prompt in prompts}) > 1 and pad_id is None:
         raise ValueError(
-            f"prompts of unequal lengths ({sorted({len(prompt) for prompt in prompts})}) need a pad_id to fill "
+            f"prompts of unequal lengths ({sorted(lengths)}) need a pad_id to fill "
             "the shorter rows; pass the tokenizer's pad or end-of-text id."
         )
-    fill = 0 if pad_id is None else pad_id
-    ids_BP = torch.full((len(prompts), width), fill, dtype=torch.int64)
-    real_BP = torch.zeros((len(prompts), width), dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        if len(prompt):
-            ids_BP[row, -len(prompt) :] = torch.as_tensor(prompt, dtype=torch.int64)
-            real_BP[row, -len(prompt) :] = True
+    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    ids_BP = pad_sequence(rows, True, 0 if pad_id is None else pad_id, padding_side="left")
+    real_BP = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], True, padding_side="left")
     return ids_BP, real_BP
 
 

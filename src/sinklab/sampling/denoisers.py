@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +32,6 @@ class Session(Protocol):
                 everything; the first call must be such a one. A cache with a memory of its own hands over a
                 `BlockWork` in their place, which not every denoiser need know.
         """
-        ...
 
 
 class CachingDenoiser(Protocol):
@@ -39,11 +39,9 @@ class CachingDenoiser(Protocol):
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         """Logits (M, V), everything computed afresh."""
-        ...
 
     def session(self) -> Session:
         """Start to remember."""
-        ...
 
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
@@ -63,8 +61,19 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
         raise ValueError(f"the guidance scale must be a finite number, got {scale}; 0 means no guidance.")
     if scale == 0:
         return denoiser
-    kind = _CachingGuided if hasattr(denoiser, "session") else _Guided
-    return kind(denoiser, scale, prompt_BS, mask_id)
+
+    def mixed(evaluations: list[Any], ids_BS: Tensor, *wanted: Any) -> Tensor:
+        if prompt_BS.shape != ids_BS.shape or prompt_BS.dtype != torch.bool:
+            raise ValueError(
+                f"prompt_BS must be bool with the shape of the canvas, {tuple(ids_BS.shape)}, got {prompt_BS.dtype} "
+                f"of shape {tuple(prompt_BS.shape)}; pass canvas.prompt_BS of the same canvas."
+            )
+        cond, un = evaluations
+        cond_MV = cond(ids_BS, *wanted)
+        un_MV = un(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), *wanted)
+        return torch.where(cond_MV == -torch.inf, cond_MV, un_MV + (scale + 1) * (cond_MV - un_MV))
+
+    return _wrapped(denoiser, mixed, 2)
 
 
 def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoiser:
@@ -77,7 +86,8 @@ def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoise
         raise ValueError("suppressed needs at least one token id, got none; use the denoiser as it is.")
     columns_on: dict[torch.device, Tensor] = {}
 
-    def without(logits_MV: Tensor) -> Tensor:
+    def without(evaluations: list[Any], *call: Any) -> Tensor:
+        logits_MV = evaluations[0](*call)
         if columns[0] < 0 or columns[-1] >= logits_MV.shape[-1]:
             raise ValueError(
                 f"suppressed ids must lie in the vocabulary, 0 to {logits_MV.shape[-1] - 1}, got {columns}; "
@@ -88,7 +98,7 @@ def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoise
             columns_on[at] = torch.tensor(columns, device=at)
         return logits_MV.index_fill(-1, columns_on[at], -torch.inf)
 
-    return _changed(denoiser, without)
+    return _wrapped(denoiser, without)
 
 
 def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
@@ -98,52 +108,24 @@ def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
     """
     if vocabulary < 1:
         raise ValueError(f"a vocabulary has at least 1 id, got {vocabulary}; use the denoiser as it is.")
-    return _changed(denoiser, lambda logits_MV: logits_MV[:, :vocabulary])
+    return _wrapped(denoiser, lambda evaluations, *call: evaluations[0](*call)[:, :vocabulary])
 
 
-def _changed(denoiser: Denoiser, change: Callable[[Tensor], Tensor]) -> Denoiser:
-    return (_CachingChanged if hasattr(denoiser, "session") else _Changed)(denoiser, change)
-
-
-@dataclass(frozen=True, eq=False)
-class _Guided:
-    denoiser: Any
-    scale: float
-    prompt_BS: Tensor
-    mask_id: int
-
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        return self.mixed(self.denoiser, self.denoiser, ids_BS, wanted_BS)
-
-    def mixed(self, cond: Any, un: Any, ids_BS: Tensor, *asked: Any) -> Tensor:
-        if self.prompt_BS.shape != ids_BS.shape or self.prompt_BS.dtype != torch.bool:
-            raise ValueError(
-                f"prompt_BS must be bool with the shape of the canvas, {tuple(ids_BS.shape)}, got "
-                f"{self.prompt_BS.dtype} of shape {tuple(self.prompt_BS.shape)}; pass canvas.prompt_BS of the same "
-                "canvas."
-            )
-        cond_MV = cond(ids_BS, *asked)
-        un_MV = un(ids_BS.masked_fill(self.prompt_BS.to(ids_BS.device), self.mask_id), *asked)
-        mixed_MV = un_MV + (self.scale + 1) * (cond_MV - un_MV)
-        return torch.where(cond_MV == -torch.inf, cond_MV, mixed_MV)
-
-
-class _CachingGuided(_Guided):
-    def session(self) -> Session:
-        cond, un = self.denoiser.session(), self.denoiser.session()
-        return lambda ids_BS, wanted_BS, columns: self.mixed(cond, un, ids_BS, wanted_BS, columns)
+def _wrapped(denoiser: Denoiser, change: Callable[..., Tensor], count: int = 1) -> Denoiser:
+    """Logits that `change(evaluations, ids_BS, wanted_BS, …)` makes of `count` evaluations, which remember apart."""
+    return (_CachingWrapped if hasattr(denoiser, "session") else _Wrapped)(denoiser, change, count)
 
 
 @dataclass(frozen=True, eq=False)
-class _Changed:
+class _Wrapped:
     denoiser: Any
-    change: Callable[[Tensor], Tensor]
+    change: Callable[..., Tensor]
+    count: int
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        return self.change(self.denoiser(ids_BS, wanted_BS))
+        return self.change([self.denoiser] * self.count, ids_BS, wanted_BS)
 
 
-class _CachingChanged(_Changed):
+class _CachingWrapped(_Wrapped):
     def session(self) -> Session:
-        inner = self.denoiser.session()
-        return lambda ids_BS, wanted_BS, columns: self.change(inner(ids_BS, wanted_BS, columns))
+        return partial(self.change, [self.denoiser.session() for _ in range(self.count)])

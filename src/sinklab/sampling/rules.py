@@ -89,7 +89,6 @@ class UnmaskingRule(Protocol):
 
     def __call__(self, candidates: Candidates) -> Tensor:
         """Return one score per candidate, float (M,)."""
-        ...
 
 
 @dataclass(frozen=True)

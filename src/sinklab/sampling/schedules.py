@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sinklab.registry import schedules
+from sinklab.registry import schedules, unmasking_rules
 from sinklab.sampling.rules import UnmaskingRule
 
 # B batch rows, T steps
@@ -83,17 +83,14 @@ class Schedule(Protocol):
     @property
     def name(self) -> str:
         """For errors: the registered one, or any."""
-        ...
 
     @property
     def pooled(self) -> bool:
         """Whether candidates of all rows are ranked together."""
-        ...
 
     @property
     def fixed(self) -> bool:
         """Whether `evaluations` is met exactly, so that it is known in advance."""
-        ...
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """The most evaluations that each block may take.
@@ -102,18 +99,15 @@ class Schedule(Protocol):
             sizes: positions per block, of the fullest row.
             steps: what the caller asked for, in all. Raises ValueError when that makes no sense.
         """
-        ...
 
     def refuse(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use."""
-        ...
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """The counts of one block, with `size_B` open positions in each row, in at most `evaluations`.
 
         Where `pooled` is set, counts are asked for and given as if the batch were one row.
         """
-        ...
 
 
 @schedules.register("even")
@@ -131,7 +125,8 @@ class EvenQuota:
 
     def refuse(self, rule: UnmaskingRule) -> None:
         """Any rule but `Origin`."""
-        _refuse(rule, self.name, {"chance"}, "decides on every position alone", "use schedule='timed'")
+        if getattr(rule, "measure", None) == "chance":
+            _refuse(rule, self.name, "decides on every position alone", "use schedule='timed'")
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """Quotas that sum to the size of each row."""
@@ -168,8 +163,8 @@ class Timed:
 
     def refuse(self, rule: UnmaskingRule) -> None:
         """Any rule, but `Origin` cannot be pooled."""
-        if self.pooled:
-            _refuse(rule, "timed (pooled)", {"chance"}, "decides on every position alone", "leave pooled out")
+        if self.pooled and getattr(rule, "measure", None) == "chance":
+            _refuse(rule, "timed (pooled)", "decides on every position alone", "leave pooled out")
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the masks that are left, or by the scores of `Origin`."""
@@ -183,12 +178,13 @@ class Timed:
 
 
 class _Dynamic:
+    """Reads the scores: those of rules with one of these measures, or with none."""
+
     pooled: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
     name: ClassVar[str]
-    unusable: ClassVar[set[str]]
+    reads: ClassVar[tuple[str, ...]]
     lacking: ClassVar[str]
-    remedy: ClassVar[str]
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """At most one per position: every evaluation commits at least one token in every row that has any left."""
@@ -201,7 +197,9 @@ class _Dynamic:
 
     def refuse(self, rule: UnmaskingRule) -> None:
         """Rules that measure something else, and positions drawn with `alg_temp`."""
-        _refuse(rule, self.name, self.unusable, f"gives no {self.lacking}", self.remedy)
+        if getattr(rule, "measure", None) not in (None, *self.reads):
+            usable = [name for name, kind in unmasking_rules.items() if getattr(kind, "measure", None) in self.reads]
+            _refuse(rule, self.name, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
         if getattr(rule, "alg_temp", None):
             raise ValueError(
                 f"the schedule {self.name!r} reads the scores themselves, got alg_temp={getattr(rule, 'alg_temp', 0)}; "
@@ -217,9 +215,8 @@ class Threshold(_Dynamic):
     threshold: float = 0.9
 
     name: ClassVar[str] = "threshold"
-    unusable: ClassVar[set[str]] = {"order", "chance", "entropy"}
+    reads: ClassVar[tuple[str, ...]] = ("probability", "margin")
     lacking: ClassVar[str] = "confidence"
-    remedy: ClassVar[str] = "use low_confidence, maskgit_plus or topk_margin"
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -245,9 +242,8 @@ class Factor(_Dynamic):
     """True follows the formula to the last candidate."""
 
     name: ClassVar[str] = "factor"
-    unusable: ClassVar[set[str]] = {"order", "chance", "entropy", "margin"}
+    reads: ClassVar[tuple[str, ...]] = ("probability",)
     lacking: ClassVar[str] = "probability of the proposed token"
-    remedy: ClassVar[str] = "use low_confidence or maskgit_plus"
 
     def __post_init__(self) -> None:
         if not self.factor > 0:
@@ -280,9 +276,8 @@ class EntropyBound(_Dynamic):
     gamma: float = 0.1
 
     name: ClassVar[str] = "entropy_bound"
-    unusable: ClassVar[set[str]] = {"order", "chance", "probability", "margin"}
+    reads: ClassVar[tuple[str, ...]] = ("entropy",)
     lacking: ClassVar[str] = "entropy"
-    remedy: ClassVar[str] = "use entropy"
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
@@ -302,6 +297,5 @@ class EntropyBound(_Dynamic):
         return count
 
 
-def _refuse(rule: UnmaskingRule, schedule: str, measures: set[str], why: str, remedy: str) -> None:
-    if getattr(rule, "measure", None) in measures:
-        raise ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")
+def _refuse(rule: UnmaskingRule, schedule: str, why: str, remedy: str) -> None:
+    raise ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")

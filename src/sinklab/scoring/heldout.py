@@ -77,7 +77,7 @@ def hidden_losses(
     losses: list[list[Tensor]] = [[] for _ in choices]
     masses = [0.0] * len(choices)
     parts = _noisy_parts if loaded.family == "diffusion" else _whole_parts
-    # without columns to hide nobody has to watch
+    # without columns to hide no hook is needed
     edits = [columns] if any(k for k, _ in choices) else []
     for start, score in parts(loaded, ids_RS, seed, batch):
         with intervene(loaded.model, *edits, measure=False) as log:

@@ -2,32 +2,13 @@
 ones; with interventions and guidance.
 """
 
-# B rows of a forward, S their longest text, Q columns with a wanted position, M wanted positions, V vocabulary
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from collections.abc import Callable, Sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import Intervention
-from sinklab.scoring.decoding import asks_clean_pass
-from sinklab.scoring.masked import (
-    MOST_LOGITS,
-    Job,
-    MaskedScorer,
-    at_least_float32,
-    check_numbers,
-    check_positions,
-    edited,
-    is_greedy,
-    is_random,
-    scoring_edits,
-)
 from sinklab.scoring.requests import (
     Ids,
     Plan,
@@ -39,78 +20,10 @@ from sinklab.scoring.requests import (
     limit_of,
     monte_carlo,
     read_requests,
+    whole,
 )
+from sinklab.scoring.scorer import Job, Scorer, check_positions, is_greedy, is_random, scoring_edits
 from sinklab.scoring.settings import LikelihoodSettings, Scored
-
-
-def causal_scores(
-    loaded: Loaded, requests: Sequence[Request], batch: int, *, edits: Sequence[Intervention] = (), seed: int = 0
-) -> Iterator[tuple[Request, float, bool]]:
-    """Requests in the order given, Σ log p (nats), and whether each token is the likeliest one.
-
-    The last token of a text is not read, as nothing follows it. With edits a clean pass over the same row comes first.
-    """
-    model: Any = loaded.model
-    rows: list[Request] = []
-    for request in requests:
-        if rows and (len(rows) == batch or _logits([*rows, request], model.config.vocab_size) > MOST_LOGITS):
-            yield from _scored(loaded, rows, edits, seed)
-            rows = []
-        rows.append(request)
-    if rows:
-        yield from _scored(loaded, rows, edits, seed)
-
-
-def _columns(rows: Sequence[Request]) -> range:
-    """Columns among which all wanted positions lie: position i predicts token i + 1."""
-    return range(min(len(row.context) for row in rows) - 1, max(row.length for row in rows) - 1)
-
-
-def _logits(rows: Sequence[Request], vocabulary: int) -> int:
-    return len(rows) * len(_columns(rows)) * vocabulary
-
-
-@torch.inference_mode()
-def _scored(
-    loaded: Loaded, rows: Sequence[Request], edits: Sequence[Intervention], seed: int
-) -> Iterator[tuple[Request, float, bool]]:
-    model: Any = loaded.model
-    shape = len(rows), max(row.length for row in rows) - 1
-    ids_BS, next_BS = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    wanted_BS, real_BS = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-    for number, row in enumerate(rows):
-        text, end = torch.tensor(row.context + row.continuation), row.length - 1
-        ids_BS[number, :end], next_BS[number, :end] = text[:-1], text[1:]
-        wanted_BS[number, len(row.context) - 1 : end] = True
-        real_BS[number, :end] = True
-    columns_Q = torch.tensor(_columns(rows))
-    logits_BQV = _evaluate(model, ids_BS, real_BS, columns_Q, edits, [(seed, row.group, 0) for row in rows])
-    wanted_BQ, labels_BQ = wanted_BS[:, columns_Q], next_BS[:, columns_Q]
-    for number, row in enumerate(rows):
-        logits_LV = at_least_float32(logits_BQV[number, wanted_BQ[number].to(logits_BQV.device)])
-        labels_L = labels_BQ[number, wanted_BQ[number]].to(logits_LV.device)
-        logp_L = logits_LV.log_softmax(-1).gather(1, labels_L[:, None])[:, 0]
-        check_numbers(loaded, logp_L)
-        yield row, float(logp_L.double().sum()), bool((logits_LV.argmax(-1) == labels_L).all())
-
-
-def _evaluate(
-    model: Any,
-    ids_BS: Tensor,
-    real_BS: Tensor,
-    columns_Q: Tensor,
-    edits: Sequence[Intervention],
-    places: Sequence[tuple[int, ...]],
-) -> Tensor:
-    given: dict[str, Any] = {"input_ids": ids_BS.to(model.device), "use_cache": False}
-    if not bool(real_BS.all()):
-        given["attention_mask"] = real_BS.long().to(model.device)
-    with edited(model, edits, places) as log:
-        if log is not None and asks_clean_pass(edits):
-            with log.probing():
-                model(**given, logits_to_keep=1)
-        return model(**given, logits_to_keep=columns_Q).logits
-
 
 __all__ = ["LikelihoodSettings", "Scored", "exact", "rolling", "score", "scoring_edits"]
 
@@ -160,10 +73,24 @@ def score(
     edits = scoring_edits(edits, is_diffusion=is_diffusion)
     check_positions(edits, [each.length - (not is_diffusion) for each in asked])
     asked.sort(key=lambda each: -each.length)
-    scores = _masked_scores if is_diffusion else _causal_scores
+    scorer = Scorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
+    written = is_greedy(scorer, asked) if greedy and is_diffusion else {}
+    # under a random control equal masks meet different columns
+    merge = not is_random(edits)
+
+    def plan(request: Request) -> Plan:
+        tokens = len(request.continuation)
+        if not is_diffusion:
+            return whole(tokens)
+        if settings.estimator == "chain_rule":
+            return chain_rule(tokens)
+        return monte_carlo(tokens, request.group, settings, merge=merge)
+
     results: dict[int, Scored] = {}
-    for request, result in scores(loaded, asked, settings, edits, greedy):
-        results[request.number] = result
+    for job in scorer.run(Job.of(request, plan(request)) for request in asked):
+        request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
+        is_written = written.get(request.number, False) if is_diffusion else greedy and bool(job.likeliest_N.all())
+        results[request.number] = Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
         if progress is not None:
             progress()
     return [results[number] for number in range(len(asked))]
@@ -221,52 +148,7 @@ def exact(
         )
     request = read_requests(loaded, [(context, continuation)], None)[0]
     check_positions(edits, [request.length])
-    scorer = MaskedScorer(loaded, 32, cfg_scale=cfg_scale, edits=edits)
+    scorer = Scorer(loaded, 32, cfg_scale=cfg_scale, edits=edits)
     plan = every_mask(len(continuation))
-    (job,) = scorer.run([_job(request, plan)])
+    (job,) = scorer.run([Job.of(request, plan)])
     return plan.result(job.sums_N)[0]
-
-
-def _job(request: Request, plan: Plan) -> Job:
-    return Job(request, plan, np.zeros(len(plan.masked_NL)))
-
-
-def _masked_scores(
-    loaded: Loaded,
-    requests: Sequence[Request],
-    settings: LikelihoodSettings,
-    edits: Sequence[Intervention],
-    greedy: bool,
-) -> Iterator[tuple[Request, Scored]]:
-    scorer = MaskedScorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
-    written = is_greedy(scorer, requests) if greedy else {}
-    # under a random control equal masks meet different columns
-    merge = not is_random(edits)
-
-    def jobs() -> Iterable[Job]:
-        for request in requests:
-            tokens = len(request.continuation)
-            if settings.estimator == "chain_rule":
-                yield _job(request, chain_rule(tokens))
-            else:
-                yield _job(request, monte_carlo(tokens, request.group, settings, merge=merge))
-
-    for job in scorer.run(jobs()):
-        request = job.request
-        logprob, stderr = job.plan.result(job.sums_N)
-        is_written = written.get(request.number, False)
-        yield request, Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
-
-
-def _causal_scores(
-    loaded: Loaded,
-    requests: Sequence[Request],
-    settings: LikelihoodSettings,
-    edits: Sequence[Intervention],
-    greedy: bool,
-) -> Iterator[tuple[Request, Scored]]:
-    for request, logprob, is_written in causal_scores(
-        loaded, requests, settings.batch, edits=edits, seed=settings.seed
-    ):
-        result = Scored(logprob, 0.0, greedy and is_written, len(request.continuation), request.dropped)
-        yield request, result

@@ -46,7 +46,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     offsets = bool(loaded.tokenizer.is_fast)
     tokens: Any = loaded.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=offsets)
     if not offsets:
-        # without offsets only special tokens can be told from the text, by their role
+        # without offsets only special tokens are distinguishable from the text, by their role
         return Prompt(text, tuple(tokens["input_ids"]), (False,) * len(tokens["input_ids"]))
     # a token that reaches into the text belongs to the text
     template = tuple(not (first < stop and start < last) for first, last in tokens["offset_mapping"])

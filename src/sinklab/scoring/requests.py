@@ -208,6 +208,11 @@ def chain_rule(tokens: int) -> Plan:
     return _sum(masked_LL, torch.eye(tokens, dtype=torch.bool), np.ones(tokens))
 
 
+def whole(tokens: int) -> Plan:
+    """The continuation as it is, for a model that reads from left to right."""
+    return _sum(torch.zeros(1, tokens, dtype=torch.bool), torch.ones(1, tokens, dtype=torch.bool), np.ones(1))
+
+
 def every_mask(tokens: int) -> Plan:
     """All 2^L − 1 masks with the weights they have in the expectation of both Monte Carlo estimators."""
     numbers_N = torch.arange(1, 2**tokens)

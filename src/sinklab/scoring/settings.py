@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
+
+from sinklab.errors import one_of
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")
@@ -32,18 +33,12 @@ class LikelihoodSettings:
     """Of the masks, together with the group of a request."""
 
     def __post_init__(self) -> None:
-        for name, known in (("estimator", ESTIMATORS), ("noise", NOISES)):
+        one_of("estimator", self.estimator, ESTIMATORS)
+        one_of("noise", self.noise, NOISES)
+        for name, least, words in (("samples", 1, "at least 1"), ("batch", 1, "at least 1"), ("seed", 0, "0 or more")):
             value = getattr(self, name)
-            if value not in known:
-                near = difflib.get_close_matches(str(value), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "choose one of them"
-                raise ValueError(f"{name} is one of {known}, got {value!r}: {hint}")
-        for name in ("samples", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is a whole number, at least 1, got {value!r}: leave it out for the default")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed is a whole number, 0 or more, got {self.seed!r}: leave it out for 0")
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} is a whole number, {words}, got {value!r}: leave it out for the default")
         if not math.isfinite(self.cfg_scale) or self.cfg_scale < 0:
             raise ValueError(f"cfg_scale is 0 (no guidance) or a positive finite number, got {self.cfg_scale}")
 

@@ -27,7 +27,7 @@ class SinkFacts:
     def __init__(self, pad_B: Tensor, prefix: int, rule: Rule = DEFAULT) -> None:
         """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model has in front."""
         self._rule = rule
-        # a trace of a later step alone takes remembered keys for sink columns: it is told, not asked
+        # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not read off
         self._pad_B, self._prefix = pad_B.cpu(), prefix
         self._sums: dict[str, Tensor] = {}
         self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)

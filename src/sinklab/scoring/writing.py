@@ -1,181 +1,304 @@
-"""Answers to several prompts at once, by denoising or token after token, under interventions, watched or not."""
+"""The one writer: texts of a batch, by denoising or token after token, under interventions, followed step by step.
 
-# B batch rows, P prompt positions, S positions so far, Q positions that run, C places in a block, V vocabulary
-# B batch rows, S positions so far
+A single text is a batch of one. ::
+
+    with Writing(loaded, requests, settings, new_tokens, edits).begin() as writer:
+        for step in writer.steps():
+            …
+"""
+
+# B batch rows, P prompt positions, S positions so far, C places in a block, V vocabulary
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import intervene
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.recording import Recording
 from sinklab.probing.statistics import position_states
-from sinklab.probing.tracing import trace
 from sinklab.sampling.canvas import Canvas, left_padded
+from sinklab.sampling.loop import Step
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.sampling.tokens import sample_tokens
-from sinklab.scoring.decoding import COMMITTED, PROMPT, asks_clean_pass, denoised
-from sinklab.scoring.sink_facts import SinkFacts
-from sinklab.scoring.text_ends import ended, is_over
-from sinklab.studies.trace.writing import seeded
+from sinklab.scoring.text_ends import is_over, stop_ids
 
-Taken = tuple[Tensor, Callable[[], Tensor]]
-"""Rows that a step was for, bool (B,), and what gives the state of every position before it, (B, S)."""
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of one sample: the same whether it is written first, after an interruption or by another process."""
+    return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0] >> 2)
+
+
+def seeded(edits: Iterable[Any], sample: int) -> tuple[Any, ...]:
+    """The edits with a seed of this sample, so that a random control draws other columns for every sample."""
+    return tuple(
+        replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit for edit in edits
+    )
+
+
+def needs_clean_pass(edits: Iterable[Any]) -> bool:
+    """Whether an edit chooses in forwards that run unedited."""
+    return any(getattr(edit, "source", None) == "clean_pass" for edit in edits)
+
+
+def denoise_with_clean_pass(
+    model: Any, canvas: Canvas, settings: DecodingSettings, log: InterventionLog | None
+) -> Iterator[Step]:
+    """The steps of `model.denoise`, each evaluation behind an unedited one.
+
+    Args:
+        log: of interventions that choose in clean passes; None for a plain run.
+    """
+    if log is None:
+        return model.denoise(canvas, settings)
+    config, real_BS = model.config, canvas.attention_BS
+    denoiser = model.denoiser(None if bool(real_BS.all()) else real_BS)
+
+    def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        with log.probing():
+            denoiser(ids_BS, wanted_BS)
+        return denoiser(ids_BS, wanted_BS)
+
+    eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
+    return settings.decode(evaluate, canvas, eos_ids=eos_ids, text_vocabulary=config.text_vocab_size)
 
 
 @dataclass(frozen=True)
-class Asked:
+class WritingRequest:
     """One text to write."""
 
     ids: tuple[int, ...]
     """The prompt."""
-    until: tuple[str, ...]
+    until: tuple[str, ...] = ()
     """The answer ends before the first of these texts."""
-    seed: int
+    seed: int = 0
 
 
-class DenoisingRows:
-    statistic = "received"
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """One model evaluation as one text saw it, and what was written after it."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        asked: Sequence[Asked],
-        settings: DecodingSettings,
-        new_tokens: int,
-        asking: InterventionLog | None,
-    ) -> None:
-        model: Any = loaded.model
-        config = model.config
-        self.loaded, self._asked, self._settings, self._asking = loaded, asked, settings, asking
-        if settings.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None or settings.stop_ids):
-            # the default, and this model names no end of text
-            self._settings = replace(settings, stop_at_eos=False)
-        canvas = Canvas.from_prompts(
-            [list(request.ids) for request in asked],
-            new_tokens=new_tokens,
-            mask_id=config.mask_token_id,
-            pad_id=0,
-            context=config.text_positions,
-        )
-        self._canvas = canvas.to(model.device)
-        self.pad_B = (~self._canvas.attention_BS).sum(1)
-        self._ids_BS = self._canvas.ids_BS
+    index: int
+    block: int
+    ids_S: np.ndarray
+    """Token ids that the model read, int64."""
+    state_S: np.ndarray
+    """State of each position: 0 masked, 1 committed, 2 prompt; int8."""
+    committed: int
+    """Tokens written by this step."""
+    written: np.ndarray
+    """The completion after this step, int64."""
 
-    def steps(self) -> Iterator[Taken]:
-        """Every model evaluation. What a row writes after its end counts for nothing."""
-        over_B = torch.zeros(len(self._asked), dtype=torch.bool)
-        for step in denoised(self.loaded.model, self._canvas, self._settings, self._asking):
-            self._ids_BS, todo_BC = step.ids_BS, step.choice.todo_BC
-            yield todo_BC.any(1).cpu() & ~over_B, partial(position_states, self._canvas, step.before_BS)
-            if not bool((todo_BC & ~step.choice.chosen_BC).any()):
-                over_B |= self._over(step.ids_BS)
-                if bool(over_B.all()):
-                    return
 
-    def _over(self, ids_BS: Tensor) -> Tensor:
-        """Rows whose finished blocks hold an end."""
-        found = []
-        for row, request in enumerate(self._asked):
-            written = ids_BS[row][self._canvas.open_BS[row]].tolist()
-            masked = written.index(self._canvas.mask_id) if self._canvas.mask_id in written else len(written)
-            found.append(is_over(self.loaded, written[:masked], request.until))
-        return torch.tensor(found)
+@dataclass(eq=False)
+class WritingStep:
+    """One model evaluation of a batch, and what was written after it."""
+
+    index: int
+    block: int
+    canvas: Any
+    """What the model read is laid out on it: `open_BS`, `attention_BS` and `mask_id`, as in `Canvas`."""
+    before_BS: Tensor
+    """Token ids that the model read, int64."""
+    after_BS: Tensor
+    """The ids after the step; an autoregressive text has one position more."""
+    committed_B: Tensor
+    """Tokens written by this step."""
+    active_B: Tensor
+    """Rows that this step was for, bool: the others are over."""
+    seen: Any = None
+    """What the caller's `watch` gave for this step."""
+
+    @property
+    def state_BS(self) -> Tensor:
+        """State of every position before the step: 0 masked, 1 committed, 2 prompt, −1 padding; int8."""
+        return position_states(self.canvas, self.before_BS)
+
+    def moment(self, row: int = 0) -> Moment:
+        """The step as this row saw it, without padding."""
+        real_S, open_S = self.canvas.attention_BS[row], self.canvas.open_BS[row]
+        written = self.after_BS[row][pad(open_S, (0, self.after_BS.shape[1] - len(open_S)), value=True)]
+        seen, state_S = self.before_BS[row][real_S], self.state_BS[row][real_S]
+        arrays = (seen.cpu().numpy(), state_S.cpu().numpy(), int(self.committed_B[row]), written.cpu().numpy())
+        return Moment(self.index, self.block, *arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Writing:
+    """Texts to write in one batch: by whom, from what, how."""
+
+    loaded: Loaded
+    requests: Sequence[WritingRequest]
+    settings: DecodingSettings
+    """With the seed of the batch."""
+    new_tokens: int
+    edits: Sequence[Any] = ()
+    """Interventions they are written under, with their seeds."""
+    ends: bool = True
+    """Rows are over, too, at the model's ends of text, whatever the settings say, and at an `until` text."""
+    full_forward: bool = False
+    """An autoregressive model runs the whole text at every step, without its cache."""
+    canvas: Canvas | None = None
+    """What a diffusion model denoises in place of the prompts."""
+
+    @contextmanager
+    def begin(self, *, measure: bool = True) -> Iterator[Writer]:
+        """A writer, and the interventions for the length of the block.
+
+        A text may end before an edit gets to act: `log.idle` names such edits.
+
+        Args:
+            measure: keep what the edits really took away.
+
+        Raises:
+            ValueError: for what the decoder, the model or the interventions refuse.
+        """
+        denoises = self.loaded.family == "diffusion"
+        forwards = 2 if self.settings.cfg_scale and denoises else 1
+        options: dict[str, Any] = {"forwards_per_step": forwards, "measure": measure, "allow_idle": True}
+        with intervene(self.loaded.model, *self.edits, **options) if self.edits else nullcontext() as log:
+            yield (DenoisingWriter if denoises else ContinuingWriter)(self, InterventionLog() if log is None else log)
+
+
+class Writer:
+    """Texts that are being written together; what a row writes after its end counts for nothing."""
+
+    statistic: str
+    """What a trace reads of the attention to each key."""
+    ids_BS: Tensor
+    """The texts as they are now."""
+
+    def __init__(self, texts: Writing, log: InterventionLog, real_BS: Tensor) -> None:
+        self.texts, self.loaded, self.requests = texts, texts.loaded, texts.requests
+        self.log = log
+        """Of the interventions in force."""
+        self.pad_B = (~real_BS).sum(1)
+        """Padding columns to the left of each row."""
+        self.over_B = torch.zeros(len(real_BS), dtype=torch.bool)
+        self.evaluations = 0
+        """Of the model so far, clean passes apart."""
+        self._clean = log if needs_clean_pass(texts.edits) else None
+
+    def steps(self, watch: Callable[[int], AbstractContextManager[Any]] | None = None) -> Iterator[WritingStep]:
+        """Every model evaluation, until all rows are over.
+
+        Args:
+            watch: index of a step -> a context that its evaluation runs in, such as a trace; what it gives becomes
+                `WritingStep.seen`. It is called where a step follows, and not behind the last one.
+        """
+        while not bool(self.over_B.all()) and self._is_open(self.evaluations):
+            with nullcontext() if watch is None else watch(self.evaluations) as seen:
+                step = self._step(self.evaluations)
+            step.seen = seen
+            self.evaluations += 1
+            yield step
 
     def row(self, row: int) -> list[int]:
         """The tokens that a row has now, up to the first mask."""
-        written = self._ids_BS[row][self._canvas.open_BS[row]].tolist()
-        mask_id = self._canvas.mask_id
+        raise NotImplementedError
+
+    def _is_open(self, index: int) -> bool:
+        raise NotImplementedError
+
+    def _step(self, index: int) -> WritingStep:
+        raise NotImplementedError
+
+
+class DenoisingWriter(Writer):
+    """A canvas that is denoised."""
+
+    statistic = "received"
+
+    def __init__(self, texts: Writing, log: InterventionLog) -> None:
+        model: Any = texts.loaded.model
+        config, settings = model.config, texts.settings
+        if texts.ends and settings.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None):
+            # the default, and this model names no end of text
+            settings = replace(settings, stop_at_eos=bool(settings.stop_ids))
+        canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens) if texts.canvas is None else texts.canvas
+        self.canvas = canvas.to(model.device)
+        self.ids_BS = self.canvas.ids_BS
+        super().__init__(texts, log, self.canvas.attention_BS)
+        self._steps = denoise_with_clean_pass(model, self.canvas, settings, self._clean)
+
+    def _is_open(self, index: int) -> bool:
+        return bool((self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any())
+
+    def _step(self, index: int) -> WritingStep:
+        step = next(self._steps)
+        self.ids_BS, todo_BC, chosen_BC = step.ids_BS, step.choice.todo_BC, step.choice.chosen_BC
+        active_B = todo_BC.any(1).cpu() & ~self.over_B
+        if self.texts.ends and not bool((todo_BC & ~chosen_BC).any()):
+            found = [is_over(self.loaded, self.row(row), each.until) for row, each in enumerate(self.requests)]
+            self.over_B |= torch.tensor(found)
+        layout = (self.canvas, step.before_BS, step.ids_BS, chosen_BC.sum(1), active_B)
+        return WritingStep(index, step.block, *layout)
+
+    def row(self, row: int) -> list[int]:
+        written = self.ids_BS[row][self.canvas.open_BS[row]].tolist()
+        mask_id = self.canvas.mask_id
         return written[: written.index(mask_id)] if mask_id in written else written
 
 
-class ContinuingRows:
+class ContinuingWriter(Writer):
+    """Texts that are continued token after token, on top of the model's own cache."""
+
     statistic = "last_row"
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        asked: Sequence[Asked],
-        settings: DecodingSettings,
-        new_tokens: int,
-        asking: InterventionLog | None,
-    ) -> None:
-        self.loaded, self._asked, self._settings, self._new = loaded, asked, settings, new_tokens
-        model: Any = loaded.model
-        self._reader = _Reader(model, asking, [list(request.ids) for request in asked])
-        self.pad_B = (~self._reader.real_BS).sum(1)
-        self._begun = self._reader.ids_BS.shape[1]
-        limit = model.config.max_position_embeddings
-        if self._begun + new_tokens > limit:
-            raise ValueError(
-                f"prompt and new tokens must fit the model's context of {limit} positions, got "
-                f"{self._begun + new_tokens}; shorten the prompt or ask for fewer tokens"
-            )
-
-    def steps(self) -> Iterator[Taken]:
-        """One token a row at a time, on top of the model's own cache."""
-        settings, model = self._settings, self.loaded.model
-        text_size = getattr(model.config, "text_vocab_size", None) if settings.text_only else None
-        generator = torch.Generator(model.device).manual_seed(settings.seed or 0)
-        over_B = torch.zeros(len(self._asked), dtype=torch.bool)
-        for index in range(self._new):
-            with torch.inference_mode():
-                logits_BV = self._reader()[:, :text_size].float()
-                if settings.suppress_ids:
-                    logits_BV[:, list(settings.suppress_ids)] = -torch.inf
-                if bool(logits_BV.isnan().any()):
-                    raise ValueError(f"{self.loaded.name} gave NaN logits at step {index}; try another dtype")
-                tokens_B = sample_tokens(
-                    logits_BV, settings.temperature, generator, top_p=settings.top_p, top_k=settings.top_k
-                )
-            active_B, state_BS = ~over_B, self._states()
-            self._reader.append(tokens_B)
-            for row, request in enumerate(self._asked):
-                over_B[row] = over_B[row] or self._is_over(row, request.until)
-            yield active_B, partial(torch.clone, state_BS)
-            if bool(over_B.all()):
-                return
-
-    def _is_over(self, row: int, until: Sequence[str]) -> bool:
-        written = self.row(row)
-        return written[-1] in self._settings.stop_ids or is_over(self.loaded, written, until)
-
-    def _states(self) -> Tensor:
-        state_BS = torch.where(self._reader.real_BS, PROMPT, -1)
-        state_BS[:, self._begun :] = COMMITTED
-        return state_BS
-
-    def row(self, row: int) -> list[int]:
-        """The tokens that a row has now."""
-        return self._reader.ids_BS[row, self._begun :].tolist()
-
-
-class _Reader:
-    """The texts of a batch to the logits of their next tokens, (B, V), on top of the model's own cache."""
-
-    def __init__(self, model: Any, asking: InterventionLog | None, prompts: list[list[int]]) -> None:
-        self._model, self._asking = model, asking
-        ids_BP, real_BP = left_padded(prompts, 0)
-        self.ids_BS, self.real_BS = ids_BP.to(model.device), real_BP.to(model.device)
+    def __init__(self, texts: Writing, log: InterventionLog) -> None:
+        loaded, settings = texts.loaded, texts.settings
+        ids_BP, real_BP = left_padded([list(request.ids) for request in texts.requests], 0)
+        self.ids_BS, self._real_BS = ids_BP.to(loaded.model.device), real_BP.to(loaded.model.device)
+        super().__init__(texts, log, self._real_BS)
+        self._start = ids_BP.shape[1]
+        check_context(loaded, self._start + texts.new_tokens)
+        own = {*settings.stop_ids, *(loaded.special.stop if settings.stop_at_eos else ())}
+        self._stop_ids = [own | (stop_ids(loaded, each.until) if texts.ends else set()) for each in texts.requests]
+        self._generator = torch.Generator(loaded.model.device).manual_seed(settings.seed or 0)
         self._cache: Any = None
         self._read = 0
 
-    def append(self, tokens_B: Tensor) -> None:
-        """The tokens that were chosen."""
-        self.ids_BS = torch.cat([self.ids_BS, tokens_B[:, None]], 1)
-        self.real_BS = torch.nn.functional.pad(self.real_BS, (0, 1), value=True)
+    def _is_open(self, index: int) -> bool:
+        return index < self.texts.new_tokens
 
-    def __call__(self) -> Tensor:
-        if self._asking is not None:
-            with self._asking.probing():
+    def _step(self, index: int) -> WritingStep:
+        before_BS, real_BS = self.ids_BS, self._real_BS
+        tokens_B = self._tokens(index)
+        self.ids_BS = torch.cat([before_BS, tokens_B[:, None]], 1)
+        self._real_BS = pad(real_BS, (0, 1), value=True)
+        active_B = ~self.over_B
+        for row, request in enumerate(self.requests):
+            written = self.row(row)
+            meets_end = self.texts.ends and is_over(self.loaded, written, request.until)
+            self.over_B[row] |= meets_end or written[-1] in self._stop_ids[row]
+        open_BS = (torch.arange(before_BS.shape[1], device=before_BS.device) >= self._start).expand_as(before_BS)
+        canvas = SimpleNamespace(open_BS=open_BS, attention_BS=real_BS, mask_id=-1)
+        return WritingStep(index, 0, canvas, before_BS, self.ids_BS, torch.ones_like(tokens_B), active_B)
+
+    @torch.inference_mode()
+    def _tokens(self, index: int) -> Tensor:
+        settings, config = self.texts.settings, self.loaded.model.config
+        text_size = getattr(config, "text_vocab_size", None) if settings.text_only else None
+        logits_BV = self._logits()[:, :text_size].float()
+        if settings.suppress_ids:
+            logits_BV[:, list(settings.suppress_ids)] = -torch.inf
+        if bool(logits_BV.isnan().any()):
+            raise ValueError(f"{self.loaded.name} gave NaN logits at step {index}; try another dtype")
+        return sample_tokens(
+            logits_BV, settings.temperature, self._generator, top_p=settings.top_p, top_k=settings.top_k
+        )
+
+    def _logits(self) -> Tensor:
+        if self._clean is not None:
+            with self._clean.probing():
                 self._run()
             # what the clean pass wrote goes, so that the edited one reads its own past
             if self._cache is not None and self._read:
@@ -183,120 +306,42 @@ class _Reader:
             else:
                 self._cache = None
         logits_BV = self._run()
-        self._read = self.ids_BS.shape[1]
+        self._read = 0 if self.texts.full_forward else self.ids_BS.shape[1]
         return logits_BV
 
     def _run(self) -> Tensor:
-        padded: dict[str, Tensor] = {}
-        if not bool(self.real_BS.all()):
-            places_BS = (self.real_BS.long().cumsum(1) - 1).clamp(min=0)
-            padded = {"attention_mask": self.real_BS.long(), "position_ids": places_BS[:, self._read :]}
-        out = self._model(
-            self.ids_BS[:, self._read :], past_key_values=self._cache, use_cache=True, logits_to_keep=1, **padded
-        )
-        self._cache = out.past_key_values
+        given: dict[str, Any] = {"use_cache": not self.texts.full_forward, "logits_to_keep": 1}
+        if not bool(self._real_BS.all()):
+            position_BS = (self._real_BS.long().cumsum(1) - 1).clamp(min=0)
+            given |= {"attention_mask": self._real_BS.long(), "position_ids": position_BS[:, self._read :]}
+        if not self.texts.full_forward:
+            given["past_key_values"] = self._cache
+        model: Any = self.loaded.model
+        out = model(self.ids_BS[:, self._read :], **given)
+        self._cache = None if self.texts.full_forward else out.past_key_values
         return out.logits[:, -1]
 
-
-DRAWING_RULES = ("random", "positional", "origin")
-DYNAMIC_SCHEDULES = ("threshold", "factor", "entropy_bound")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was written, up to its end."""
-
-    text: str
-    ids: tuple[int, ...]
-    """Tokens up to the end of text; those after an `until` text included."""
-    steps: int
-    """Model evaluations that the row took part in; where it is 1, a closed loop took nothing away."""
-    sinks: tuple[dict[str, Any], ...] = ()
-    """Facts of `SinkFacts.row`; empty where nobody watched."""
+    def row(self, row: int) -> list[int]:
+        return self.ids_BS[row, self._start :].tolist()
 
 
-def is_lonely(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
-    """Whether an answer would depend on the other rows of its batch, so that it is written alone.
-
-    True where random numbers are drawn (for the tokens, the positions or a random control), and where rows wait for one
-    another under something that counts forwards.
-    """
-    draws = settings.temperature > 0 or bool(settings.alg_temp) or settings.rule in DRAWING_RULES
-    draws = draws or settings.pooled or any(getattr(edit, "control", None) == "random" for edit in edits)
-    return draws or (settings.schedule in DYNAMIC_SCHEDULES and (bool(edits) or settings.cache != "none"))
-
-
-def write_batch(
-    loaded: Loaded,
-    asked: Sequence[Asked],
-    settings: DecodingSettings,
-    new_tokens: int,
-    edits: Sequence[Any] = (),
-    *,
-    watch: bool = False,
-) -> list[Answer]:
-    """Write the answers to several prompts of any lengths.
-
-    A row is what it would be alone, up to rounding; see `is_lonely` for what must be written alone (the seed of the
-    first request is taken). Writing ends when every row has met its end.
-
-    Args:
-        watch: trace every step, and say what sinks did (`Answer.sinks`).
-
-    Raises:
-        ValueError: for what the decoder, the model or the interventions refuse, and NaN logits.
-    """
-    seed = asked[0].seed
-    settings = replace(settings, seed=seed)
-    own = seeded(tuple(edits), seed)
-    forwards = 2 if settings.cfg_scale and loaded.family == "diffusion" else 1
-    # every row may end with its first step: `Answer.steps` tells
-    options: dict[str, Any] = {"forwards_per_step": forwards, "measure": watch, "allow_idle": True}
-    block = intervene(loaded.model, *own, **options) if own else nullcontext()
-    kind: Any = DenoisingRows if loaded.family == "diffusion" else ContinuingRows
-    with block as log:
-        asking = log if asks_clean_pass(own) else None
-        writing = kind(loaded, asked, settings, new_tokens, asking)
-        facts = SinkFacts(writing.pad_B, getattr(loaded.model.config, "sink_count", 0)) if watch else None
-        return _written(writing, facts, log, asked)
+def check_context(loaded: Loaded, positions: int) -> None:
+    """Raise ValueError where an autoregressive model has not so many positions."""
+    limit = loaded.model.config.max_position_embeddings
+    if positions > limit:
+        raise ValueError(
+            f"prompt and new tokens must fit the model's context of {limit} positions, got {positions}; "
+            "shorten the prompt or ask for fewer tokens"
+        )
 
 
-class _Over(Exception):
-    """The batch is written: there is no further step."""
-
-
-def _written(
-    writing: Any, facts: SinkFacts | None, log: InterventionLog | None, asked: Sequence[Asked]
-) -> list[Answer]:
-    steps, counts_B = writing.steps(), torch.zeros(len(asked), dtype=torch.int64)
-    while True:
-        taken, recording = _next(steps, writing, watched=facts is not None)
-        if taken is None:
-            break
-        active_B, state_BS = taken
-        counts_B += active_B
-        if facts is not None and recording is not None:
-            facts.add(recording, writing.statistic, state_BS(), active_B, log)
-        elif log is not None:
-            # what nobody reads would fill the memory of a long run
-            log.removals.clear()
-    answers = []
-    for row, request in enumerate(asked):
-        ids, text = ended(writing.loaded, writing.row(row), request.until, request.ids[-1:])
-        sinks = () if facts is None else tuple(facts.row(row))
-        answers.append(Answer(text, tuple(ids), int(counts_B[row]), sinks))
-    return answers
-
-
-def _next(steps: Iterator[Taken], writing: Any, *, watched: bool) -> tuple[Taken | None, Recording | None]:
-    if not watched:
-        return next(steps, None), None
-    try:
-        with trace(writing.loaded.model, (writing.statistic,), steps=(0,)) as recording:
-            taken = next(steps, None)
-            if taken is None:
-                # raised through the trace, which refuses a block in which no model ran
-                raise _Over
-    except _Over:
-        return None, None
-    return taken, recording
+def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
+    """The prompts, padded to the left, with so many masks behind. Raises ValueError where they do not fit the model."""
+    config: Any = loaded.model.config
+    return Canvas.from_prompts(
+        [list(request.ids) for request in requests],
+        new_tokens=new_tokens,
+        mask_id=config.mask_token_id,
+        pad_id=0,
+        context=config.text_positions,
+    )

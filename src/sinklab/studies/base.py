@@ -36,14 +36,13 @@ A long study is written in parts: `Study.parts` names the table that ends a part
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.errors import known_fields
+from sinklab.errors import free_fields, known_fields
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.storage import RUN_FILE, weights_hash
 from sinklab.records.writing import RunWriter
@@ -58,6 +57,13 @@ if TYPE_CHECKING:
 def heldout_text(given: str | None) -> str:
     """The corpus of held-out text that was given, or the excerpt inside the package."""
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+
+
+def text_of(loaded: Loaded, ids: Any) -> str:
+    """A completion, an array of ids, as text; where there is no tokenizer, its ids."""
+    if loaded.tokenizer is None:
+        return " ".join(map(str, ids.tolist()))
+    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
 def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
@@ -102,42 +108,40 @@ def as_record(settings: Any) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if (registry := field.metadata.get("registry")) is not None and value is not None:
-            record[field.name] = (
-                [*map(registry.as_text, value)] if isinstance(value, tuple) else registry.as_text(value)
-            )
-        elif dataclasses.is_dataclass(value):
+        if _is_group(field, value):
             record |= as_record(value)
-        else:
+        elif (registry := field.metadata.get("registry")) is None or value is None:
             record[field.name] = value
+        else:
+            texts = tuple(map(registry.as_text, value if isinstance(value, tuple) else (value,)))
+            record[field.name] = list(texts) if isinstance(value, tuple) else texts[0]
     return record
 
 
-def from_record(kind: type, record: dict[str, Any], **groups: Any) -> Any:
-    """Settings of this kind from what `as_record` made of them. Raises ValueError for names that it does not have."""
-    known_fields(f"settings of {kind.__name__}", record, field_names(kind))
-    hints = typing.get_type_hints(kind)
-    values = dict(groups)
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(group := hints[field.name]) and "registry" not in field.metadata:
-            own = {*field_names(typing.cast(type, group))}
-            values[field.name] = from_record(
-                typing.cast(type, group), {name: value for name, value in record.items() if name in own}
-            )
+def from_record(settings: Any, record: dict[str, Any]) -> Any:
+    """These settings with what a record says. Raises ValueError for names that they do not have."""
+    known_fields(f"settings of {type(settings).__name__}", record, field_names(settings))
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if _is_group(field, group := getattr(settings, field.name)):
+            own = {name: record[name] for name in field_names(group) if name in record}
+            changes[field.name] = from_record(group, own)
         elif field.name in record:
             value = record[field.name]
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
+            changes[field.name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(settings, **changes)
 
 
-def field_names(kind: type) -> Iterator[str]:
+def field_names(settings: Any) -> list[str]:
     """The names in a record of these settings, those of their groups among them."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(group := hints[field.name]) and "registry" not in field.metadata:
-            yield from field_names(typing.cast(type, group))
-        else:
-            yield field.name
+    named = ((field, getattr(settings, field.name)) for field in dataclasses.fields(settings))
+    return [
+        name for field, value in named for name in (field_names(value) if _is_group(field, value) else (field.name,))
+    ]
+
+
+def _is_group(field: dataclasses.Field, value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and "registry" not in field.metadata
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,8 @@ class Study:
     """
 
     Settings: ClassVar[type]
-    """A frozen dataclass; every field has a default and a docstring. A field that is a dataclass is a group of them."""
+    """A frozen dataclass; every field has a default and a docstring. A field that is a dataclass is a group of fields;
+    one with ``limited(…, free=True)`` says how fast, not what: it is not kept, and may differ when a run is resumed."""
     kind: ClassVar[str] = ""
     """Of its run folders; the registered name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
@@ -176,8 +181,6 @@ class Study:
     """Whether to resume means to take a finished run as it is and to begin an unfinished one anew; its command does."""
     shards: ClassVar[bool] = False
     """Whether several processes may share its samples."""
-    pace: ClassVar[tuple[str, ...]] = ()
-    """Settings that say how fast, not what: they are not kept, and a run may be resumed with others."""
     permissions: ClassVar[tuple[str, ...]] = ()
     """Settings that are given on the command line alone, and never taken from a run by ``--reproduce``."""
 
@@ -204,8 +207,9 @@ class Study:
         return describe(loaded)
 
     def record(self, settings: Any) -> dict[str, Any]:
-        """The settings as the run folder keeps them."""
-        return {name: value for name, value in as_record(settings).items() if name not in self.pace}
+        """The settings as the run folder keeps them: not those that may differ when it is resumed."""
+        free = free_fields(settings)
+        return {name: value for name, value in as_record(settings).items() if name not in free}
 
     def run(self, work: Work) -> None:
         """Do it, and write tables and arrays into ``work.run``."""
@@ -264,9 +268,16 @@ class Study:
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
-        settings = self._seeded(self.fit(loaded, settings), path, processes, resume)
+        settings = self.seeded(self.fit(loaded, settings), path, processes, resume)
         # what can be wrong with the input shows here, before a folder is taken
         plan = self.prepare(loaded, settings, say)
+        return self.write(loaded, path, settings, plan, say, resume=resume, overwrite=overwrite)
+
+    def write(
+        self, loaded: Loaded, path: Path, settings: Any, plan: Any, say: Progress, *, resume: bool, overwrite: bool
+    ) -> Path:
+        """Write the run folder, once all that can be refused is known: see `__call__`."""
+        processes = Processes.here()
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
         if self.keeps and resume and (path / RUN_FILE).is_file():
@@ -294,7 +305,7 @@ class Study:
         """The name it is registered by; that of its class where it is not."""
         return studies.name_of(self) if type(self) in studies.values() else type(self).__name__.lower()
 
-    def _seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
+    def seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
         """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one."""
         if getattr(settings, "seed", 0) is not None:
             return settings
@@ -314,9 +325,8 @@ class Study:
                 f"a run is reproduced by the study that wrote it, but {folder} is of kind {info.kind!r} and not "
                 f"{self.kind or self.name!r}; choose the command that wrote it"
             )
-        return from_record(
-            self.Settings, {name: value for name, value in info.settings.items() if name not in self.permissions}
-        )
+        kept = {name: value for name, value in info.settings.items() if name not in self.permissions}
+        return from_record(self.Settings(), kept)
 
 
 def _is_finished(path: Path, about: dict[str, Any]) -> bool:
@@ -334,7 +344,7 @@ def _is_finished(path: Path, about: dict[str, Any]) -> bool:
 
 
 def _join(processes: Processes, path: Path) -> None:
-    from sinklab.records.merging import merge_runs
+    from sinklab.records.writing import merge_runs
 
     processes.wait()
     if processes.is_first:

@@ -11,5 +11,6 @@ __getattr__, __dir__, __all__ = exports(
     rules="check_rule",
     sinks="check_sink",
     statistics="check_statistic",
+    studies="check_study",
     values="check_text_and_json",
 )

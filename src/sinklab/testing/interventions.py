@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.checkpoints.loading import load
+from sinklab.compat import forward_hooks
 from sinklab.probing.intervention import Intervention, intervene
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.recording import Recording
@@ -26,7 +27,7 @@ def _three_texts(model: Any) -> list[Tensor]:
 
 
 def _hooks(model: Any) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return sum(len(hooks) for module in model.modules() for hooks in forward_hooks(module))
 
 
 @torch.no_grad()

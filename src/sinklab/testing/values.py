@@ -16,7 +16,8 @@ def check_text_and_json(registry: Registry, value: Any) -> None:
         AssertionError: unless its class is a documented frozen dataclass, and its text and its JSON are read as it is.
         ValueError: if its class is not registered.
     """
-    kind, text, fields = type(value), registry.as_text(value), json.loads(json.dumps(registry.as_dict(value)))
+    kind: Any = type(value)
+    text, fields = registry.as_text(value), json.loads(json.dumps(registry.as_dict(value)))
     assert dataclasses.is_dataclass(kind) and kind.__doc__, f"{text}: {kind.__name__} is no dataclass with a docstring"
     assert kind.__dataclass_params__.frozen, f"{text}: {kind.__name__} can be changed; write @dataclass(frozen=True)"
     assert registry.parse(text) == value, f"{text!r} is read as {registry.parse(text)!r}"

@@ -25,7 +25,7 @@ from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 SAMPLE = 1 << 14
 """numbers of a row, about, that its median is taken of"""
 
-REDUCED = {"added": torch.amax, "first": torch.amax, "other": torch.amax, "median": torch.mean}
+REDUCED: dict[str, Any] = {"added": torch.amax, "first": torch.amax, "other": torch.amax, "median": torch.mean}
 """How the numbers of all rows come to one: their maximum, but the mean of the medians."""
 
 
@@ -202,12 +202,11 @@ class Snapshot:
 
     def as_rows(self) -> list[dict[str, Any]]:
         """One row for the whole model (``layer`` -1) and one a layer, with the measures as columns."""
-        count = len(next(iter(self.layers.values())))
         beside = {"added": self.added, "even_share": self.even_share}
         whole = {"layer": -1, **beside, **self.overall}
         return [whole] + [
             {"layer": layer, **beside, **{name: float(values[layer]) for name, values in self.layers.items()}}
-            for layer in range(count)
+            for layer in range(len(self.layers["sinks"]))
         ]
 
 
@@ -263,11 +262,12 @@ def snapshot(
                     recording.mark()
             parts.append(tuple(recording.array(name).swapaxes(0, 1) for name in ("received", "value_norm", "visible")))
             added = recording.prefix
-    layers, mobility = measured_heads(*map(np.concatenate, zip(*parts, strict=True)), added=added, rule=rule)
+    received, values, visible = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layers, mobility = measured_heads(received, values, visible, added, rule)
     layers |= activations.measured()
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
     seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
-    layers, overall = ({name: values[name] for name in MEASURES} for values in (layers, overall))
+    layers, overall = {name: layers[name] for name in MEASURES}, {name: overall[name] for name in MEASURES}
     return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
 
 
@@ -308,7 +308,7 @@ def _overall(name: str, values_L: np.ndarray) -> float:
     return float(known.max() if greatest else known.mean())
 
 
-def _unwrapped(model: nn.Module) -> Any:
+def _unwrapped(model: Any) -> Any:
     """The model inside torch.compile's and data-parallel wrappers."""
     while isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "_orig_mod"):
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
@@ -316,7 +316,7 @@ def _unwrapped(model: nn.Module) -> Any:
 
 
 @contextmanager
-def _as_it_is(model: nn.Module, device: torch.device) -> Iterator[None]:
+def _as_it_is(model: Any, device: torch.device) -> Iterator[None]:
     """Look without a trace: evaluation mode, no gradients, no autocast, uncompiled; everything is put back."""
     with ExitStack() as stack:
         for module in model.modules():

@@ -10,7 +10,8 @@ itself alone gives.
 # A attention width (query heads × D), E hidden size
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class SinkPrefix:
 
 
 class _Recorder:
-    """A cache that keeps what one pass of isolated sinks puts into it (checkpointed layers may do so once more)."""
+    """A cache that keeps what one pass of isolated sinks puts into it."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         self.change = change
@@ -58,6 +59,19 @@ class _Recorder:
         self.keys.append(k)
         self.values.append(self.change(v))
         return k, self.values[-1]
+
+
+@contextmanager
+def _no_checkpointing(decoder: Any) -> Iterator[None]:
+    """The sinks' own pass is not to be run again in the backward pass: an intervention would take it for text there."""
+    flags = [getattr(layer, "gradient_checkpointing", False) for layer in decoder.layers]
+    for layer in decoder.layers:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer, flag in zip(decoder.layers, flags, strict=True):
+            layer.gradient_checkpointing = flag
 
 
 def positions(config: Any, length: int, lengths_B: Tensor | None, device: torch.device) -> Tensor:
@@ -84,7 +98,7 @@ def run_alone(
     """
     rows, count = positions_UN.shape
     recorder = _Recorder(values)
-    with unobserved():
+    with unobserved(), _no_checkpointing(decoder):
         # .forward: a compiled decoder would trace the recorder
         decoder.forward(
             inputs_embeds=sinks_NE.repeat(rows, 1)[:, None],

@@ -56,7 +56,7 @@ class MaskPositions(LayerIntervention):
 class TruncateContext:
     """From a step on, hide the canvas positions start, …, stop - 1 from every query: mid-sequence truncation.
 
-    Queries at these positions still run and see the others; what they write is read by nobody. The share of attention
+    Queries at these positions still run and see the others; what they write is never attended. The share of attention
     the stretch held is `realised_BLH` of the first entry of the log.
 
     Raises ValueError for an empty stretch or negative numbers, and in the run for positions the canvas never has.

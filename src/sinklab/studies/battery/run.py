@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
 from sinklab.errors import free_fields
-from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
 from sinklab.records.reading import open_run
@@ -25,11 +23,11 @@ from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
-from sinklab.scoring.writing import Asked, ContinuingRows, DenoisingRows
+from sinklab.scoring.writing import Writing, WritingRequest
+from sinklab.studies.base import describe
 from sinklab.studies.battery.settings import BatterySettings, Condition, hidden_edit
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import request_number
-from sinklab.studies.trace.run import describe
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,12 @@ class Removed:
         ]
 
 
-def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[Asked]:
+def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[WritingRequest]:
     """The questions as the model reads them."""
-    return [Asked(encode(loaded, problem.question).ids, (), seed) for problem in problems]
+    return [WritingRequest(encode(loaded, problem.question).ids, (), seed) for problem in problems]
 
 
-def keys_at_first(loaded: Loaded, asked: Sequence[Asked], new_tokens: int) -> int:
+def keys_at_first(loaded: Loaded, asked: Sequence[WritingRequest], new_tokens: int) -> int:
     """Keys of the shortest text where columns are first chosen: of a canvas, or of a prompt that is read."""
     shortest = min(len(request.ids) for request in asked)
     config: Any = loaded.model.config
@@ -142,20 +140,15 @@ def answer(
         ValueError: for what the decoder, the model or the interventions refuse.
     """
     asked, edits = asked_of(loaded, problems, seed), cell.edits(loaded, seed)
-    kind: Any = DenoisingRows if loaded.family == "diffusion" else ContinuingRows
     steps_B = torch.zeros(len(asked), dtype=torch.int64)
-    # every answer may end with its first step: "steps" of the rows tells
-    with intervene(loaded.model, *edits, allow_idle=True) if edits else nullcontext() as log:
-        asking = log if any(getattr(edit, "source", None) == "clean_pass" for edit in edits) else None
-        writing = kind(loaded, asked, cell.condition.decoding(seed), new_tokens, asking)
-        for active_B, _ in writing.steps():
-            steps_B += active_B
-            if log is not None:
-                removed.add(log, active_B)
+    with Writing(loaded, asked, cell.condition.decoding(seed), new_tokens, edits).begin() as writer:
+        for step in writer.steps():
+            steps_B += step.active_B
+            removed.add(writer.log, step.active_B)
     stops = stop_ids(loaded)
     rows = []
     for row, problem in enumerate(problems):
-        ids = writing.row(row)
+        ids = writer.row(row)
         _, text = ended(loaded, ids, ())
         # vocabularies of whole words begin them with a space
         written = text.strip()

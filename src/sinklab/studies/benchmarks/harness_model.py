@@ -5,7 +5,6 @@ Importing this module registers it: `lm_eval --model sinklab --model_args pretra
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.registry import interventions
-from sinklab.scoring.decoding import DENOISING_ONLY, check_cache
+from sinklab.scoring.answers import write_batch
 from sinklab.scoring.requests import limit_of
-from sinklab.scoring.writing import Asked, is_lonely, write_batch
+from sinklab.scoring.task import check_cache, denoising_only
+from sinklab.scoring.writing import WritingRequest
 from sinklab.studies.benchmarks import requests as scored_requests
 from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
 from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
@@ -31,8 +31,8 @@ READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 class SinklabLM(TemplateLM):
     """One model for all of lm-eval's requests.
 
-    Answers do not depend on the batch they are written in (see `is_lonely`), nor on the number of processes; what was
-    answered before, and stands in the cache, is not asked for again.
+    Answers depend neither on the batch they are written in (see `needs_own_batch`) nor on the number of processes; what
+    was answered before, and stands in the cache, is not asked for again.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SinklabLM(TemplateLM):
             pretrained: a loaded model, or what `sinklab.load` takes.
             settings: what to do; else made from `given`.
             cache: of answers; one in memory when left out.
-            progress: told how far it is.
+            progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
             given: fields of `EvalSettings`, and dtype, device, device_map, revision, allow_pickle, sink.
@@ -71,11 +71,13 @@ class SinklabLM(TemplateLM):
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
         self.edits = tuple(interventions.parse(spec) for spec in settings.specs(by_last_row=not self.is_diffusion))
+        self.scored_edits = tuple(interventions.parse(spec) for spec in settings.specs())
+        """Where likelihoods are asked for."""
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
         self.cache = RequestCache(None, 0, "") if cache is None else cache
         self.processes = Processes.here()
-        self.teller = as_progress(progress)
+        self.progress = as_progress(progress)
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
 
@@ -86,14 +88,12 @@ class SinklabLM(TemplateLM):
         if settings.chat and self.tokenizer.chat_template is None:
             raise ValueError(f"{name} has no chat format that is known; leave out --chat")
         if not self.is_diffusion:
-            defaults = {field.name: field.default for field in dataclasses.fields(settings)}
             # blocks are the default protocol, also of a run over several models
-            for field in (one for one in DENOISING_ONLY if one != "block_length"):
-                if getattr(settings, field) != defaults[field]:
-                    raise ValueError(
-                        f"{name} is autoregressive and writes token after token: {field} can be set for diffusion "
-                        "models only; leave it out"
-                    )
+            if surplus := [field for field in denoising_only(settings) if field != "block_length"]:
+                raise ValueError(
+                    f"{name} is autoregressive and writes token after token: {surplus[0]} can be set for diffusion "
+                    "models only; leave it out"
+                )
             return
         if config.mask_token_id is None:
             raise ValueError(
@@ -183,6 +183,18 @@ class SinklabLM(TemplateLM):
 
     # -- requests
 
+    def counted(self, doing: str, things: str, total: int, done: int) -> Callable[[int], None]:
+        """Begin to tell how far a stage is; to be called with the number of things that were done."""
+        self.progress.stage(f"{doing} {total} {things}" + (f", {done} of them there already" if done else ""))
+        self.progress.count(done, total)
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            self.progress.count(done, total)
+
+        return count
+
     def tell(self, document: tuple[str, int], number: int, answer: dict[str, Any]) -> None:
         """Keep the answer to a document's request of this number for the tables."""
         self.told[(*document, number)] = answer
@@ -193,37 +205,26 @@ class SinklabLM(TemplateLM):
         Raises:
             ValueError: for settings that the decoder refuses, and interventions that do not fit a prompt.
         """
-        jobs = writing_jobs(self.loaded, requests, self.settings, self.tok_encode, self._is_lonely)
+        jobs = writing_jobs(self, requests)
         todo = [job for job in jobs if self.cache.get(job.key) is None]
         names = {job.key for job in jobs}
         done = len(names) - len({job.key for job in todo})
-        self.teller.stage(f"writing {len(names)} answers" + (f", {done} of them there already" if done else ""))
-        self.teller.count(done, len(names))
-        for batch in batches(todo, lambda job: 1 if self._is_lonely(job.settings) else self.settings.batch):
+        counted = self.counted("writing", "answers", len(names), done)
+        for batch in batches(self, todo):
             self.cache.add(self._written(batch))
-            done += len(batch)
-            self.teller.count(done, len(names))
+            counted(len(batch))
         answers = [self.cache.get(job.key) or {} for job in jobs]
         for job, answer in zip(jobs, answers, strict=True):
             self.tell((job.task, job.document), 0, answer)
         return [str(answer["text"]) for answer in answers]
 
-    def _is_lonely(self, settings: EvalSettings) -> bool:
-        return is_lonely(settings, self.edits)
-
     def _written(self, batch: list[Job]) -> dict[str, dict[str, Any]]:
         first = batch[0]
-        asked = [Asked(job.ids, job.until, request_number(self.settings.seed or 0, job.key)) for job in batch]
+        asked = [WritingRequest(job.ids, job.until, request_number(self.settings.seed or 0, job.key)) for job in batch]
         written = write_batch(self.loaded, asked, first.settings, first.new_tokens, self.edits, watch=first.watched)
         return {
-            job.key: {
-                "text": answer.text,
-                "tokens": len(answer.ids),
-                "steps": answer.steps,
-                "prompt_tokens": len(job.ids),
-                "cut": job.cut,
-                "sinks": list(answer.sinks),
-            }
+            job.key: {"text": answer.text, "tokens": len(answer.ids), "steps": answer.steps}
+            | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(answer.sinks)}
             for job, answer in zip(batch, written, strict=True)
         }
 

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sinklab.studies.benchmarks.rows import Source, converted, write_beside
+from sinklab.errors import near
+from sinklab.studies.benchmarks.rows import FunctionName, converted, packaged, source_of, write_text
 from sinklab.studies.benchmarks.settings import TWO_STAGE
-
-
-def source_of(name: str) -> Source:
-    """Where the files of a packaged benchmark are looked for."""
-    given = packaged(name)["sinklab"]
-    patterns = {split: tuple(some) for split, some in given["files"].items()}
-    return Source(name, given["hub"], given.get("config"), tuple(given["folders"]), patterns)
-
-
-class _Function(str):
-    """The name of a function, marked so in a task file."""
-
-
-def packaged(name: str) -> dict[str, Any]:
-    """The task file of this package, its functions by their names."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: _Function(loader.construct_scalar(node)))
-    text = (files("sinklab.studies.benchmarks") / "tasks" / f"{name}.yaml").read_text("utf-8")
-    config: dict[str, Any] = yaml.load(text, Loader)
-    return config
 
 
 def dumped(config: dict[str, Any]) -> str:
@@ -47,7 +22,7 @@ def dumped(config: dict[str, Any]) -> str:
     class Dumper(yaml.SafeDumper):
         pass
 
-    Dumper.add_representer(_Function, lambda dumper, name: dumper.represent_scalar("!function", str(name)))
+    Dumper.add_representer(FunctionName, lambda dumper, name: dumper.represent_scalar("!function", str(name)))
     return str(yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
@@ -136,7 +111,7 @@ def tasks(
     asked = hashlib.sha256(repr((str(folder.resolve()), num_fewshot)).encode()).hexdigest()[:12]
     made = root / f"tasks-{asked}"
     for name in wanted:
-        write_beside(made / f"{name}.yaml", dumped(_on_files(name, folder, root, num_fewshot)))
+        write_text(made / f"{name}.yaml", dumped(_on_files(name, folder, root, num_fewshot)))
     manager = TaskManager(include_path=str(made), include_defaults=False)
     return _loaded(manager, wanted), manager
 
@@ -149,10 +124,8 @@ def needs_lm_eval() -> None:
 
 def unknown_task(name: str, known: Sequence[str], what: str) -> str:
     """The message for a task that does not exist."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     listed = ", ".join(known) if len(known) < 20 else f"{len(known)} names, listed by lm_eval ls tasks"
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown task {name!r}; {hint}{what} are {listed}"
+    return f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}"
 
 
 def _refuse_code(names: Sequence[str], run_code: bool) -> None:
@@ -203,7 +176,7 @@ def _from_hub(names: Sequence[str], cache: Path) -> tuple[list[Any], Any]:
     ours = sorted(set(names) & set(OFFLINE))
     made = cache / f"hub-tasks-{hashlib.sha256(repr(ours).encode()).hexdigest()[:12]}"
     for name in ours:
-        write_beside(made / f"{name}.yaml", dumped(base(name)))
+        write_text(made / f"{name}.yaml", dumped(base(name)))
     manager = TaskManager(include_path=str(made) if ours else None, include_defaults=False)
     if len(ours) == len(names):
         return _loaded(manager, names), manager
@@ -257,10 +230,10 @@ def _quiet() -> Iterator[None]:
     """Without the progress bars of reading a few thousand rows."""
     import datasets
 
-    shown = datasets.are_progress_bars_enabled() if hasattr(datasets, "are_progress_bars_enabled") else True
+    hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if not hidden:
             datasets.enable_progress_bars()

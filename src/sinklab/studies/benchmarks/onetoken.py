@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,12 @@ import pandas as pd
 from sinklab.reports.printed import Printed, write_printed
 from sinklab.reports.runs import as_trainings
 from sinklab.reports.training import FREE, Training, variant
-from sinklab.studies.benchmarks.published import ONE_TOKEN, PaperTable
+from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, PaperTable
 from sinklab.studies.benchmarks.read import Benchmark, Score, found_in
 
-# lm-eval's tasks for a column, the paper's own first.
-TASKS = {
-    "ARC-e": ("arc_easy",),
-    "ARC-c": ("arc_challenge",),
-    "HellaSwag": ("hellaswag",),
-    "PIQA": ("piqa",),
-    "RACE": ("race",),
-    "SIQA": ("social_iqa",),
-    "LAMBADA": ("lambada_standard", "lambada_openai"),
-    "GSM8K": ("gsm8k_two_stage", "gsm8k"),
-}
+COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
+RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
+VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
 # What makes a variant, and what follows from it: runs of one experiment may differ in these.
 _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
 
@@ -64,7 +56,7 @@ class Experiment:
 
     def score(self, name: str, column: str, metric: str | None = None) -> Cell | None:
         """A benchmark of a variant in percent, mean over its runs; of several tasks for it the paper's own."""
-        for task in TASKS[column]:
+        for task in COLUMNS[column]["tasks"]:
             scores: list[Score] = []
             for one in self.benchmarks:
                 if variant(one.model) == name and one.k == 0 and not one.run.info.settings.get("edits"):
@@ -73,37 +65,29 @@ class Experiment:
             if scores:
                 # a first try with a limit does not count beside the whole benchmark
                 scores = [one for one in scores if one.samples == max(one.samples for one in scores)]
-                value, stderr = _mean([100 * one.value for one in scores], [100 * one.stderr for one in scores])
-                return Cell(value, stderr, len(scores), scores[0].samples, task, scores[0].metric)
+                about = {"samples": scores[0].samples, "task": task, "metric": scores[0].metric}
+                return _mean([(100 * one.value, 100 * one.stderr) for one in scores], **about)
         return None
+
+    def of(self, name: str) -> list[Training]:
+        """The training runs of a variant; those that fine-tuned one on questions are not among them."""
+        return [one for one in self.trainings if one.variant == name and not _is_tuned(one)]
 
     def loss(self, name: str) -> Cell | None:
         """Held-out loss of a variant in nats per token, mean over its runs, ± one standard error over rows of text."""
-        losses = [one.loss for one in self.trainings if one.variant == name and not _is_tuned(one)]
-        known = [loss for loss in losses if loss is not None]
-        if not known:
-            return None
-        value, stderr = _mean([one.mean for one in known], [(one.high - one.mean) / 1.96 for one in known])
-        return Cell(value, stderr, len(known))
+        known = [one.loss for one in self.of(name) if one.loss is not None]
+        return _mean([(one.mean, (one.high - one.mean) / 1.96) for one in known])
 
     def less(self, name: str, other: str) -> Cell | None:
         """Held-out loss less that of another variant of the same seed, paired by row of text; mean over seeds."""
-        if name == other:
-            return None
-        mine = [one for one in self.trainings if one.variant == name and not _is_tuned(one)]
-        theirs = {one.run.info.seed: one for one in self.trainings if one.variant == other and not _is_tuned(one)}
-        pairs = [one.against(theirs[one.run.info.seed]) for one in mine if one.run.info.seed in theirs]
-        known = [pair for pair in pairs if pair is not None]
-        if not known:
-            return None
-        value, stderr = _mean([pair[0] for pair in known], [pair[1] / 1.96 for pair in known])
-        return Cell(value, stderr, len(known))
+        theirs = {one.run.info.seed: one for one in self.of(other)} if name != other else {}
+        pairs = [one.against(theirs[one.run.info.seed]) for one in self.of(name) if one.run.info.seed in theirs]
+        return _mean([(pair[0], pair[1] / 1.96) for pair in pairs if pair is not None])
 
     def share(self, name: str) -> Cell | None:
         """Percent of attention on the added sinks at the last look of the monitor, mean over runs."""
-        looks = [one.looks for one in self.trainings if one.variant == name and one.sink_count and not _is_tuned(one)]
-        shares = [100 * float(table.iloc[-1]["sink_share"]) for table in looks if not table.empty]
-        return Cell(float(np.mean(shares)), math.nan, len(shares)) if shares else None
+        looks = [one.looks for one in self.of(name) if one.sink_count]
+        return _mean([(100 * float(table.iloc[-1]["sink_share"]), math.nan) for table in looks if not table.empty])
 
     def model_of(self, name: str, *, tuned: bool = False) -> str | None:
         """Folder or name of the first model of a variant; `tuned`: the one fine-tuned on questions."""
@@ -192,36 +176,16 @@ def _short(count: float) -> str:
     return str(count)
 
 
-def _mean(values: list[float], errors: list[float]) -> tuple[float, float]:
+def _mean(runs: Sequence[tuple[float, float]], **about: Any) -> Cell | None:
     """Mean over runs, and its standard error from those of the runs: seeds beyond that are not in it."""
-    return float(np.mean(values)), float(np.sqrt(np.sum(np.square(errors))) / len(errors))
+    if not runs:
+        return None
+    values, errors = np.array(runs).T
+    return Cell(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(runs)), len(runs), **about)
 
 
-# How the released code scores a column: the paper names neither the estimator nor the guidance.
-PROTOCOL = {
-    "ARC-e": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.6",
-    "ARC-c": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.6",
-    "HellaSwag": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.7",
-    "PIQA": "--estimator chain_rule --likelihood-cfg-scale 0.6",
-    "RACE": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.7",
-    "SIQA": "--noise smdm --mc-samples 1024 --likelihood-cfg-scale 0.6",
-    "LAMBADA": "--estimator chain_rule --likelihood-cfg-scale 1.1",
-    "GSM8K": "",
-}
-# Recipes by the start of a table's models: on a laptop, and as published.
-_RECIPES = {"autoregressive": ("laptop-from-causal", "qwen-0.5b"), "scratch": ("laptop-scratch", "scratch-472m")}
-_WORDS = {"sink at the end": "end", "2 sinks": "2-sinks", "4 sinks": "4-sinks", "zero-value sink": "zero"}
 LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
 RUNS_ONLY = (LOSS, LESS, SHARE)
-NOTES = (
-    "Published: arXiv 2601.19657, Tables 1 to 5, percent right; the paper gives no errors. Measured cells are percent "
-    "right ± one binomial standard error, means over runs that differ in their seed alone; the held-out loss is in "
-    "nats per token, ± one standard error over rows of text, on the text of the runs themselves; where it is less the "
-    "first row's, it is paired by row and seed. A mean over fewer runs than the row above is of other seeds.",
-    "The paper does not say whether HellaSwag, ARC and PIQA are acc or acc_norm, nor that its released code uses "
-    "guidance: the commands below give what that code gives. Its LAMBADA is lm-eval's lambada_standard. No script "
-    "scores ARC-c; ARC-e's settings are taken for it.",
-)
 
 
 def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
@@ -233,21 +197,21 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     rows: list[dict[str, object]] = []
     for table in ONE_TOKEN:
         for size, paper_rows in table.blocks.items():
+            about: dict[str, object] = {"table": table.number, "block": size, "source": "published"}
             for paper in paper_rows:
+                here = about | {"row": paper.name, "variant": paper.variant}
                 for column, score in zip(table.benchmarks, paper.scores, strict=True):
-                    rows.append(
-                        _row(table, size, "published", (paper.name, paper.variant), column, Cell(score, _NAN, 0))
-                    )
+                    rows.append(here | {"column": column} | asdict(Cell(score, math.nan, 0)) | {"command": ""})
         for block in _belonging(table, blocks):
+            about = {"table": table.number, "block": block.label, "source": "measured"}
             for name, of_variant in table.variants:
+                here = about | {"row": name, "variant": of_variant}
                 for column in (*table.benchmarks, *RUNS_ONLY):
-                    cell = _cell(block, (of_variant, table.variants[0][1]), column, metric)
-                    row = _row(table, block.label, "measured", (name, of_variant), column, cell)
-                    rows.append(row | {"command": "" if cell else _command(table, block, of_variant, column)})
+                    cell = _cell(block, of_variant, table.variants[0][1], column, metric)
+                    command = "" if cell else _command(table, block, of_variant, column)
+                    number = asdict(cell or Cell(math.nan, math.nan, 0))
+                    rows.append(here | {"column": column} | number | {"command": command})
     return pd.DataFrame(rows)
-
-
-_NAN = float("nan")
 
 
 def _belonging(table: PaperTable, blocks: Sequence[Experiment]) -> list[Experiment]:
@@ -261,57 +225,36 @@ def _wanted(table: PaperTable) -> set[str]:
     return {name for _, name in table.variants}
 
 
-def _cell(block: Experiment, variants: tuple[str, str], column: str, metric: str | None) -> Cell | None:
-    """Of a variant, given with the one of the table's first row."""
+def _cell(block: Experiment, of_variant: str, first: str, column: str, metric: str | None) -> Cell | None:
+    """Of a variant; `first` is that of the table's first row."""
+    if column == LESS:
+        return block.less(of_variant, first)
     if column in RUNS_ONLY:
-        known = {LOSS: block.loss, SHARE: block.share, LESS: lambda name: block.less(name, variants[1])}
-        return known[column](variants[0])
-    return block.score(variants[0], column, metric)
-
-
-def _row(
-    table: PaperTable, block: str, source: str, row: tuple[str, str], column: str, cell: Cell | None
-) -> dict[str, object]:
-    cell = cell or Cell(_NAN, _NAN, 0)
-    return {
-        "table": table.number,
-        "block": block,
-        "source": source,
-        "row": row[0],
-        "variant": row[1],
-        "column": column,
-        "value": cell.value,
-        "stderr": cell.stderr,
-        "runs": cell.runs,
-        "samples": cell.samples,
-        "task": cell.task,
-        "metric": cell.metric,
-        "command": "",
-    }
+        return {LOSS: block.loss, SHARE: block.share}[column](of_variant)
+    return block.score(of_variant, column, metric)
 
 
 def _command(table: PaperTable, block: Experiment, of_variant: str, column: str) -> str:
     """What fills a missing cell; nothing where there is none to be filled."""
     model = block.model_of(of_variant)
-    word = _WORDS.get(of_variant, of_variant)
+    word = VARIANTS.get(of_variant, of_variant)
     if model is None:
-        laptop, published = _RECIPES[table.start]
+        laptop, published = RECIPES[table.start]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
-    if column == SHARE:
-        return "" if of_variant in ("plain", "gate") else "train with --monitor-every"
-    if column == LESS:
-        return ""
-    if column == LOSS:
-        return f"sinklab curve --model {model}"
-    kind = "smdm" if "smdm" in PROTOCOL[column] else "chain"
-    how = f"{kind}-{PROTOCOL[column].split()[-1]}" if PROTOCOL[column] else "two-stage"
-    where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
+    if column in RUNS_ONLY:
+        has_sinks = of_variant not in ("plain", "gate")
+        return {LOSS: f"sinklab curve --model {model}", SHARE: "train with --monitor-every" * has_sinks, LESS: ""}[
+            column
+        ]
+    flags = COLUMNS[column]["flags"]
+    how = f"{'smdm' if 'smdm' in flags else 'chain'}-{flags.split()[-1]}" if flags else "two-stage"
     if column == "GSM8K":
         tuned = block.model_of(of_variant, tuned=True)
         if tuned is None:
             return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
         model = tuned
-    return " ".join(f"sinklab eval --model {model} --tasks {TASKS[column][0]} {PROTOCOL[column]} {where}".split())
+    where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
+    return " ".join(f"sinklab eval --model {model} --tasks {COLUMNS[column]['tasks'][0]} {flags} {where}".split())
 
 
 def onetoken_text(numbers: pd.DataFrame, table: int) -> pd.DataFrame:
@@ -365,12 +308,15 @@ def write_onetoken(folders: Iterable[str | Path], out: str | Path, *, metric: st
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings), metric=metric)
     written = []
     for table in ONE_TOKEN:
-        notes = [*NOTES, *(f"missing: `{command}`" for command in missing_commands(numbers, table.number))]
+        notes = [
+            *ONE_TOKEN_FACTS["notes"],
+            *(f"missing: `{command}`" for command in missing_commands(numbers, table.number)),
+        ]
         if not (numbers[numbers["table"] == table.number]["source"] == "measured").any():
-            laptop, published = _RECIPES[table.start]
+            laptop, published = RECIPES[table.start]
             notes.append(
                 f"no run of these folders belongs here: `sinklab train {laptop}` with the variants "
-                f"{', '.join(_WORDS.get(name, name) for name in sorted(_wanted(table)))} (as published: {published})"
+                f"{', '.join(VARIANTS.get(name, name) for name in sorted(_wanted(table)))} (as published: {published})"
             )
         notes += [f"not finished, so left out: {path}" for path in found.unfinished]
         text = onetoken_text(numbers, table.number)

@@ -1,4 +1,4 @@
-"""Likelihood requests of lm-eval: which share their noise, which are watched, what is kept of each."""
+"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, what is kept of each."""
 
 # B rows of a forward, S positions
 from __future__ import annotations
@@ -6,23 +6,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.tracing import trace
-from sinklab.registry import interventions
+from sinklab.scoring.answers import needs_own_batch
 from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.benchmarks.settings import EvalSettings
-from sinklab.studies.processes import Progress
-from sinklab.studies.request_cache import RequestCache, request_key, request_number
+from sinklab.studies.request_cache import request_key, request_number
 
 DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -74,14 +73,9 @@ def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
     return dataclasses.replace(settings, temperature=float(asked["temperature"]), **cuts)
 
 
-def writing_jobs(
-    loaded: Loaded,
-    requests: Iterable[Any],
-    settings: EvalSettings,
-    encode: Callable[[str], list[int]],
-    is_drawn: Callable[[EvalSettings], bool],
-) -> list[Job]:
+def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
+    loaded, settings = model.loaded, model.settings
     context, seen = limit_of(loaded), Counter[str]()
     jobs = []
     for request in requests:
@@ -92,22 +86,12 @@ def writing_jobs(
         asked = settings.new_tokens or next((int(given[name]) for name in _LENGTHS if given.get(name)), DEFAULT_TOKENS)
         named = request_key("generate_until", text, given)
         # beyond its repeats a request only fills up a distributed batch
-        nth = seen[named] if seen[named] < (request.repeats or 1) and is_drawn(own) else 0
+        nth = seen[named] if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits) else 0
         seen[named] += 1
-        ids, new_tokens, cut = fitted(started(loaded, encode(text)), asked, context)
-        jobs.append(
-            Job(
-                request_key(named, nth),
-                request.task_name or "",
-                request.doc_id or 0,
-                ids,
-                until,
-                new_tokens,
-                paced(own, new_tokens, asked),
-                cut,
-                is_watched(settings, request.doc_id),
-            )
-        )
+        ids, new_tokens, cut = fitted(started(loaded, model.tok_encode(text)), asked, context)
+        of = (request_key(named, nth), request.task_name or "", request.doc_id or 0)
+        how = (paced(own, new_tokens, asked), cut, is_watched(settings, request.doc_id))
+        jobs.append(Job(*of, ids, until, new_tokens, *how))
     return jobs
 
 
@@ -133,41 +117,23 @@ def is_watched(settings: EvalSettings, document: int | None) -> bool:
     return settings.record_sinks is None or (document or 0) < settings.record_sinks
 
 
-def batches(jobs: Iterable[Job], size: Callable[[Job], int]) -> list[list[Job]]:
+def batches(model: Any, jobs: Iterable[Job]) -> Iterator[list[Job]]:
     """Jobs that can be written together, of like lengths, longest first; every name once."""
     groups: dict[Any, list[Job]] = {}
     for job in {job.key: job for job in jobs}.values():
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
-    found = []
     for group in groups.values():
         group.sort(key=lambda job: (-len(job.ids), job.key))
-        rows = size(group[0])
-        found += [group[start : start + rows] for start in range(0, len(group), rows)]
-    return found
+        rows = 1 if needs_own_batch(group[0].settings, model.edits) else model.settings.batch
+        yield from (group[start : start + rows] for start in range(0, len(group), rows))
 
 
 FORWARDS = 4
 """So many forwards of a request are watched; more noisy copies of the same text say little that is new."""
 
 
-class Scoring(Protocol):
-    """What is needed of the lm-eval model."""
-
-    loaded: Loaded
-    settings: EvalSettings
-    cache: RequestCache
-    teller: Progress
-    is_diffusion: bool
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]: ...
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]: ...
-
-    def tell(self, document: tuple[str, int], number: int, answer: dict[str, Any]) -> None: ...
-
-
 @dataclass(frozen=True)
-class _Asked:
+class _Scoring:
     key: str
     context: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -188,7 +154,7 @@ def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     )
 
 
-def scored(model: Scoring, requests: Sequence[Any]) -> list[dict[str, Any]]:
+def scored(model: Any, requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers to (context, continuation) requests, in their order."""
     documents = [(request.task_name or "", request.doc_id or 0) for request in requests]
     different = [(document, request.idx) for document, request in zip(documents, requests, strict=True)]
@@ -200,7 +166,7 @@ def scored(model: Scoring, requests: Sequence[Any]) -> list[dict[str, Any]]:
         greedy = choices[document] == 1
         key = request_key("loglikelihood", request.args, document, greedy)
         watched = is_watched(model.settings, request.doc_id)
-        asked.append(_Asked(key, context, continuation, group, greedy, watched))
+        asked.append(_Scoring(key, context, continuation, group, greedy, watched))
     _ask(model, asked)
     answers = [model.cache.get(each.key) or {} for each in asked]
     for request, document, answer in zip(requests, documents, answers, strict=True):
@@ -208,7 +174,7 @@ def scored(model: Scoring, requests: Sequence[Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def _encoded(model: Scoring, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _encoded(model: Any, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if not context:
         # where a model cannot start from nothing, `score` puts its beginning of text
         return (), tuple(model.tok_encode(continuation, add_special_tokens=False))
@@ -219,13 +185,12 @@ def _encoded(model: Scoring, context: str, continuation: str) -> tuple[tuple[int
     return tuple(before), tuple(after)
 
 
-def _ask(model: Scoring, asked: Sequence[_Asked]) -> None:
+def _ask(model: Any, asked: Sequence[_Scoring]) -> None:
     """Score what the cache does not hold, some at a time, so that an interruption costs little."""
     names = {each.key: each for each in asked}
     todo = [each for key, each in names.items() if model.cache.get(key) is None]
     done = len(names) - len(todo)
-    model.teller.stage(f"scoring {len(names)} continuations" + (f", {done} of them there already" if done else ""))
-    model.teller.count(done, len(names))
+    counted = model.counted("scoring", "continuations", len(names), done)
     todo.sort(key=lambda each: -len(each.context) - len(each.continuation))
     for greedy in (False, True):
         plain = [each for each in todo if each.greedy == greedy and not each.watched]
@@ -233,20 +198,17 @@ def _ask(model: Scoring, asked: Sequence[_Asked]) -> None:
         parts = [plain[start : start + together] for start in range(0, len(plain), together)]
         for part in [*parts, *([each] for each in todo if each.greedy == greedy and each.watched)]:
             model.cache.add(_scores(model, part, greedy=greedy))
-            done += len(part)
-            model.teller.count(done, len(names))
+            counted(len(part))
 
 
-def _scores(model: Scoring, asked: Sequence[_Asked], *, greedy: bool) -> dict[str, dict[str, Any]]:
-    edits = [interventions.parse(spec) for spec in model.settings.specs()]
-
+def _scores(model: Any, asked: Sequence[_Scoring], *, greedy: bool) -> dict[str, dict[str, Any]]:
     def run() -> list[Scored]:
         return score(
             model.loaded,
             [(each.context, each.continuation) for each in asked],
             likelihood_settings(model.settings),
             groups=[each.group for each in asked],
-            edits=edits,
+            edits=model.scored_edits,
             greedy=greedy,
         )
 
@@ -258,14 +220,8 @@ def _scores(model: Scoring, asked: Sequence[_Asked], *, greedy: bool) -> dict[st
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "logprob": result.logprob,
-        "stderr": result.stderr,
-        "greedy": result.greedy,
-        "tokens": result.tokens,
-        "cut": result.dropped,
-        "sinks": sinks,
-    }
+    about = {"logprob": result.logprob, "stderr": result.stderr, "greedy": result.greedy, "tokens": result.tokens}
+    return about | {"cut": result.dropped, "sinks": sinks}
 
 
 def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -288,21 +244,20 @@ def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str
     return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
 
 
-def rolled(model: Scoring, requests: Sequence[Any]) -> list[dict[str, Any]]:
+def rolled(model: Any, requests: Sequence[Any]) -> list[dict[str, Any]]:
     """The answers to requests for the likelihood of a whole text, in their order."""
-    edits = [interventions.parse(spec) for spec in model.settings.specs()]
-    model.teller.stage(f"scoring {len(requests)} texts")
+    counted = model.counted("scoring", "texts", len(requests), 0)
     answers = []
-    for done, request in enumerate(requests):
+    for request in requests:
         (text,) = request.args
         key = request_key("loglikelihood_rolling", text)
         answer = model.cache.get(key)
         if answer is None:
             ids = model.tok_encode(text, add_special_tokens=False)
-            result = rolling(model.loaded, ids, likelihood_settings(model.settings), edits=edits)
+            result = rolling(model.loaded, ids, likelihood_settings(model.settings), edits=model.scored_edits)
             answer = _answer(result, [])
             model.cache.add({key: answer})
-        model.teller.count(done + 1, len(requests))
+        counted(1)
         model.tell((request.task_name or "", request.doc_id or 0), 0, answer)
         answers.append(answer)
     return answers

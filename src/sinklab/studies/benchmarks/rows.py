@@ -1,4 +1,7 @@
-"""Where the files of a packaged benchmark lie below a folder of data, and one form for all of them."""
+"""The files of a packaged benchmark: where they lie below a folder of data, and one form for all of them.
+
+A task file (tasks/NAME.yaml) says where they are looked for and what lm-eval's task of that name reads of a document.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,39 @@ import bz2
 import gzip
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from sinklab.data.corpora import json_object
+from sinklab.records.storage import write_beside
 
 Row = dict[str, Any]
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _LETTERS = "ABCDEFGH"
+
+
+class FunctionName(str):
+    """The name of a function, marked so in a task file."""
+
+
+def packaged(name: str) -> dict[str, Any]:
+    """The task file of this package, its functions by their names."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: FunctionName(loader.construct_scalar(node)))
+    text = (files(__package__) / "tasks" / f"{name}.yaml").read_text("utf-8")
+    config: dict[str, Any] = yaml.load(text, Loader)
+    return config
 
 
 def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
@@ -34,12 +55,13 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
     Raises:
         ValueError: for a file that cannot be read or lacks a field, naming the file, the row and the field.
     """
-    rows = [row for path in paths for row in _READERS.get((benchmark, _kind(path)), _plain)(path)]
+    about = packaged(benchmark)["sinklab"]
+    rows = [row for path in paths for row in _READERS.get((about.get("text"), _kind(path)), _plain)(path)]
     if not rows:
         raise ValueError(f"a benchmark has at least one document, but {paths[0]} is empty; get the file again")
-    if benchmark == "race" and "problems" not in rows[0]:
+    if about.get("form") == "race" and "problems" not in rows[0]:
         rows = _by_article(rows, paths[0])
-    form = _FORMS[benchmark]
+    form = _FORMS[about["form"]] if "form" in about else partial(_fields, about["fields"], about.get("labels"))
     return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
 
 
@@ -85,7 +107,7 @@ def _parquet(path: Path) -> list[Row]:
     return rows
 
 
-def _hellaswag_text(path: Path) -> list[Row]:
+def _six_lines(path: Path) -> list[Row]:
     """Six lines a document: activity and context, number of the right ending, four endings."""
     lines = _text(path).rstrip("\n").split("\n")
     if len(lines) % 6 or any(line.strip() not in ("0", "1", "2", "3") for line in lines[1::6]):
@@ -121,10 +143,10 @@ def _whole(path: Path) -> list[Row]:
         raise ValueError(f"{path} must hold one JSON object: {error.msg} in line {error.lineno}") from error
 
 
-_READERS: dict[tuple[str, str], Callable[[Path], list[Row]]] = {
-    ("hellaswag", ".txt"): _hellaswag_text,
-    ("lambada_standard", ".txt"): _lines,
-    ("race", ".txt"): _whole,
+_READERS: dict[tuple[str | None, str], Callable[[Path], list[Row]]] = {
+    ("six_lines", ".txt"): _six_lines,
+    ("lines", ".txt"): _lines,
+    ("json", ".txt"): _whole,
 }
 
 
@@ -134,18 +156,17 @@ def _taken(row: Row, where: str, *names: str) -> Row:
     return {name: row[name] for name in names}
 
 
-def _labelled(fields: tuple[str, ...], first: int, choices: int) -> Callable[[Row, str], Row]:
-    def form(row: Row, where: str) -> Row:
-        if row.get("label") is None:
-            raise ValueError(
-                f"{where} has no label, and no file NAME-labels.lst stands beside it; put the labels' file there"
-            )
-        label = str(row["label"])
-        if not label.isdigit() or not first <= int(label) < first + choices:
-            raise ValueError(f"{where}: label must be {first} to {first + choices - 1}, but is {label!r}")
-        return {**_taken(row, where, *fields), "label": label if first or "endings" in fields else int(label)}
-
-    return form
+def _fields(fields: Sequence[str], labels: Sequence[Any] | None, row: Row, where: str) -> Row:
+    if labels is None:
+        return _taken(row, where, *fields)
+    if row.get("label") is None:
+        raise ValueError(
+            f"{where} has no label, and no file NAME-labels.lst stands beside it; put the labels' file there"
+        )
+    known = {str(label): label for label in labels}
+    if str(row["label"]) not in known:
+        raise ValueError(f"{where}: label must be {labels[0]} to {labels[-1]}, but is {str(row['label'])!r}")
+    return {**_taken(row, where, *fields), "label": known[str(row["label"])]}
 
 
 def _arc(row: Row, where: str) -> Row:
@@ -199,29 +220,7 @@ def _lambada(row: Row, where: str) -> Row:
     return _taken(row, where, "text")
 
 
-def _only(*names: str) -> Callable[[Row, str], Row]:
-    return lambda row, where: _taken(row, where, *names)
-
-
-_FORMS: dict[str, Callable[[Row, str], Row]] = {
-    "gsm8k": _only("question", "answer"),
-    "humaneval": _only("task_id", "prompt", "canonical_solution", "test", "entry_point"),
-    "humaneval_instruct": _only("task_id", "prompt", "canonical_solution", "test", "entry_point"),
-    "hellaswag": _labelled(("activity_label", "ctx_a", "ctx_b", "endings"), 0, 4),
-    "arc_easy": _arc,
-    "arc_challenge": _arc,
-    "piqa": _labelled(("goal", "sol1", "sol2"), 0, 2),
-    "social_iqa": _labelled(("context", "question", "answerA", "answerB", "answerC"), 1, 3),
-    "race": _race,
-    "lambada_openai": _lambada,
-    "lambada_standard": _lambada,
-}
-
-
-def json_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """One line of JSON per row, each with its line feed."""
-    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
+_FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "race": _race, "lambada": _lambada}
 
 _ENDINGS = ("", ".gz", ".bz2")
 # raised when rows of the same file come out otherwise: what an older version converted is then left alone
@@ -274,6 +273,13 @@ class Source:
         )
 
 
+def source_of(name: str) -> Source:
+    """Where the files of a packaged benchmark are looked for."""
+    given = packaged(name)["sinklab"]
+    patterns = {split: tuple(some) for split, some in given["files"].items()}
+    return Source(name, given["hub"], given.get("config"), tuple(given["folders"]), patterns)
+
+
 def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Path:
     """The split as JSON lines with the Hub's fields, written once into the cache.
 
@@ -284,23 +290,17 @@ def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Pat
     digest = hashlib.sha256(repr((_FORM, source.task, split, stats)).encode()).hexdigest()[:12]
     target = cache / f"{source.task}-{split}-{digest}.jsonl"
     if not target.is_file():
-        write_beside(target, "".join(json_lines(rows_of(source.task, paths))))
+        rows = rows_of(source.task, paths)
+        write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return target
 
 
-def write_beside(target: Path, text: str) -> None:
-    """Write a file under another name, then rename it: nothing half-written is ever read.
-
-    Raises:
-        ValueError: if the folder cannot be written.
-    """
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+def write_text(target: Path, text: str) -> None:
+    """Write a file of the cache; nothing half-written is ever read. Raises ValueError where it cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(target)
+        write_beside(target, lambda part: part.write_text(text, "utf-8"))
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        fact = error.strerror or error
-        raise ValueError(f"{target} cannot be written: {fact}; choose another cache folder") from error
+        raise ValueError(
+            f"{target} cannot be written: {error.strerror or error}; choose another cache folder"
+        ) from error

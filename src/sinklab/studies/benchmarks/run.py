@@ -15,15 +15,15 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.records.writing import RunWriter
-from sinklab.studies.benchmarks import offline, tables, two_stage_run
-from sinklab.studies.benchmarks import two_stage_run as two_stage_scores
+from sinklab.studies.base import describe
+from sinklab.studies.benchmarks import offline, tables, two_stage
 from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
-from sinklab.studies.trace.run import describe
 
 if TYPE_CHECKING:
     from sinklab.studies.benchmarks.harness_model import SinklabLM
@@ -41,21 +41,14 @@ def quiet() -> Iterator[None]:
 
     metrics_module: Any = lm_eval.api.metrics
     task_module: Any = lm_eval.api.task
-    bar, before = task_module.tqdm, os.environ.get("DISABLE_MULTIPROC")
-    # progress is told by our own bar; a pool of processes would copy the model's memory
-    task_module.tqdm = partial(bar, disable=True)
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    # resampling announces itself on standard output, where only results belong
-    metrics_module.print = lambda *words, **options: None
-    try:
+    # our own bar shows the progress; a pool of processes would copy the model's memory; resampling announces itself
+    # on standard output, where only results belong
+    with (
+        patch.object(task_module, "tqdm", partial(task_module.tqdm, disable=True)),
+        patch.dict(os.environ, DISABLE_MULTIPROC="1"),
+        patch.object(metrics_module, "print", lambda *words, **options: None, create=True),
+    ):
         yield
-    finally:
-        task_module.tqdm = bar
-        del metrics_module.print
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before
 
 
 def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
@@ -124,15 +117,15 @@ def evaluate(
     Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and document: prompt, answer,
     target, right) and ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`). Beside them lie lm-eval's
     own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
-    interrupted run goes on. Under ``accelerate launch`` the documents are dealt to the processes; all write into one
-    folder, and the first one scores.
+    interrupted run goes on. Under ``accelerate launch`` the documents are sharded across the processes; all write into
+    one folder, and the first one scores.
 
     Args:
         settings: what to score and how.
         model: loaded, what :func:`sinklab.models.load` takes, or a function that loads it once the tasks are there.
         out: folder to write; it must be empty or absent, or hold this very run when ``settings.resume`` is set.
         task_objects: lm-eval tasks, or dicts of their configuration, to score in place of ``settings.tasks``.
-        progress: told how far it is; a function is called with a short text at each stage.
+        progress: shows how far it is; a function is called with a short text at each stage.
 
     Raises:
         ValueError: without lm-eval; for unknown tasks, data that are not there, code that is not to be run, a model
@@ -142,7 +135,7 @@ def evaluate(
     offline.needs_lm_eval()
     path, processes = Path(out), Processes.here()
     settings = settings or EvalSettings()
-    teller = as_progress(progress if processes.is_first else None)
+    progress = as_progress(progress if processes.is_first else None)
     if not settings.resume and processes.is_first:
         refuse_taken(path)
     if task_objects is not None:
@@ -153,14 +146,14 @@ def evaluate(
 
     from sinklab.studies.benchmarks.harness_model import SinklabLM
 
-    asked = SinklabLM(loaded, settings=settings, progress=teller)
+    asked = SinklabLM(loaded, settings=settings, progress=progress)
     about: dict[str, Any] = {"kind": "benchmark", "model": _described(loaded), "settings": settings.kept()}
     with ExitStack() as stack:
         run = None
         if processes.is_first:
             writer = RunWriter(path, **about, seed=settings.seed, resume=settings.resume)
             run = stack.enter_context(writer)
-        # the folder is there, and it is this run's, before anybody writes into it
+        # the folder is there, and it is this run's, before a process writes into it
         processes.wait()
         asked.cache = RequestCache(path, processes.rank, request_key(about))
         work.score(asked, run)
@@ -182,13 +175,13 @@ class _Work:
         wanted = list(objects or [name for name in settings.tasks if name != TWO_STAGE])
         documents: list[dict[str, Any]] = []
         if objects is None and TWO_STAGE in settings.tasks:
-            documents = two_stage_scores.two_stage_documents(settings.data, settings.limit)
+            documents = two_stage.two_stage_documents(settings.data, settings.limit)
         return cls(_tasks(settings, wanted) if wanted else None, documents)
 
     def score(self, model: SinklabLM, run: RunWriter | None) -> None:
         """Ask for everything; the first process, which has the run, writes the tables."""
         if self.documents:
-            two_stage_run.answer_all(model, self.documents)
+            two_stage.answer_all(model, self.documents)
         results = None if self.tasks is None else _scored(model, self.tasks)
         told = model.gather_object(model.told)
         if run is None:
@@ -196,7 +189,7 @@ class _Work:
         answers = {key: answer for part in told or () for key, answer in part.items()}
         scores, samples = tables.rows_of(results, answers) if results else ([], [])
         if self.documents:
-            more = two_stage_run.rows(self.documents, answers, published=model.settings.published)
+            more = two_stage.rows(self.documents, answers, published=model.settings.published)
             scores, samples = [*scores, *more[0]], [*samples, *more[1]]
         tables.write(run, scores, samples, answers)
         if results is not None:
@@ -234,8 +227,7 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
 
 
 def _described(loaded: Loaded) -> dict[str, Any]:
-    about = describe(loaded)
-    return {name: value for name, value in about.items() if name not in ("recorded_layers", "recorded_heads")}
+    return {name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")}
 
 
 def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
@@ -246,7 +238,7 @@ def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
     if settings.num_fewshot:
         for name, task in tasks["tasks"].items():
             if task.get_config("num_fewshot") == 0:
-                model.teller.stage(f"{name} keeps its 0 worked examples: lm-eval lets nobody change them")
+                model.progress.stage(f"{name} keeps its 0 worked examples: lm-eval does not allow another number")
     with quiet():
         results: Any = run_tasks(
             model,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sinklab.errors import Checked, known_fields, limited
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.settings import ESTIMATORS, NOISES
 
@@ -59,7 +59,7 @@ PACE = ("batch", "likelihood_batch", "resume")
 
 
 @dataclass(frozen=True)
-class EvalSettings(DecodingSettings):
+class EvalSettings(DecodingSettings, Checked):
     """What is scored, under which interventions, and how texts are written and likelihoods estimated.
 
     Raises ValueError for numbers and names that make no sense with any model.
@@ -70,17 +70,17 @@ class EvalSettings(DecodingSettings):
     social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval."""
     mask_sinks: int | None = None
     """Hide this many sinks per layer and head while the model writes and scores; none when left out."""
-    control: str = "sinks"
+    control: str = limited("sinks", one_of=CONTROLS)
     """With mask_sinks, what is hidden: sinks, or as many random, recent or lowest columns that are none."""
     edits: tuple[str, ...] = ()
     """Further interventions, e.g. window_attention:radius=16, applied after mask_sinks."""
-    limit: int | None = None
+    limit: int | None = limited(None, at_least=1)
     """Score the first so many documents of each task; all when left out."""
-    num_fewshot: int | None = None
+    num_fewshot: int | None = limited(None, at_least=0)
     """Worked examples in front of each question; what the task says when left out."""
     data: str | None = None
     """Folder with the benchmarks' files; the Hub when left out."""
-    new_tokens: int | None = None
+    new_tokens: int | None = limited(None, at_least=1)
     """Tokens to write per answer; what the task asks for, else 256, when left out."""
     block_length: int | None = 32
     """Semi-autoregressive blocks of this many tokens (as in arXiv 2510.15731); None writes everything as one block."""
@@ -89,17 +89,17 @@ class EvalSettings(DecodingSettings):
     to its right never counts."""
     seed: int | None = 0
     """Seed of all noise; each request has its own, which follows from this one and what is asked."""
-    estimator: str = "auto"
+    estimator: str = limited("auto", one_of=ESTIMATORS)
     """Likelihood of a continuation under a diffusion model: monte_carlo, chain_rule, or auto (monte_carlo)."""
-    noise: str = "llada"
+    noise: str = limited("llada", one_of=NOISES)
     """Noise of the Monte Carlo estimate: llada (number of masks) or smdm (time)."""
-    mc_samples: int = 128
+    mc_samples: int = limited(128, at_least=1)
     """Noisy copies per continuation (LLaDA 128, SMDM 1024)."""
     likelihood_cfg_scale: float = 0.0
     """Classifier-free guidance of likelihoods; 0 is off."""
-    batch: int = 8
+    batch: int = limited(8, at_least=1)
     """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage as published: 64)."""
-    likelihood_batch: int = 32
+    likelihood_batch: int = limited(32, at_least=1)
     """Rows per forward where likelihoods are estimated."""
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
@@ -107,40 +107,22 @@ class EvalSettings(DecodingSettings):
     """Run the programs that the model writes (HumanEval), in a subprocess with limits. Never without this flag."""
     published: bool = False
     """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over batches of 64)."""
-    record_sinks: int | None = 16
+    record_sinks: int | None = limited(16, at_least=0)
     """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
     resume: bool = False
     """Go on with an interrupted run; answers that are there are not asked for again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given: Any = self.tasks
-        tasks = (given,) if isinstance(given, str) else given
-        names = tuple(dict.fromkeys(name for text in tasks for name in text.replace(",", " ").split()))
+        Checked.__post_init__(self)
+        names = tuple(dict.fromkeys(name for text in self.tasks for name in text.replace(",", " ").split()))
         object.__setattr__(self, "tasks", names)
-        object.__setattr__(self, "edits", tuple(self.edits))
         if not names:
             raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
-        for name, chosen, known in (
-            ("control", self.control, CONTROLS),
-            ("estimator", self.estimator, ESTIMATORS),
-            ("noise", self.noise, NOISES),
-        ):
-            if chosen not in known:
-                near = difflib.get_close_matches(str(chosen), known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "choose one of them"
-                raise ValueError(f"{name} is one of {', '.join(known)}, got {chosen!r}; {hint}")
-        for name in ("mask_sinks", "limit", "new_tokens", "mc_samples", "batch", "likelihood_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                instead = "; leave it out for none" if name == "mask_sinks" else ""
-                raise ValueError(f"{name} must be at least 1, got {value}{instead}")
         if self.published and TWO_STAGE not in names:
             raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
-        for name in ("num_fewshot", "record_sinks"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
+        if self.mask_sinks is not None and self.mask_sinks < 1:
+            raise ValueError(f"mask_sinks must be at least 1, got {self.mask_sinks}; leave it out for none")
         if self.control != "sinks" and self.mask_sinks is None:
             raise ValueError(
                 f"control={self.control} says what is hidden in place of sinks, but mask_sinks is not given; give "
@@ -177,14 +159,6 @@ def settings_from(given: Mapping[str, Any], also: tuple[str, ...] = ()) -> EvalS
     Raises:
         ValueError: for a name that is no field, with the near one.
     """
-    fields = {field.name: field for field in dataclasses.fields(EvalSettings)}
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in fields:
-            known = [*also, *fields]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"arguments are {', '.join(known)}"
-            raise ValueError(f"the model sinklab has no argument {name!r}; {hint}")
-        is_tuple = str(fields[name].type).startswith("tuple")
-        values[name] = (value,) if is_tuple and not isinstance(value, tuple | list) else value
-    return EvalSettings(**values)
+    known = [field.name for field in dataclasses.fields(EvalSettings)]
+    known_fields("the model sinklab", [name for name in given if name not in known], [*also, *known])
+    return EvalSettings(**given)

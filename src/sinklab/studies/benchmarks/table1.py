@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.checkpoints.loading import Loaded
+from sinklab.errors import one_of
 from sinklab.records.reading import open_run
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.benchmarks.offline import RUNS_CODE
@@ -43,10 +43,7 @@ class Plan:
         if self.ks[0] < 0:
             raise ValueError(f"ks are numbers of masked sinks, at least 0, got {self.ks[0]}; leave it out")
         for control in self.controls:
-            if control not in CONTROLS:
-                near = difflib.get_close_matches(control, CONTROLS, n=1)
-                hint = f"did you mean {near[0]}?" if near else "choose among them"
-                raise ValueError(f"controls are {', '.join(CONTROLS)}, got {control!r}; {hint}")
+            one_of("each of the controls", control, CONTROLS)
         if not self.controls:
             raise ValueError("the table needs at least one of the controls, such as sinks; got none")
 
@@ -77,7 +74,7 @@ def table1(
         settings: of every cell; its tasks are the table's, and mask_sinks and control those of the cell.
         out: folder for the cells.
         plan: which cells.
-        progress: told how far it is.
+        progress: shows how far it is.
 
     Returns:
         the folders, in the order of the table.
@@ -88,7 +85,7 @@ def table1(
     plan = plan or Plan()
     if settings.mask_sinks is not None or settings.control != "sinks":
         raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
-    teller = as_progress(progress)
+    progress = as_progress(progress)
     cells = {
         name: {Path(out) / name / cell_name(*cell): _cell(settings, *cell) for cell in plan.cells(settings.tasks)}
         for name in models
@@ -105,8 +102,8 @@ def table1(
         for folder in todo[name]:
             cell = cells[name][folder]
             what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
-            teller.stage(f"{name}, {cell.tasks[0]}, {what}")
-            _write(asked, folder, cell, plan.chat, teller)
+            progress.stage(f"{name}, {cell.tasks[0]}, {what}")
+            _write(asked, folder, cell, plan.chat, progress)
     return [folder for of_model in cells.values() for folder in of_model]
 
 
@@ -142,14 +139,14 @@ def cell_name(task: str, k: int, control: str = "sinks") -> str:
     return f"{task}-k{k}" if control == "sinks" or not k else f"{task}-k{k}-{control}"
 
 
-def _write(asked: _Model, folder: Path, cell: EvalSettings, chat: bool | None, teller: Progress) -> None:
+def _write(asked: _Model, folder: Path, cell: EvalSettings, chat: bool | None, progress: Progress) -> None:
     from sinklab.studies.benchmarks.run import evaluate
 
     if chat is None:
         chat = getattr(asked.loaded.tokenizer, "chat_template", None) is not None
     there = (folder / RUN_FILE).is_file()
     cell = dataclasses.replace(cell, chat=chat, resume=there)
-    evaluate(cell, lambda: asked.loaded, folder, progress=teller)
+    evaluate(cell, lambda: asked.loaded, folder, progress=progress)
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:

@@ -15,7 +15,7 @@ from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.studies.benchmarks.published import KS, TABLE1_NOTE, published_model, published_table1
+from sinklab.studies.benchmarks.published import KS, TABLE1_NOTES, TITLES, published_model, published_table1
 from sinklab.studies.benchmarks.read import Benchmark, Score, found_in, paired_drop
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-TITLES = {"gsm8k": "GSM8K", "humaneval": "HumanEval"}
 MEASURED, PUBLISHED = "measured", "published"
 
 
@@ -75,13 +74,6 @@ POINTS = 0.05
 """What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
 TITLE = "Accuracy with sinks masked (analysis paper, Table 1)"
 VERDICT = "more than 5 points lost"
-HOW = (
-    "A cell is the share of right answers ± its binomial standard error. «More than 5 points lost» compares each cell "
-    "with the unmasked one of the same model: a drop counts when the 95 % interval of the difference lies beyond 5 "
-    "points, and none when it lies within; else it is undecided. Measured differences are paired by question (Agresti "
-    "and Min 2005), published ones are not and come from rounded numbers. The summary says «performance drop > 5 %» "
-    "without a unit; points of accuracy are meant here, and the notes give the share of the accuracy too."
-)
 
 
 def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
@@ -232,7 +224,7 @@ def _lost(by_k: dict[int, pd.Series]) -> str:
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
     """What has to be said below the table."""
-    notes = [HOW, TABLE1_NOTE]
+    notes = list(TABLE1_NOTES)
     measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
     for _, cell in measured.iterrows():
         if cell["verdict"] not in ("–", "floor"):

@@ -54,21 +54,12 @@ def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[d
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            stderr = metrics.get(f"{metric}_stderr,{filtered}")
             missing = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
             known = [flag for flag in missing if flag is not None]
-            rows.append(
-                {
-                    "task": task,
-                    "metric": metric,
-                    "filter": filtered,
-                    "value": float(value),
-                    "stderr": _number(stderr),
-                    "samples": int(effective),
-                    "higher_is_better": results["higher_is_better"].get(task, {}).get(metric),
-                    "no_answer": sum(known) / len(known) if known else math.nan,
-                }
-            )
+            row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
+            row |= {"stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")), "samples": int(effective)}
+            row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
+            rows.append(row | {"no_answer": sum(known) / len(known) if known else math.nan})
     return rows
 
 
@@ -93,25 +84,16 @@ def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told)
         document = int(row["doc_id"])
         answers = [told.get((task, document, number), {}) for number in range(len(row["arguments"]))]
         logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
-        found.append(
-            {
-                "task": task,
-                "filter": row["filter"],
-                "doc_id": document,
-                "prompt": str(row["arguments"][0][0]),
-                "response": "" if logprobs else _text(row["resps"][0][0]),
-                "answer": _answer(row, kind, logprobs),
-                "target": _text(row["target"]),
-                "right": _right(row, results["higher_is_better"].get(task, {})),
-                "metrics": json.dumps({name: row[name] for name in row["metrics"]}, default=str),
-                "no_answer": _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None,
-                "logprobs": logprobs,
-                "stderrs": [float(answer["stderr"]) for answer in answers if "stderr" in answer],
-                "tokens": sum(answer.get("tokens", 0) for answer in answers),
-                "steps": sum(answer.get("steps", 0) for answer in answers),
-                "cut": sum(answer.get("cut", 0) for answer in answers),
-            }
-        )
+        text = "" if logprobs else _text(row["resps"][0][0])
+        about = {"task": task, "filter": row["filter"], "doc_id": document, "prompt": str(row["arguments"][0][0])}
+        about |= {"response": text, "answer": _answer(row, kind, logprobs), "target": _text(row["target"])}
+        about["right"] = _right(row, results["higher_is_better"].get(task, {}))
+        about["metrics"] = json.dumps({name: row[name] for name in row["metrics"]}, default=str)
+        about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
+        about["logprobs"] = logprobs
+        about["stderrs"] = [float(answer["stderr"]) for answer in answers if "stderr" in answer]
+        counts = {name: sum(answer.get(name, 0) for answer in answers) for name in ("tokens", "steps", "cut")}
+        found.append(about | counts)
     return found
 
 

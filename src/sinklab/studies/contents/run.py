@@ -16,16 +16,15 @@ from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
-from sinklab.scoring.decoding import Task
 from sinklab.scoring.prompts import Prompt, encode
-from sinklab.studies.base import heldout_text
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import sample_seed
+from sinklab.studies.base import describe, heldout_text, text_of
 from sinklab.studies.contents.lens import LogitLens, residual_states
 from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
 from sinklab.studies.contents.settings import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
 from sinklab.studies.processes import Meter, Progress, as_progress, refuse_taken
-from sinklab.studies.trace.run import describe
-from sinklab.studies.trace.writing import sample_seed, text_of
 
 
 def sink_contents(
@@ -114,7 +113,6 @@ def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
 
 
 def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
-    writing = settings.writing()
     if settings.prompts:
         prompts = [encode(loaded, text, settings.chat) for text in settings.prompts]
     else:
@@ -125,7 +123,7 @@ def _tasks(loaded: Loaded, settings: ContentsSettings) -> list[Task]:
             f"are {len(prompts)}; give more prompts or fewer folds"
         )
     tasks = [
-        Task(loaded, prompt, writing, sample_seed(settings.seed or 0, text)) for text, prompt in enumerate(prompts)
+        Task(loaded, prompt, settings, sample_seed(settings.seed or 0, text)) for text, prompt in enumerate(prompts)
     ]
     for task in tasks:
         task.check()

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,10 @@ from sinklab.errors import unknown
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.registry import rules
-from sinklab.scoring.decoding import MASKED, PROMPT, Moment, Task
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
+from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.studies.contents.settings import ContentsSettings
 
@@ -118,10 +120,6 @@ def matched_pairs(
 POPULATIONS = ("sink", "matched")
 
 
-class _Over(Exception):
-    """The text is written: there is no further step."""
-
-
 @dataclass
 class Sampled:
     """What was kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
@@ -159,23 +157,19 @@ def sample_text(
 
 
 def _moments(task: Task, every: int) -> Iterator[tuple[Moment, tuple[Recording, ResidualStates] | None]]:
-    model, steps, index = task.loaded.model, task.moments(), 0
-    try:
-        while True:
-            seen = None
-            with ExitStack() as stack:
-                if index % every == 0:
-                    states = stack.enter_context(residual_states(model))
-                    # a second forward of the step (guidance) is not measured
-                    seen = stack.enter_context(trace(model, ("received",), steps=(0,))), states
-                moment = next(steps, None)
-                if moment is None:
-                    # raised through the trace, which refuses a block in which no model ran
-                    raise _Over
-            yield moment, seen
-            index += 1
-    except _Over:
-        return
+    @contextmanager
+    def watch(index: int) -> Iterator[tuple[Recording, ResidualStates] | None]:
+        model = task.loaded.model
+        if index % every:
+            yield None
+            return
+        # a second forward of the step (guidance) is not measured
+        with residual_states(model) as states, trace(model, ("received",), steps=(0,)) as recording:
+            yield recording, states
+
+    with task.writing() as writer:
+        for step in writer.steps(watch):
+            yield step.moment(), step.seen
 
 
 def _sample(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 from sinklab.errors import Checked, limited
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.studies.trace.settings import StudySettings
 
 TARGETS = ("token", "progress", "position", "block", "committed", "next")
 """What a probe is asked for: the token finally written at the position; the share of the completion that is masked; the
@@ -21,6 +21,8 @@ class ContentsSettings(DecodingSettings, Checked):
     Raises ValueError for numbers that make no sense with any model.
     """
 
+    full_forward: ClassVar[bool] = False
+    """Texts are denoised (see `sinklab.scoring.task.Task`)."""
     prompts: tuple[str, ...] = ()
     """Beginnings that the model continues, one text each; taken from a corpus when left out."""
     corpus: str | None = None
@@ -64,9 +66,3 @@ class ContentsSettings(DecodingSettings, Checked):
         Checked.__post_init__(self)
         if self.prompts and self.corpus is not None:
             raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
-
-    def writing(self) -> StudySettings:
-        """The settings that a text is written under."""
-        names = [field.name for field in fields(DecodingSettings)]
-        same = {name: getattr(self, name) for name in (*names, "new_tokens", "chat")}
-        return StudySettings(prompts=self.prompts or ("",), mask_sinks=(), heldout="", **same)

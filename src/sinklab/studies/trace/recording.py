@@ -16,8 +16,10 @@ from sinklab.probing.recording import Recording
 from sinklab.probing.statistics import STATES
 from sinklab.probing.tracing import trace
 from sinklab.records.info import STUDY_DIMS
-from sinklab.scoring.decoding import Moment, Task
-from sinklab.studies.trace.settings import ROW_STATISTICS, StudySettings
+from sinklab.registry import statistics
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment
+from sinklab.studies.trace.settings import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
 
@@ -39,7 +41,7 @@ class Selection:
         chosen = cls(
             _numbers("layers", settings.layers, layers), _numbers("heads", settings.heads, heads), layers, heads
         )
-        for _, layer, head in settings.map_places():
+        for _, layer, head in settings.map_keys:
             _numbers("the layer of maps", (layer,), layers)
             _numbers("the head of maps", (head,), heads)
         return chosen
@@ -65,35 +67,39 @@ class Recorder:
 
     def __init__(self, task: Task, selection: Selection) -> None:
         self._task, self._selection = task, selection
-        self._wanted = task.settings.statistics
+        self._wanted = set(task.settings.statistics)
         self._by_last_row = not task.is_diffusion and not task.settings.full_forward
+        self._traced = self._names(task.settings.statistics)
+        kinds = {name: statistics.parse(name) for name in self._traced}
+        self._axes = {name: tuple(axis for axis in kind.axes if axis != "batch") for name, kind in kinds.items()}
+        by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
+        # the last row of a text that grows is one query, whose state is known
+        self._needs_states = by_state and not self._by_last_row
         self._steps: list[dict[str, np.ndarray]] = []
         self.maps: dict[str, np.ndarray] = {}
         self.queries: dict[int, int] = {}
         """Step -> queries that ran."""
 
+    def _names(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        names = [name for name in wanted if name != "main_by_state"]
+        if self._by_last_row:
+            return tuple("last_row" if name == "received" else name for name in names if name != "received_by_state")
+        if "main_by_state" in wanted and "received_by_state" not in names:
+            names.append("received_by_state")
+        return tuple(names)
+
     @contextmanager
     def watching(self, step: int) -> Iterator[Recording]:
         """The trace under which the model runs at this step."""
-        places = [place for place in self._task.settings.map_places() if place[0] == step]
+        keys = [key for key in self._task.settings.map_keys if key[0] == step]
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
-        if places:
-            chosen["maps"] = [(0, layer % self._selection.of_layers, head) for _, layer, head in places]
-        names = self._traced()
-        # the last row of a text that grows is one query, whose state is known
-        if not self._by_last_row and {"received_by_state", *ROW_STATISTICS} & set(names):
+        if keys:
+            chosen["maps"] = [(0, layer % self._selection.of_layers, head) for _, layer, head in keys]
+        if self._needs_states:
             chosen |= {"canvas": self._canvas(step), "state_of": "predicted" if self._task.is_diffusion else "own"}
-        with trace(self._task.loaded.model, names, **chosen) as recording:
+        with trace(self._task.loaded.model, self._traced, **chosen) as recording:
             yield recording
-
-    def _traced(self) -> tuple[str, ...]:
-        names = [name for name in self._wanted if name != "main_by_state"]
-        if self._by_last_row:
-            names = ["last_row" if name == "received" else name for name in names if name != "received_by_state"]
-        elif "main_by_state" in self._wanted and "received_by_state" not in names:
-            names.append("received_by_state")
-        return tuple(names)
 
     def _canvas(self, step: int) -> Any:
         task = self._task
@@ -108,27 +114,28 @@ class Recorder:
         """Keep what one step showed."""
         step: dict[str, Any] = {"positions": np.float32(len(moment.ids_S)), "step_number": np.int32(moment.index)}
         # one row, one forward; under guidance the first of two, which saw the real prompt
-        received_LHK = _first(recording, "last_row" if self._by_last_row else "received")
+        main = "last_row" if self._by_last_row else "received"
+        received_LHK = _first(recording, main)
         visible_K = recording.visible[0][0].float().numpy()
         step["visible"] = (visible_K > 0).astype(np.float32) if self._by_last_row else visible_K
         step["received"] = received_LHK
-        for name in ("value_norm", "key_norm"):
-            if name in self._wanted:
-                step[name] = _first(recording, name)
-        if {"main_by_state", "received_by_state"} & set(self._wanted):
+        if {"main_by_state", "received_by_state"} & self._wanted:
             step |= self._by_state(recording, received_LHK, int(moment.state_S[-1]))
-        rows = [name for name in ROW_STATISTICS if name in self._wanted]
-        for name in rows:
-            state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][0].numpy()
-            # of a first forward over the whole prompt, a last row is the last query
-            step[name] = _means(_first(recording, name)[..., -len(state_Q) :], state_Q)
+        for name, axes in self._axes.items():
+            if name in (main, "received_by_state"):
+                continue
+            step[name] = _first(recording, name)
+            if "position" in axes:
+                state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][0].numpy()
+                # of a first forward over the whole prompt, a last row is the last query
+                rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
+                step[name] = _means(rows_Q, state_Q)
         self.queries[moment.index] = int(step["visible"].max())
         self._steps.append({name: _narrowed(name, np.asarray(value)) for name, value in step.items()})
-        for place in self._task.settings.map_places():
-            if place[0] == moment.index:
-                layer = place[1] % self._selection.of_layers
-                map_QK = recording.map(0, layer, place[2])[0].float().numpy()
-                self.maps[f"step{place[0]}-layer{layer}-head{place[2]}"] = map_QK
+        for number, layer, head in self._task.settings.map_keys:
+            if number == moment.index:
+                map_QK = recording.map(0, layer % self._selection.of_layers, head)[0].float().numpy()
+                self.maps[f"step{number}-layer{layer % self._selection.of_layers}-head{head}"] = map_QK
 
     def _by_state(self, recording: Recording, received_LHK: np.ndarray, last: int) -> dict[str, np.ndarray]:
         if self._by_last_row:
@@ -141,24 +148,27 @@ class Recorder:
             main_GLH = by_state_GLHK.argmax(-1)
             # rows sum to 1, so the sum over keys is the number of queries of that state that ran
             queries_GLH = by_state_GLHK.sum(-1)
-            asked_GLH = queries_GLH > 0.5
-            found["main_by_state"] = np.where(asked_GLH, main_GLH, -1).astype(np.int32)
+            ran_GLH = queries_GLH > 0.5
+            found["main_by_state"] = np.where(ran_GLH, main_GLH, -1).astype(np.int32)
             with np.errstate(invalid="ignore", divide="ignore"):
-                found["share_by_state"] = np.where(asked_GLH, by_state_GLHK.max(-1) / queries_GLH, np.nan)
+                found["share_by_state"] = np.where(ran_GLH, by_state_GLHK.max(-1) / queries_GLH, np.nan)
         if "received_by_state" in self._wanted:
             found["received_by_state"] = by_state_GLHK
         return found
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Names of the axes of an array."""
+        if name in STUDY_DIMS:
+            return STUDY_DIMS[name]
+        axes = self._axes[name]
+        by_state = ("state",) if "position" in axes else ()
+        return ("step", *by_state, *(axis for axis in axes if axis != "position"))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything kept, steps first; NaN where a step has no such key. Empty when no step was recorded."""
         if not self._steps:
             return {}
         return {name: _stacked([step[name] for step in self._steps]) for name in self._steps[0]}
-
-
-def dims_of(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
-    """Names of the axes of the arrays of a sample."""
-    return {name: STUDY_DIMS[name] for name in arrays}
 
 
 def dims_of_maps(maps: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
@@ -170,10 +180,10 @@ def _first(recording: Recording, name: str) -> np.ndarray:
     return recording.values(name)[0][0].float().numpy()
 
 
-def _means(rows_LHQ: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
-    """Means over the queries of each state, (G, L, H); NaN for a state that has none."""
+def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
+    """Means over the queries of each state, (G, …) of (…, Q); NaN for a state that has none."""
     means = [
-        rows_LHQ[..., state_Q == state].mean(-1) if (state_Q == state).any() else np.full(rows_LHQ.shape[:2], np.nan)
+        rows_Q[..., state_Q == state].mean(-1) if (state_Q == state).any() else np.full(rows_Q.shape[:-1], np.nan)
         for state in range(len(STATES))
     ]
     return np.stack(means)

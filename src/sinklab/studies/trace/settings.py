@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
 
+from sinklab.errors import Checked, limited, unknown
+from sinklab.registry import interventions
+from sinklab.registry import statistics as known_statistics
 from sinklab.sampling.settings import DecodingSettings
 
 PROMPTS = (
@@ -24,12 +28,11 @@ STATISTICS = (
     "noop_bound",
     "received_by_state",
 )
-"""What a study can record. Row statistics are kept as means over the queries of a state."""
-ROW_STATISTICS = ("row_entropy", "row_logsumexp", "output_norm", "noop_bound")
+"""What is recorded by default, but for the last; any other registered statistic can be added."""
 
 
 @dataclass(frozen=True)
-class StudySettings(DecodingSettings):
+class StudySettings(DecodingSettings, Checked):
     """What a study writes, how, and what it watches and scores.
 
     Raises ValueError for unknown statistics and for numbers that make no sense with any model.
@@ -47,19 +50,19 @@ class StudySettings(DecodingSettings):
     """Seed of all noise; each sample has its own, which follows from this one and its number."""
     statistics: tuple[str, ...] = STATISTICS[:-1]
     """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy, row_logsumexp, output_norm,
-    noop_bound, received_by_state, or all. Left out by default is received_by_state, three times as large as received.
-    """
+    noop_bound, received_by_state, or all; and any other registered statistic. Of a statistic by query the mean over the
+    queries of a state is kept. Left out by default is received_by_state, three times as large as received."""
     layers: tuple[int, ...] = ()
     """Layers to record, -1 the last; all when left out."""
     heads: tuple[int, ...] = ()
     """Query heads to record; all when left out."""
-    every: int = 1
+    every: int = limited(1, at_least=1)
     """Record every n-th step, beginning with the first."""
-    only_steps: tuple[int, ...] = ()
+    only_steps: tuple[int, ...] = limited((), at_least=0)
     """Record these steps alone; all when left out."""
     maps: tuple[str, ...] = ()
     """Keep whole attention maps, query × key, of these "step:layer:head", e.g. 3:5:2."""
-    edits: tuple[str, ...] = ()
+    edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
     """Write under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this order."""
     full_forward: bool = False
     """An autoregressive model runs the whole text at every step (column sums of the causal map) in place of the last
@@ -80,41 +83,74 @@ class StudySettings(DecodingSettings):
     """Tokens in a row of held-out text."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        DecodingSettings.__post_init__(self)
+        Checked.__post_init__(self)
         names = STATISTICS if "all" in self.statistics else ("received", *self.statistics)
         for name in names:
-            if name not in STATISTICS:
-                near = difflib.get_close_matches(name, STATISTICS, n=1)
-                hint = f"did you mean {near[0]}?" if near else "choose among them."
-                raise ValueError(f"statistics of a study are {', '.join(STATISTICS)}, or all, got {name!r}; {hint}")
-        object.__setattr__(self, "statistics", tuple(name for name in STATISTICS if name in names))
-        for name in ("prompts", "layers", "heads", "only_steps", "maps", "edits", "mask_sinks", "ks"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.every < 1:
-            raise ValueError(f"every counts steps, at least 1, got {self.every}; 1 records every step.")
-        if wrong := [step for step in self.only_steps if step < 0]:
-            raise ValueError(f"steps are counted from 0, got only_steps with {wrong[0]}.")
+            if name not in STATISTICS and name.partition(":")[0] not in known_statistics:
+                raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
+        mine = (*(name for name in STATISTICS if name in names), *(name for name in names if name not in STATISTICS))
+        object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
+        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
         if self.only_steps and self.every > 1:
-            raise ValueError(f"every={self.every} and only_steps both choose the steps to record; give one of them.")
-        self.map_places()
+            raise ValueError(f"every={self.every} and only_steps both choose the steps to record; give one of them")
+        if wrong := [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]:
+            raise ValueError(f"maps are written step:layer:head, such as 3:5:2, got {wrong[0]!r}; write three numbers")
 
-    def map_places(self) -> tuple[tuple[int, int, int], ...]:
-        """`maps` as (step, layer, head). Raises ValueError for one that is not written as three numbers."""
-        places = []
-        for text in self.maps:
-            if not re.fullmatch(r"\d+:-?\d+:\d+", text):
-                raise ValueError(f"maps are written step:layer:head, such as 3:5:2, got {text!r}.")
-            step, layer, head = map(int, text.split(":"))
-            places.append((step, layer, head))
-        return tuple(places)
+    @cached_property
+    def map_keys(self) -> tuple[tuple[int, int, int], ...]:
+        """`maps` as (step, layer, head)."""
+        return tuple(
+            (int(step), int(layer), int(head)) for step, layer, head in (text.split(":") for text in self.maps)
+        )
 
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
-        if any(step == place[0] for place in self.map_places()):
+        if any(step == key[0] for key in self.map_keys):
             return True
         return step % self.every == 0 and (not self.only_steps or step in self.only_steps)
 
-    def changed(self, names: tuple[str, ...]) -> list[str]:
-        """Those of these fields that do not have their defaults."""
-        defaults = {field.name: field.default for field in fields(self)}
-        return [name for name in names if getattr(self, name) != defaults[name]]
+
+@dataclass(frozen=True)
+class MaskSettings(Checked):
+    """What is hidden while a model writes, and what it writes."""
+
+    k: int | None = None
+    """Hide this many keys per layer and head; 5 when neither --k nor --epsilon is given."""
+    epsilon: float | None = None
+    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, in place of --k."""
+    removal: Literal["mask", "zero_value", "evict"] = "mask"
+    """Hide them before the softmax, set their values to zero after it, or evict them from the KV cache."""
+    source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop"
+    """Choose from the edited run itself, from a second, unedited forward, or carry over what was once chosen."""
+    control: Literal["sinks", "random", "recent", "lowest"] = "sinks"
+    """What to hide: sinks, or as many random, most recent or least attended columns that are none."""
+    limit: int | None = None
+    """With --source carried: the most keys a head may have lost at a time."""
+    also: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
+    """Further interventions, as text such as window_attention:radius=16."""
+    study: StudySettings = field(default_factory=lambda: StudySettings(mask_sinks=(), heldout=""))
+    """What to write and record, in both runs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k is not None and self.epsilon is not None:
+            raise ValueError(f"give --k or --epsilon, not both: got {self.k} and {self.epsilon}")
+        object.__setattr__(self, "also", tuple(map(interventions.parse, self.also)))
+
+    def edited(self, *, by_last_row: bool) -> StudySettings:
+        """The settings of the edited run.
+
+        Args:
+            by_last_row: the model is autoregressive: sinks are chosen by the last token's row of the step before, also
+                where its first forward has a whole prompt.
+        """
+        k = 5 if self.k is None and self.epsilon is None else self.k
+        fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control", "limit")}
+        edits = (interventions.make("mask_sinks", k=k, **fields), *self.also, *self.study.edits)
+        if by_last_row:
+            edits = tuple(
+                replace(edit, selector="last_row") if getattr(edit, "selector", None) == "received" else edit
+                for edit in edits
+            )
+        return replace(self.study, edits=edits)

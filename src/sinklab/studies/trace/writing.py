@@ -4,7 +4,6 @@
 # T steps, S canvas positions
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -12,19 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.statistics import STATES
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
-from sinklab.scoring.decoding import Moment, Task
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment
+from sinklab.sinks.rules import DEFAULT
+from sinklab.studies.base import text_of
 from sinklab.studies.processes import Meter
-from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of, dims_of_maps
-
-EPSILON = 3.0
-"""A key is a sink above 1 + EPSILON (S - 1) / S times an even share (arXiv 2510.15731, Eq. 3, in sums)."""
+from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of_maps
 
 
 @dataclass(frozen=True)
@@ -54,13 +51,13 @@ class Truncation:
 
         Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
         main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
-        receives as a multiple of an even share; lost: main_before was a sink (see EPSILON) and is hidden now;
+        receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
         recovered: main_after is a sink. Keys count the added sink columns first.
         """
         scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
         score_TLHK = arrays["received"].astype(np.float32) * scale_T[:, None, None, None]
         score_TLHK = np.where(np.isnan(score_TLHK), -1.0, score_TLHK)
-        limit_T = 1 + EPSILON * (arrays["positions"] - 1) / arrays["positions"]
+        limit_T = DEFAULT.threshold(arrays["positions"])
         main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
         hidden = slice(self.prefix + self.start, self.prefix + self.stop)
         before_LHK = np.maximum(score_TLHK[0], 0)
@@ -106,48 +103,23 @@ def truncated(task: Task, steps: int) -> Truncation:
     return Truncation(start, stop, cut, prefix, max(steps, task.most_steps))
 
 
-class _Over(Exception):
-    """The text is written: there is no further step."""
-
-
-def sample_seed(seed: int, sample: int) -> int:
-    """The seed of one sample: the same whether it is written first, after an interruption or by another process."""
-    return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0] >> 2)
-
-
-def seeded(edits: tuple[Any, ...], sample: int) -> tuple[Any, ...]:
-    """The edits with a seed of this sample, so that a random control draws other columns for every sample."""
-    return tuple(
-        dataclasses.replace(edit, seed=sample_seed(edit.seed, sample)) if hasattr(edit, "seed") else edit
-        for edit in edits
-    )
-
-
 def follow(
     task: Task, meter: Meter, recorder: Recorder | None = None, *more_edits: Any
 ) -> tuple[list[Moment], InterventionLog]:
     """Write a text, step by step, under its edits; the steps that are to be recorded run under a trace."""
     moments: list[Moment] = []
-    settings = task.settings
-    forwards = 2 if settings.cfg_scale else 1
-    # a text may end before an edit gets to act: the run's tables name such edits ("idle")
-    with intervene(task.loaded.model, *task.edits, *more_edits, forwards_per_step=forwards, allow_idle=True) as log:
-        steps = task.moments(log)
-        try:
-            while True:
-                watched = recorder is not None and settings.records(len(moments))
-                with recorder.watching(len(moments)) if recorder and watched else nullcontext() as recording:
-                    moment = next(steps, None)
-                    if moment is None:
-                        # raised through the trace, which refuses a block in which no model ran
-                        raise _Over
-                if recorder is not None and recording is not None:
-                    recorder.add(recording, moment)
-                moments.append(moment)
-                meter.step()
-        except _Over:
-            meter.end()
-    return moments, log
+
+    def watch(index: int) -> Any:
+        return recorder.watching(index) if recorder and task.settings.records(index) else nullcontext()
+
+    with task.writing(*more_edits) as writer:
+        for step in writer.steps(watch):
+            moments.append(step.moment())
+            if recorder is not None and step.seen is not None:
+                recorder.add(step.seen, moments[-1])
+            meter.step()
+        meter.end()
+    return moments, writer.log
 
 
 def write_sample(
@@ -158,7 +130,8 @@ def write_sample(
     moments, log = follow(task, meter, recorder)
     arrays = recorder.arrays()
     if arrays:
-        run.arrays("attention", arrays, dims_of(arrays), dtype=DTYPES, part=sample)
+        dims = {name: recorder.dims(name) for name in arrays}
+        run.arrays("attention", arrays, dims, dtype=DTYPES, part=sample)
     if recorder.maps:
         run.arrays("maps", recorder.maps, dims_of_maps(recorder.maps), part=sample)
     run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
@@ -206,13 +179,6 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float((np.asarray(one)[:common] == np.asarray(other)[:common]).sum() / length) if length else 1.0
 
 
-def text_of(loaded: Loaded, ids: np.ndarray) -> str:
-    """A completion as text; where there is no tokenizer, its ids."""
-    if loaded.tokenizer is None:
-        return " ".join(map(str, ids.tolist()))
-    return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-
-
 def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
     written = moments[-1].written
     return {
@@ -221,7 +187,7 @@ def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: Int
         "completion": text_of(task.loaded, written),
         "rule": task.settings.rule if task.is_diffusion else "next_token",
         "masked_sinks": k,
-        "edits": " ".join(task.settings.edits),
+        "edits": " ".join(map(interventions.as_text, task.settings.edits)),
         "idle": " ".join(log.idle),
         "token_ids": written.tolist(),
         "steps": len(moments),

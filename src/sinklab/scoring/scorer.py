@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens under [MASK] for rows of many requests in the same forwards."""
+"""Log-probabilities of tokens for rows of many requests in the same forwards: the one place where rows are scored."""
 
 # B rows of a forward, H query heads, S keys
-# B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, V vocabulary
+# N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, C columns, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +22,8 @@ from sinklab.probing.interventions.positions import MaskPositions, TruncateConte
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
-from sinklab.scoring.decoding import asks_clean_pass
 from sinklab.scoring.requests import Plan, Request
+from sinklab.scoring.writing import needs_clean_pass
 
 Place = tuple[int, ...]
 """What a row's random control is drawn by: (seed, group, number)."""
@@ -137,6 +137,13 @@ class Job:
     request: Request
     plan: Plan
     sums_N: np.ndarray
+    likeliest_N: np.ndarray
+    """bool: every wanted token of the row is the likeliest one of all; read of autoregressive models alone."""
+
+    @classmethod
+    def of(cls, request: Request, plan: Plan) -> Job:
+        """A job that is still to be run."""
+        return cls(request, plan, np.zeros(len(plan.masked_NL)), np.zeros(len(plan.masked_NL), bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,62 +154,81 @@ class _Block:
     start: int
     stop: int
 
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
 
-class MaskedScorer:
-    """Runs a diffusion model over noisy texts, padded on the right, with guidance and interventions."""
+
+class Scorer:
+    """Runs a model over texts, padded on the right, with guidance and interventions.
+
+    A diffusion model reads noisy copies; an autoregressive one the text without its last token, as nothing follows it.
+    """
 
     def __init__(
         self, loaded: Loaded, batch: int, *, cfg_scale: float = 0.0, edits: Sequence[Intervention] = (), seed: int = 0
     ) -> None:
         self.loaded, self.model = loaded, cast(Any, loaded.model)
         self.edits, self.seed, self.cfg_scale = tuple(edits), seed, cfg_scale
+        self.denoises = loaded.family == "diffusion"
         self._copies = 2 if cfg_scale else 1
         self.rows = max(1, batch // self._copies)
-        # not its session, which would hold the keys and values of all layers for no reader
-        self._unpadded = self.model.denoiser()
+        # kept, as it holds what is the same for every text of a shape
+        self._unpadded: Any = self.model.denoiser() if self.denoises else None
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Fill the sums of the jobs; each comes back when its last row is done."""
         blocks: list[_Block] = []
-        rows = logits = 0
         for job in jobs:
-            total = len(job.plan.masked_NL)
+            total, start = len(job.plan.masked_NL), 0
             if total == 0:
                 yield job
-                continue
-            vocabulary = self.model.config.vocab_size * self._copies
-            most = int(job.plan.wanted_NL.sum(1).max()) * vocabulary
-            start = 0
             while start < total:
-                room = min(self.rows - rows, (MOST_LOGITS - logits) // most)
+                room = self._room([*blocks, _Block(job, start, start + 1)])
                 if room < 1 and blocks:
                     yield from self._finished(blocks)
-                    blocks, rows, logits = [], 0, 0
+                    blocks = []
                     continue
-                taken = min(max(room, 1), total - start)
-                blocks.append(_Block(job, start, start + taken))
-                start, rows, logits = start + taken, rows + taken, logits + taken * most
+                stop = min(total, start + max(room, 1))
+                blocks.append(_Block(job, start, stop))
+                start = stop
         if blocks:
             yield from self._finished(blocks)
 
+    def _room(self, blocks: Sequence[_Block]) -> int:
+        """How many rows such as the last one fit into a forward behind those before it."""
+        before = blocks[:-1]
+        vocabulary = self.model.config.vocab_size * self._copies
+        rows = self.rows - sum(block.stop - block.start for block in before)
+        if not self.denoises:
+            columns = len(_columns([block.job.request for block in blocks]))
+            return min(rows, MOST_LOGITS // (columns * vocabulary) - len(before))
+        most = [int(block.job.plan.wanted_NL.sum(1).max()) * vocabulary for block in blocks]
+        taken = sum(each * (block.stop - block.start) for each, block in zip(most, before, strict=False))
+        return min(rows, (MOST_LOGITS - taken) // most[-1])
+
     def _finished(self, blocks: list[_Block]) -> Iterator[Job]:
         requests = [block.job.request for block in blocks for _ in range(block.start, block.stop)]
-        plans = [(block.job.plan, slice(block.start, block.stop)) for block in blocks]
-        masked = [row_L for plan, part in plans for row_L in plan.masked_NL[part]]
-        wanted = [row_L for plan, part in plans for row_L in plan.wanted_NL[part]]
+        masked = [row_L for block in blocks for row_L in block.job.plan.masked_NL[block.rows]]
+        wanted = [row_L for block in blocks for row_L in block.job.plan.wanted_NL[block.rows]]
         places = [
             (self.seed, block.job.request.group, int(number))
             for block in blocks
-            for number in block.job.plan.numbers_N[block.start : block.stop]
+            for number in block.job.plan.numbers_N[block.rows]
         ]
         logits_MV, labels_M, rows_M = self.logits(requests, masked, wanted, places)
         logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
-        check_numbers(self.loaded, logp_M)
+        if bool(logp_M.isnan().any()):
+            raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
         sums_B = torch.zeros(len(requests), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).numpy()
+        likeliest_B = np.zeros(len(requests), bool)
+        if not self.denoises:
+            wrong_M = logits_MV.argmax(-1).cpu() != labels_M
+            likeliest_B = (torch.zeros(len(requests)).index_add(0, rows_M, wrong_M.float()) == 0).numpy()
         begin = 0
         for block in blocks:
             end = begin + block.stop - block.start
-            block.job.sums_N[block.start : block.stop] = sums_B[begin:end]
+            block.job.sums_N[block.rows], block.job.likeliest_N[block.rows] = sums_B[begin:end], likeliest_B[begin:end]
             begin = end
             if block.stop == len(block.job.sums_N):
                 yield block.job
@@ -219,7 +245,7 @@ class MaskedScorer:
             wanted: likewise, tokens whose logits are asked for.
             places: of each row, for what random controls draw.
         """
-        mask_id = self.model.config.mask_token_id
+        mask_id = self.model.config.mask_token_id if self.denoises else 0
         shape = len(requests), max(request.length for request in requests)
         ids_BS = torch.zeros(shape, dtype=torch.long)
         clean_BS, bare_BS = torch.zeros_like(ids_BS), torch.zeros_like(ids_BS)
@@ -245,21 +271,31 @@ class MaskedScorer:
         return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
 
     def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
-        device = self.model.device
-        ids_BS, wanted_BS = ids_BS.to(device), wanted_BS.to(device)
-        attention_BS = None if bool(real_BS.all()) else real_BS.long().to(device)
-        denoiser = self._unpadded if attention_BS is None else self.model.denoiser(attention_BS)
+        run = self._denoised if self.denoises else self._continued
         with edited(self.model, self.edits, places) as log:
-            if log is not None and asks_clean_pass(self.edits):
+            if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
-                    denoiser(ids_BS, torch.zeros_like(wanted_BS))
-            return denoiser(ids_BS, wanted_BS)
+                    run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
+            return run(ids_BS, real_BS, wanted_BS)
+
+    def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        device = self.model.device
+        denoiser = self._unpadded if bool(real_BS.all()) else self.model.denoiser(real_BS.long().to(device))
+        return denoiser(ids_BS.to(device), wanted_BS.to(device))
+
+    def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        # the last token of each row is not read
+        ids_BS, real_BS, wanted_BS = ids_BS[:, :-1], real_BS[:, 1:], wanted_BS[:, 1:]
+        given: dict[str, Any] = {} if bool(real_BS.all()) else {"attention_mask": real_BS.long().to(self.model.device)}
+        columns_C = wanted_BS.any(0).nonzero()[:, 0]
+        keep = columns_C if len(columns_C) else 1
+        logits_BCV = self.model(ids_BS.to(self.model.device), use_cache=False, logits_to_keep=keep, **given).logits
+        return logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)] if len(columns_C) else logits_BCV
 
 
-def check_numbers(loaded: Loaded, logp_M: Tensor) -> None:
-    """Raise ValueError for NaN."""
-    if bool(logp_M.isnan().any()):
-        raise ValueError(f"{loaded.name} gave NaN logits while scoring; try another dtype")
+def _columns(requests: Sequence[Request]) -> range:
+    """Columns among which all wanted positions lie: position i predicts token i + 1."""
+    return range(min(len(each.context) for each in requests) - 1, max(each.length for each in requests) - 1)
 
 
 def at_least_float32(logits_MV: Tensor) -> Tensor:
@@ -273,7 +309,7 @@ def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
     return torch.cat([-F.cross_entropy(at_least_float32(some), right, reduction="none") for some, right in pieces])
 
 
-def is_greedy(scorer: MaskedScorer, requests: Sequence[Request]) -> dict[int, bool]:
+def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
     """Whether the model, shown all tokens of a continuation as [MASK], writes exactly them, by number of the request.
 
     One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as decoding with the rule

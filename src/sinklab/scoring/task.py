@@ -1,0 +1,129 @@
+"""One text of a study: what is written, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.sampling.tokens import sample_tokens
+from sinklab.scoring.prompts import Prompt
+from sinklab.scoring.writing import Moment, Writer, Writing, WritingRequest, canvas_of, check_context, needs_clean_pass
+
+_OF_BOTH_KINDS = {"temperature", "top_p", "top_k", "suppress_ids", "stop_ids", "stop_at_eos", "text_only", "seed"}
+
+
+def denoising_only(settings: DecodingSettings) -> list[str]:
+    """The fields that are set, and that only a diffusion model can follow."""
+    defaults = {field.name: field.default for field in fields(settings)}
+    names = [field.name for field in fields(DecodingSettings) if field.name not in _OF_BOTH_KINDS]
+    return [name for name in names if getattr(settings, name) != defaults[name]]
+
+
+def check_cache(edits: Iterable[Any], cache: str) -> None:
+    """Raise ValueError for a cache, where edits choose in clean passes."""
+    if cache != "none" and needs_clean_pass(edits):
+        raise ValueError(
+            "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
+            f"cache={cache} remembers; decode without a cache"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One text of a study: by whom, from what, how, with which seed."""
+
+    loaded: Loaded
+    prompt: Prompt
+    settings: Any
+    """`DecodingSettings` with `new_tokens` and `full_forward`, such as those of a study."""
+    seed: int
+    edits: tuple[Any, ...] = ()
+    """Interventions it is written under."""
+
+    @property
+    def is_diffusion(self) -> bool:
+        """Whether the model denoises; else it writes token after token."""
+        return self.loaded.family == "diffusion"
+
+    @property
+    def positions(self) -> int:
+        """Canvas positions of the finished text."""
+        return len(self.prompt.ids) + self.settings.new_tokens
+
+    @property
+    def most_steps(self) -> int:
+        """Steps that the text may take at most."""
+        return max(self.settings.steps or 0, self.settings.new_tokens)
+
+    def writing(self, *more_edits: Any) -> AbstractContextManager[Writer]:
+        """A writer of the text, under its edits and these for the length of the block."""
+        settings, edits = replace(self.settings, seed=self.seed), (*self.edits, *more_edits)
+        request = WritingRequest(self.prompt.ids if self.is_diffusion else tuple(self.started()), (), self.seed)
+        texts = Writing(self.loaded, [request], settings, settings.new_tokens, edits, False, settings.full_forward)
+        return texts.begin()
+
+    def moments(self) -> Iterator[Moment]:
+        """Write the text; every `next` runs the model once."""
+        with self.writing() as writer:
+            for step in writer.steps():
+                yield step.moment()
+
+    def started(self) -> list[int]:
+        """The ids that an autoregressive model starts from: it needs one at least.
+
+        Raises:
+            ValueError: for an empty prompt where the model names no beginning of text.
+        """
+        if self.prompt.ids:
+            return list(self.prompt.ids)
+        bos = self.loaded.special.bos
+        if bos is None:
+            raise ValueError(
+                f"{self.loaded.name} is autoregressive and needs a token to start from, but the prompt is empty and "
+                "the model names no beginning of text; give a prompt"
+            )
+        return [bos]
+
+    def canvas(self) -> Canvas:
+        """The canvas of a diffusion model. Raises ValueError for a prompt that does not fit."""
+        return canvas_of(self.loaded, [WritingRequest(self.prompt.ids)], self.settings.new_tokens)
+
+    def check(self) -> None:
+        """Refuse what cannot be written, before anything runs.
+
+        Raises:
+            ValueError: for a prompt that does not fit and settings that the decoder refuses.
+        """
+        settings, loaded = self.settings, self.loaded
+        if self.is_diffusion:
+            model: Any = loaded.model
+            if model.config.mask_token_id is None:
+                raise ValueError(
+                    f"a study needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its "
+                    "config"
+                )
+            if settings.full_forward:
+                raise ValueError(
+                    f"full_forward is a choice for autoregressive models, and {loaded.name} denoises; leave it out"
+                )
+            model.denoise(self.canvas().to(model.device), settings)
+            check_cache(self.edits, settings.cache)
+            return
+        if surplus := denoising_only(settings):
+            raise ValueError(
+                f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} can be set for "
+                "diffusion models only; leave it out"
+            )
+        if settings.new_tokens < 1:
+            raise ValueError(f"new_tokens must be at least 1, got {settings.new_tokens}")
+        check_context(loaded, self.positions)
+        self.started()
+        cuts = {"top_p": settings.top_p, "top_k": settings.top_k}
+        sample_tokens(torch.zeros(1, 2), settings.temperature, torch.Generator(), **cuts)

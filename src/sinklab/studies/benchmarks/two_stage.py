@@ -1,0 +1,328 @@
+"""GSM8K as in the sink-token paper: first the steps, then the answer to question and steps, 256 tokens in all.
+
+No task of lm-eval; inside a benchmark run it has the same cache and the same tables.
+"""
+
+# B batch rows, S canvas positions
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sinklab.checkpoints.loading import Loaded
+from sinklab.data.pairs import Pair
+from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.scoring.answers import followed, needs_own_batch
+from sinklab.scoring.sink_facts import SinkFacts
+from sinklab.scoring.text_ends import ended
+from sinklab.scoring.writing import Writing, sample_seed, seeded
+from sinklab.studies.benchmarks.code import marked_answer, same_answer
+from sinklab.studies.benchmarks.offline import hub_failure, needs_lm_eval
+from sinklab.studies.benchmarks.requests import is_watched
+from sinklab.studies.benchmarks.rows import rows_of, source_of
+from sinklab.studies.benchmarks.settings import BATCH, LENGTH, TWO_STAGE, two_stage_settings
+from sinklab.studies.request_cache import request_key
+
+if TYPE_CHECKING:
+    from sinklab.studies.benchmarks.harness_model import SinklabLM
+
+
+@dataclass(frozen=True)
+class TwoStageAnswer:
+    """What was written for one question."""
+
+    number: int
+    text: str
+    """All that was written, without special tokens; with the question where it is as published."""
+    answer: str | None
+    """What stands behind the last ####; None where nothing does."""
+    fits: bool = True
+    """False for a question that leaves no room for an answer."""
+    steps: int = 0
+    """Model evaluations of both stages."""
+    sinks: tuple[dict[str, Any], ...] = ()
+    """Facts of the first stage, a row for each layer, where it was watched."""
+
+
+@dataclass(frozen=True)
+class TwoStage:
+    """Answers to worked problems in two stages.
+
+    The first stage denoises what follows ``Question: …`` up to `length` tokens: the steps. The second denoises what
+    follows question and steps, again up to `length`: the answer, ``#### …``. As published, rows of a batch are filled
+    with masks on the right, ranked together, decoded, stripped of special tokens and read again as text (the start
+    token between the pieces, on which the model was trained, gets lost); all of the row counts as its text. Else each
+    row is decoded by itself, its steps end at the end of text, and the second stage reads the very tokens written.
+
+    Raises ValueError for an autoregressive model, one without tokenizer, a length beyond the context.
+    """
+
+    loaded: Loaded
+    """A diffusion model with a tokenizer."""
+    settings: DecodingSettings | None = None
+    """Of each stage, all of them; those of `two_stage_settings` when left out."""
+    length: int = LENGTH
+    """Of question, steps and answer together; no more than the model's context."""
+    published: bool = False
+    """As the released code does it."""
+    edits: Sequence[Any] = ()
+    """Interventions, chosen anew in each stage."""
+    batch: int = BATCH
+    """Questions that are answered together where their answers do not depend on it; as published always 64."""
+    watch: Callable[[int], bool] = lambda number: False
+    """Whether the sinks of a question are traced, by its number; never as published."""
+
+    def __post_init__(self) -> None:
+        loaded, config = self.loaded, self.loaded.model.config
+        if loaded.family != "diffusion" or config.mask_token_id is None:
+            raise ValueError(
+                f"the two stages denoise, but {loaded.name} has no mask token; score it on the task gsm8k instead"
+            )
+        context = config.text_positions or self.length
+        if not 2 <= self.length <= context:
+            raise ValueError(
+                f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length is {self.length}; "
+                "give another"
+            )
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, got {self.batch}; leave it out for {BATCH}")
+
+    @cached_property
+    def decoding(self) -> DecodingSettings:
+        """The settings of each stage for this model."""
+        chosen, config = self.settings or two_stage_settings(published=self.published), self.loaded.model.config
+        if chosen.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None or chosen.stop_ids):
+            # part of the protocol, and this model names no end of text
+            return replace(chosen, stop_at_eos=False)
+        return chosen
+
+    def answers(self, questions: Sequence[str], numbers: Sequence[int] | None = None) -> Iterator[TwoStageAnswer]:
+        """The answers, in no particular order.
+
+        Args:
+            questions: without ``Question:``.
+            numbers: of the questions, for seeds and, as published, batches of 64 by number; 0, 1, … when left out.
+
+        Raises:
+            ValueError: for numbers that are not one for each question, no question that leaves room (without
+                `numbers`), and what the decoder refuses.
+        """
+        given = range(len(questions)) if numbers is None else numbers
+        if len(given) != len(questions):
+            raise ValueError(f"{len(questions)} questions need a number each, but there are {len(given)} numbers")
+        prompts = {number: self._prompt(question) for number, question in zip(given, questions, strict=True)}
+        room = {number: ids for number, ids in sorted(prompts.items()) if len(ids) < self.length}
+        # a share of the questions may be all too long: that is counted, not refused
+        if questions and not room and numbers is None:
+            raise ValueError(
+                f"no question leaves room for an answer in {self.length} tokens: the shortest of {len(prompts)} takes "
+                f"{min(map(len, prompts.values()))}; give a longer length, or a model with a larger vocabulary"
+            )
+        return self._answers(prompts, room)
+
+    def _answers(self, prompts: dict[int, list[int]], room: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
+        for number in prompts.keys() - room.keys():
+            yield TwoStageAnswer(number, "", None, fits=False)
+        if self.published:
+            batches: dict[int, dict[int, list[int]]] = defaultdict(dict)
+            for number, ids in room.items():
+                batches[number // BATCH][number] = ids
+            for batch, rows in batches.items():
+                yield from self._pooled(batch, rows)
+            return
+        # where noise or other rows would decide, a row is decoded alone
+        alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
+        for number in filter(self.watch, room):
+            yield from self._together({number: room[number]}, watch=True)
+        rest = [number for number in room if not self.watch(number)]
+        size = 1 if alone else self.batch
+        for at in range(0, len(rest), size):
+            yield from self._together({number: room[number] for number in rest[at : at + size]})
+
+    def _prompt(self, question: str) -> list[int]:
+        """As in training: a start token where the tokenizer puts one, then the question."""
+        tokenizer = self.loaded.needed_tokenizer()
+        first: Any = tokenizer("a")["input_ids"]
+        begins = tokenizer.bos_token_id is not None and first[0] == tokenizer.bos_token_id
+        # split: where a question spells out a special token, it is text
+        text = Pair(question.strip(), "", "").texts()[0]
+        ids: Any = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return [*first[:1], *ids] if begins else list(ids)
+
+    def _together(self, prompts: dict[int, list[int]], *, watch: bool = False) -> Iterator[TwoStageAnswer]:
+        """Every row is what it is alone."""
+        first, evaluations, facts = self._filled(list(prompts.values()), 2 * min(prompts), watch=watch)
+        written = {
+            number: ended(self.loaded, row[len(ids) :], ())[0]
+            for (number, ids), row in zip(prompts.items(), first, strict=True)
+        }
+        again = {number: [*ids, *written[number]] for number, ids in prompts.items()}
+        again = {number: ids for number, ids in again.items() if len(ids) < self.length}
+        second, more, _ = self._filled(list(again.values()), 2 * min(prompts) + 1)
+        for (number, ids), row in zip(again.items(), second, strict=True):
+            written[number] += ended(self.loaded, row[len(ids) :], ())[0]
+        sinks = () if facts is None else tuple(facts.row(0))
+        for number, ids in written.items():
+            text = str(self.loaded.needed_tokenizer().decode(ids, skip_special_tokens=True))
+            steps = evaluations + more * (number in again)
+            yield TwoStageAnswer(number, text, marked_answer(text), True, steps, sinks)
+
+    def _pooled(self, batch: int, prompts: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
+        """A batch as published."""
+        tokenizer: Any = self.loaded.needed_tokenizer()
+        first, evaluations, _ = self._filled(list(prompts.values()), 2 * batch)
+        texts = tokenizer.batch_decode(first, skip_special_tokens=True)
+        again = [tokenizer(text)["input_ids"][: self.length] for text in texts]
+        second, more, _ = self._filled(again, 2 * batch + 1)
+        for number, ids in zip(prompts, second, strict=True):
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            yield TwoStageAnswer(number, text, marked_answer(text, published=True), True, evaluations + more)
+
+    def _filled(
+        self, prompts: list[list[int]], stage: int, *, watch: bool = False
+    ) -> tuple[list[list[int]], int, SinkFacts | None]:
+        """All rows up to the full length, masks on the right of each; the evaluations that took; facts of sinks."""
+        config: Any = self.loaded.model.config
+        ids_BS = torch.full((len(prompts), self.length), config.mask_token_id)
+        open_BS = torch.ones_like(ids_BS, dtype=torch.bool)
+        for row, ids in enumerate(prompts):
+            ids_BS[row, : len(ids)], open_BS[row, : len(ids)] = torch.tensor(ids), False
+        if not bool(open_BS.any()):
+            return ids_BS.tolist(), 0, None
+        canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, config.mask_token_id)
+        seed = sample_seed(self.decoding.seed or 0, stage)
+        settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
+        texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
+        with torch.inference_mode(), texts.begin(measure=watch) as writer:
+            _, facts = followed(writer, watch=watch)
+        return writer.ids_BS.tolist(), writer.evaluations, facts
+
+
+def two_stage(
+    loaded: Loaded, questions: Sequence[str], *, numbers: Sequence[int] | None = None, **protocol: Any
+) -> Iterator[TwoStageAnswer]:
+    """The answers of `TwoStage(loaded, **protocol)`."""
+    return TwoStage(loaded, **protocol).answers(questions, numbers)
+
+
+@dataclass(frozen=True)
+class TwoStageScore:
+    """How many answers are right."""
+
+    accuracy: float
+    stderr: float
+    """Binomial standard error, sqrt(p (1 - p) / n)."""
+    samples: int
+    unanswered: int
+    """Answers without ####."""
+    too_long: int
+    """Questions without room for an answer, among the unanswered."""
+    right: tuple[bool, ...] = field(repr=False)
+
+
+def two_stage_documents(data: str | Path | None, limit: int | None = None) -> list[dict[str, Any]]:
+    """GSM8K's test questions and answers, the first `limit` of them.
+
+    Args:
+        data: folder of benchmark files; None for the Hub.
+        limit: how many; all when left out.
+
+    Raises:
+        ValueError: for files that are not there or cannot be read, and a data set that cannot be had from the Hub.
+    """
+    if data is not None:
+        return rows_of("gsm8k", source_of("gsm8k").needed(Path(data), "test"))[:limit]
+    needs_lm_eval()
+    import datasets
+
+    try:
+        found = datasets.load_dataset("openai/gsm8k", "main", split="test")
+    except Exception as error:
+        # data sets, the Hub and their clients fail in dozens of ways
+        raise ValueError(hub_failure("gsm8k", error)) from error
+    return [dict(row) for row in found][:limit]
+
+
+def scored(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False) -> TwoStageScore:
+    """The share of right answers; those without ``####`` are wrong and counted.
+
+    Args:
+        answers: in the order of their targets.
+        targets: GSM8K's answers, with their steps, or the numbers alone.
+        published: compare as text, as the released code does without antlr4.
+
+    Raises:
+        ValueError: for no answers, or another number of targets.
+    """
+    if not answers or len(answers) != len(targets):
+        raise ValueError(f"a score needs a target for each answer, got {len(answers)} answers, {len(targets)} targets")
+    wanted = [marked_answer(target) or target for target in targets]
+    right = tuple(
+        one.answer is not None and same_answer(one.answer, other, published=published)
+        for one, other in zip(answers, wanted, strict=True)
+    )
+    share, samples = sum(right) / len(right), len(right)
+    unanswered, too_long = sum(one.answer is None for one in answers), sum(not one.fits for one in answers)
+    return TwoStageScore(share, math.sqrt(share * (1 - share) / samples), samples, unanswered, too_long, right)
+
+
+def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
+    """Answer this process's share of the questions; answers are kept by the model, as those of lm-eval are.
+
+    As published, answers depend on their batch of 64: such a batch is done by one process, and as a whole.
+
+    Raises:
+        ValueError: as `TwoStage` does.
+    """
+    settings = model.settings
+    unit = BATCH if settings.published else 1
+    numbers = [number for number in range(len(documents)) if number // unit % model.world_size == model.rank]
+    keys = {number: request_key(TWO_STAGE, number, documents[number]["question"]) for number in numbers}
+    open_units = {number // unit for number in numbers if model.cache.get(keys[number]) is None}
+    todo = [number for number in numbers if number // unit in open_units]
+    counted = model.counted(f"{TWO_STAGE}: answering", "questions", len(numbers), len(numbers) - len(todo))
+    if todo:
+        protocol = TwoStage(
+            model.loaded,
+            settings=two_stage_settings(settings, published=settings.published),
+            published=settings.published,
+            edits=model.edits,
+            batch=settings.batch,
+            watch=lambda number: not settings.published and is_watched(settings, number),
+        )
+        for answer in protocol.answers([documents[number]["question"] for number in todo], todo):
+            kept = {name: value for name, value in asdict(answer).items() if name != "number"}
+            model.cache.add({keys[answer.number]: kept | {"sinks": list(answer.sinks)}})
+            counted(1)
+    for number, key in keys.items():
+        model.tell((TWO_STAGE, number), 0, model.cache.get(key) or {})
+
+
+def rows(
+    documents: list[dict[str, Any]], told: Mapping[tuple[str, int, int], Mapping[str, Any]], *, published: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the tables ``scores`` and ``samples``."""
+    names = ("text", "answer", "fits", "steps")
+    kept = [told[TWO_STAGE, number, 0] for number in range(len(documents))]
+    answers = [TwoStageAnswer(number, *(given[name] for name in names)) for number, given in enumerate(kept)]
+    score = scored(answers, [row["answer"] for row in documents], published=published)
+    scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": score.accuracy}
+    scores |= {"stderr": score.stderr, "samples": score.samples, "higher_is_better": True}
+    scores |= {"no_answer": score.unanswered / score.samples}
+    samples = [
+        {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
+        | {"response": answer.text, "answer": answer.answer or "", "target": document["answer"], "right": float(right)}
+        | {"metrics": json.dumps({"exact_match": float(right)}), "no_answer": answer.answer is None}
+        | {"logprobs": [], "stderrs": [], "tokens": 0, "steps": answer.steps, "cut": 0}
+        for answer, document, right in zip(answers, documents, score.right, strict=True)
+    ]
+    return [scores], samples

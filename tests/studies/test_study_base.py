@@ -1,0 +1,197 @@
+"""The base of all studies: conformance, settings in groups, names of folders, a plug-in and its command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sinklab.cli import main
+from sinklab.cli.command import checked, command, conduct, typed
+from sinklab.errors import Checked, limited
+from sinklab.probing import MaskSinks
+from sinklab.records import open_run
+from sinklab.registry import interventions, load_plugin, studies
+from sinklab.studies.base import Study, Work, as_record, field_names, from_record
+from sinklab.studies.curve import Curve, CurveSettings
+from sinklab.studies.trace.settings import MaskSettings, StudySettings
+from sinklab.studies.trace.study import Mask, Trace
+from sinklab.testing import check_study
+from tiny_diffusion import TEXT, save_tiny, tiny_loaded
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_study.py"
+QUICK = {"prompts": ("The sea", "A"), "new_tokens": 4, "block_length": None, "mask_sinks": (1,), "heldout": ""}
+
+
+@dataclass(frozen=True)
+class Source(Checked):
+    """A group of settings."""
+
+    rows: int = limited(8, at_least=1)
+    block_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Composed(Checked):
+    """Settings in groups."""
+
+    texts: int = limited(3, at_least=1)
+    source: Source = field(default_factory=lambda: Source(block_length=32))
+    edits: tuple[Any, ...] = field(default=(MaskSinks(k=2),), metadata={"registry": interventions})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
+
+
+class Toy(Study):
+    """A study that writes one table."""
+
+    Settings = CurveSettings
+
+    def run(self, work: Work) -> None:
+        work.run.table("toy", {"rows": [work.settings.rows]})
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.chdir(tmp_path)
+    Path("held.txt").write_text(TEXT * 20)
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> Study:
+    """The study of the example; it is forgotten afterwards."""
+    monkeypatch.setattr(studies, "_classes", dict(studies._all()))
+    monkeypatch.delitem(sys.modules, "sinklab_plugin_add_a_study", raising=False)
+    load_plugin(EXAMPLE)
+    return studies["lengths"]()
+
+
+def test_the_studies_of_the_package_and_of_the_example_conform(lengths: Study) -> None:
+    check_study(lengths, tiny_loaded())
+    check_study(Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,)))
+    check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), rows=2, length=16, heldout="held.txt", resamples=100))
+
+
+def test_a_suite_sees_a_study_that_does_not_conform() -> None:
+    class Forgetful(Toy):
+        """It makes its settings up."""
+
+        def settings_of(self, folder: str | Path) -> CurveSettings:
+            return CurveSettings(rows=7)
+
+    with pytest.raises(AssertionError, match="settings do not come back"):
+        check_study(Forgetful(), tiny_loaded())
+
+    class Careless(Toy):
+        """It writes what depends on how often it was run."""
+
+        runs = 0
+
+        def run(self, work: Work) -> None:
+            self.runs += 1
+            work.run.table("toy", {"rows": [self.runs]})
+
+    with pytest.raises(AssertionError, match="killed before table 1, a resumed run differs"):
+        check_study(Careless(), tiny_loaded())
+
+
+def test_the_example_is_short_and_runs() -> None:
+    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 40
+    here = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1] / "src")}
+    subprocess.run([sys.executable, str(EXAMPLE)], check=True, timeout=300, env=here)
+
+
+def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) -> None:
+    model = str(save_tiny(Path("model")))
+    assert main(shlex.split(f"lengths --model {model} --plugin {EXAMPLE} --texts 'The sea' Sea --out out")) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("out: ")
+    assert printed[1] == "run folder: out"
+    assert open_run("out").info.settings == {"texts": ["The sea", "Sea"]}
+    assert main(shlex.split(f"lengths --model {model} --plugin={EXAMPLE} --reproduce out --out again")) == 0
+    assert open_run("again").table("lengths").equals(open_run("out").table("lengths"))
+    assert main(shlex.split(f"lengths --plugin {EXAMPLE} --texts --out third")) == 2
+    assert "texts must not be empty" in capsys.readouterr().err
+    assert main(["list", "studies", "--plugin", str(EXAMPLE)]) == 0
+    assert "Count the tokens of some texts." in capsys.readouterr().out
+    assert main(["curve", "--plugin", "nowhere.py"]) == 2
+    assert "a plug-in is a Python file, but nowhere.py is none" in capsys.readouterr().err
+    assert main(["curve", "--plugin"]) == 2
+    assert "--plugin takes a Python file" in capsys.readouterr().err
+
+
+def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -> None:
+    record = as_record(Composed(texts=4))
+    assert record == {"texts": 4, "rows": 8, "block_length": 32, "edits": ["mask_sinks:k=2"]}
+    assert list(field_names(Composed())) == list(record)
+    assert from_record(Composed(), record) == Composed(texts=4)
+    assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
+    with pytest.raises(ValueError, match="settings of Composed has no field 'text'; did you mean 'texts'"):
+        from_record(Composed(), {"text": 3})
+    given = typed(Composed())
+    assert (given.texts, given.source.block_length, given.edits) == (3, 32, ("mask_sinks:k=2",))
+    assert checked(given) == Composed()
+    assert checked(given, rows=5).source == Source(5, 32)
+    with pytest.raises(ValueError, match="texts must be at least 1, but is 0"):
+        checked(given, texts=0)
+
+
+def test_settings_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[type] = []
+    whole = StudySettings.__post_init__
+    monkeypatch.setattr(StudySettings, "__post_init__", lambda self: (built.append(type(self)), whole(self))[1])
+    call = command("trace", Trace())
+    defaults = call.__signature__.parameters["settings"].default
+    built.clear()
+    chosen = checked(defaults, prompts=("The sea",))
+    assert (built, chosen.prompts) == ([StudySettings], ("The sea",))
+
+
+def test_runs_of_another_kind_and_two_runs_at_once_are_not_reproduced(tmp_path: Path) -> None:
+    Toy()(tiny_loaded(), tmp_path / "toy")
+    with pytest.raises(ValueError, match=r"toy is of kind 'toy' and not 'study'; choose the command that wrote it"):
+        Trace().settings_of(tmp_path / "toy")
+    with pytest.raises(ValueError, match="sinklab trace --reproduce"):
+        Mask().settings_of(tmp_path)
+
+
+def test_several_processes_need_a_study_that_is_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="a toy is scored by one process, but several were started"):
+        Toy()(tiny_loaded(), tmp_path / "run")
+
+
+def test_folders_that_are_taken_show_before_a_model_is_read(tmp_path: Path) -> None:
+    class Several(Toy):
+        """For two models."""
+
+        model = ("a", "b")
+
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="b is taken; choose another folder"):
+        conduct(Several(), ("no-such-model/a", "no-such-model/b"), tmp_path, CurveSettings())
+
+
+def test_models_that_are_not_there_show_before_the_first_is_run(tmp_path: Path) -> None:
+    model = str(save_tiny(tmp_path / "model"))
+    with pytest.raises(ValueError, match="no model can be loaded from 'tiny-snik'"):
+        conduct(Curve(), (model, "tiny-snik"), tmp_path / "out", CurveSettings(), resume=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_both_or_neither_of_k_and_epsilon() -> None:
+    assert MaskSettings().edited(by_last_row=False).edits[0].k == 5
+    assert MaskSettings(k=2).edited(by_last_row=True).edits[0].selector == "last_row"
+    with pytest.raises(ValueError, match="give --k or --epsilon, not both"):
+        MaskSettings(k=1, epsilon=3.0)
