@@ -35,7 +35,7 @@ PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
 
 
-class Registry(Mapping[str, type]):
+class Registry(Mapping[str, Any]):
     """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near ones."""
 
     def __init__(self, what: str, *modules: str) -> None:
@@ -67,7 +67,7 @@ class Registry(Mapping[str, type]):
                 import_module(module)
         return self._classes
 
-    def __getitem__(self, name: str) -> type:
+    def __getitem__(self, name: str) -> Any:
         classes = self._all()
         if name not in classes:
             raise unknown(self.what, name, classes, "if a plug-in defines it, install that or name its file: --plugin")
@@ -308,7 +308,7 @@ def fast_path(paths: Registry, *call: Any) -> Any:
 
     Every fast path has a plain twin in the core, which runs without them.
     """
-    return next((path for kind in paths.values() if (path := kind.serving(*call)) is not None), None)  # type: ignore[attr-defined]
+    return next((path for kind in paths.values() if (path := kind.serving(*call)) is not None), None)
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
