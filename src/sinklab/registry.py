@@ -291,7 +291,12 @@ families = Registry(
     "sinklab.checkpoints.smdm",
 )
 figures = Registry("figure", "sinklab.reports.figures")
-studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
+studies = Registry(
+    "study",
+    "sinklab.studies.caches.study",
+    "sinklab.studies.curve.study",
+    "sinklab.studies.trace.study",
+)
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger")
 fast_products = Registry("fast product", "sinklab.fast.onednn")

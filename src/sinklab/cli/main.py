@@ -16,7 +16,6 @@ import tyro
 
 from sinklab import registry
 from sinklab.cli.battery import battery
-from sinklab.cli.caching import caches
 from sinklab.cli.command import command, value_of
 from sinklab.cli.generating import generate, info
 from sinklab.cli.probing import probe
@@ -69,7 +68,6 @@ OTHERS: dict[str, Callable[..., None]] = {
     "eval": evaluate_command,
     "battery": battery,
     "probe": probe,
-    "caches": caches,
     "table1": table1,
     "onetoken": onetoken,
 }

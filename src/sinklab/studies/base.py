@@ -36,7 +36,7 @@ A long study is written in parts: `Study.parts` names the table that ends a part
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -57,6 +57,13 @@ if TYPE_CHECKING:
 def heldout_text(given: str | None) -> str:
     """The corpus of held-out text that was given, or the excerpt inside the package."""
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as the columns of a table; None where a row lacks one."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def text_of(loaded: Loaded, ids: Any) -> str:
