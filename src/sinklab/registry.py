@@ -290,10 +290,18 @@ families = Registry(
     "sinklab.checkpoints.own",
     "sinklab.checkpoints.smdm",
 )
-figures = Registry("figure", "sinklab.reports.figures")
+figures = Registry(
+    "figure",
+    "sinklab.reports.figures",
+    "sinklab.reports.maps",
+    "sinklab.reports.paths",
+    "sinklab.reports.scores",
+)
 studies = Registry(
     "study",
+    "sinklab.studies.battery.study",
     "sinklab.studies.caches.study",
+    "sinklab.studies.contents.study",
     "sinklab.studies.curve.study",
     "sinklab.studies.trace.study",
 )
