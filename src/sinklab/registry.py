@@ -301,7 +301,6 @@ studies = Registry(
     "study",
     "sinklab.studies.battery.study",
     "sinklab.studies.caches.study",
-    "sinklab.studies.contents.study",
     "sinklab.studies.curve.study",
     "sinklab.studies.trace.study",
 )

@@ -15,7 +15,6 @@ from typing import Annotated
 import tyro
 
 from sinklab import registry
-from sinklab.cli.battery import battery
 from sinklab.cli.command import command, value_of
 from sinklab.cli.generating import generate, info
 from sinklab.cli.probing import probe
@@ -66,7 +65,6 @@ OTHERS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "list": list_registered,
     "eval": evaluate_command,
-    "battery": battery,
     "probe": probe,
     "table1": table1,
     "onetoken": onetoken,

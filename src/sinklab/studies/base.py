@@ -180,6 +180,8 @@ class Study:
     """Of its run folders; the registered name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
     """The model of the command by default; a tuple where the command takes several."""
+    place: ClassVar[str] = ""
+    """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
     """Whether the command takes its models without ``--model``."""
     parts: ClassVar[str] = ""
@@ -197,6 +199,10 @@ class Study:
 
     def check(self, settings: Any) -> None:
         """Refuse what can be refused before a model is read."""
+
+    def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
+        """The settings for each model of a command, which may be of different kinds."""
+        return [settings] * len(models)
 
     def fit(self, loaded: Loaded, settings: Any) -> Any:
         """The settings as this model takes them."""
