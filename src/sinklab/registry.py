@@ -301,6 +301,7 @@ studies = Registry(
     "study",
     "sinklab.studies.battery.study",
     "sinklab.studies.caches.study",
+    "sinklab.studies.contents.study",
     "sinklab.studies.curve.study",
     "sinklab.studies.trace.study",
 )

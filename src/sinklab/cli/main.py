@@ -17,7 +17,6 @@ import tyro
 from sinklab import registry
 from sinklab.cli.command import command, value_of
 from sinklab.cli.generating import generate, info
-from sinklab.cli.probing import probe
 from sinklab.cli.showing import compare, report, tour
 from sinklab.cli.tables import evaluate_command, onetoken, table1
 from sinklab.cli.training import train_command
@@ -65,7 +64,6 @@ OTHERS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "list": list_registered,
     "eval": evaluate_command,
-    "probe": probe,
     "table1": table1,
     "onetoken": onetoken,
 }

@@ -2,11 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(
-    __name__,
-    settings="CacheSettings",
-    study="Caches cache_fidelity",
-    policies="Policy",
-    run="costs",
-    figures="caches_figure caches_sentences draw_caches",
-)
+__getattr__, __dir__, __all__ = exports(__name__, settings="CacheSettings", study="Caches cache_fidelity")
