@@ -63,7 +63,7 @@ def limited(
         needed: an empty tuple or string is refused.
         free: may differ between a run and its continuation: it says how fast or where, not what.
     """
-    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    limits: dict[str, Any] = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     limits |= {"one_of": tuple(one_of) or None, "needed": needed or None, "free": free or None}
     return dataclasses.field(
         default=default, metadata={name: limit for name, limit in limits.items() if limit is not None}

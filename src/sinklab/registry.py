@@ -298,7 +298,13 @@ families = Registry(
     "sinklab.checkpoints.own",
     "sinklab.checkpoints.smdm",
 )
-figures = Registry("figure", "sinklab.reports.figures")
+figures = Registry(
+    "figure",
+    "sinklab.reports.figures",
+    "sinklab.reports.maps",
+    "sinklab.reports.paths",
+    "sinklab.reports.scores",
+)
 studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger")

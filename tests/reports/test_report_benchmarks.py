@@ -442,7 +442,7 @@ def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
         as_curves([])
     with pytest.raises(ValueError, match="is of kind 'benchmark' with tables"):
         as_curves([run, benchmark(tmp_path / "b", {"piqa": [1]})])
-    with pytest.raises(ValueError, match="written as png, svg, pdf: got 'jpg'"):
+    with pytest.raises(ValueError, match="unknown format of a figure 'jpg'; known are pdf, png, svg"):
         write_masking_curves(run, tmp_path / "out", formats=("jpg",))
     written = write_masking_curves(run, tmp_path / "out")
     assert [path.name for path in written] == ["masking_curve.md", "masking_curve.csv", "masking_curve.png"]

@@ -23,8 +23,8 @@ from sinklab.reports import (
     value_norm_scatter,
     value_norms,
 )
-from sinklab.reports.sentences import number, percent
 from sinklab.reports.style import printable
+from sinklab.reports.words import number, percent
 
 STEPS, LAYERS, TEXT, PROMPT = 12, 2, 24, 6
 
@@ -340,7 +340,7 @@ def test_refusals(make_study):
         sink_path_of_head(whole, 3, 3)
     with pytest.raises(ValueError, match=r"has samples 0 to 1: got sample=2"):
         sink_path(whole, sample=2)
-    with pytest.raises(ValueError, match=r"one of light, dark: got 'drak'. Did you mean 'dark'"):
+    with pytest.raises(ValueError, match=r"one of light, dark, but is 'drak'; did you mean 'dark'"):
         sink_share(whole, theme="drak")
 
 

@@ -292,7 +292,7 @@ def test_refusals(make_study, tmp_path):
     with pytest.raises(ValueError, match=r"heldout.* not that of a study: it lacks control, loss, stderr"):
         report(open_run(tmp_path / "odd"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match=r"got 'pgn'. Did you mean 'png'"):
+    with pytest.raises(ValueError, match=r"'pgn'; known are pdf, png, svg; did you mean 'png'"):
         report(make_study(), tmp_path / "out", figures=("pgn",))
 
 

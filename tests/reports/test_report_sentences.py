@@ -104,11 +104,11 @@ def test_removals_are_told_an_edit_each(make_study):
     }
     first, second = map(spoken, say.about_removals(one(make_study(whole={"removals": removals}))))
     assert first == (
-        "In tiny, mask_sinks took 5.00 keys from a head in every forward; they had held 40.0 % of its attention when "
-        "they were chosen; 30.0 % was really taken away; from one step to the next the choice overlaps by 50.0 %."
+        "In tiny, mask_sinks removed 5.00 keys per head in every forward pass; attention mass of the selected keys "
+        "40.0 %; mass actually removed 30.0 %; overlap of the selection with that of the step before 50.0 %."
     )
     assert second == (
-        "In tiny, window_attention took 12.0 keys from a head in every forward; 10.0 % was really taken away."
+        "In tiny, window_attention removed 12.0 keys per head in every forward pass; mass actually removed 10.0 %."
     )
     assert say.about_removals(one(make_study("none"))) == []
 

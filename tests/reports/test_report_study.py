@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from sinklab.records import RunWriter, open_run
-from sinklab.reports import NotRecorded, as_studies
+from sinklab.reports import NotRecorded, as_studies, report
+from sinklab.sinks import Excess, Top
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
 EVENTS = LAYERS * HEADS * (STEPS + STEPS - 2)
@@ -396,3 +397,21 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     assert study.removals["edit"].unique().tolist() == ["mask_sinks"] and study.truncation is not None
     assert study.measured.split.pairs_L.shape == (2,) and len(study.verdicts) == 4
     assert study.sink_tokens.events.sum() == sum(facts.events for facts in study.facts)
+
+
+@pytest.mark.parametrize(("rule", "events", "threshold"), [(Excess(8.0), 0, 1 + 8 * 23 / 24), (Top(2), 2, np.nan)])
+def test_a_rule_that_was_given_decides_what_is_a_sink(make_study, tmp_path, rule, events, threshold):
+    run = make_study(text_share=0.3)
+    study = as_studies(run, rule=rule)[0]
+    assert sum(facts.events for facts in study.facts) == events * EVENTS
+    np.testing.assert_allclose(study.measured.threshold, threshold)
+    assert study.measured.rules[0].sinks == events * EVENTS and len(study.measured.rules) == 7
+    page = report(run, tmp_path, rule=rule, figures=(), tables=()).read_text("utf-8")
+    assert study.rule_words in page and study.rule_words in ("excess:epsilon=8.0", "top:k=2")
+
+
+def test_a_rule_is_for_studies_alone(tmp_path):
+    with RunWriter(tmp_path / "run", kind="training", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match="a rule is for runs of kind 'study'"):
+        report(open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))

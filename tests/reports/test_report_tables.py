@@ -80,9 +80,9 @@ def test_markdown_keeps_cells_apart():
 
 def test_unknown_tables_and_formats_are_refused(make_study, tmp_path):
     run = make_study()
-    with pytest.raises(ValueError, match=r"tables of a report are sink_tokens, .*: got 'layer'. Did you mean 'layers'"):
+    with pytest.raises(ValueError, match=r"unknown table of a report 'layer'; known are .*; did you mean 'layers'"):
         table(run, "layer")
-    with pytest.raises(ValueError, match=r"written as parquet, csv, md: got 'cvs'. Did you mean 'csv'"):
+    with pytest.raises(ValueError, match=r"of a table 'cvs'; known are csv, md, parquet; did you mean 'csv'"):
         write_tables(run, tmp_path / "t", formats=("cvs",))
     assert not (tmp_path / "t").exists()
 
@@ -178,9 +178,9 @@ def test_the_same_run_gives_the_same_bytes(make_study, tmp_path, form):
 def test_unknown_figures_formats_and_themes_are_refused_before_drawing(make_study, tmp_path):
     run = make_study()
     for wrong, message in (
-        ({"names": ("sink_pth",)}, r"names of figures are .*: got 'sink_pth'. Did you mean 'sink_path'"),
-        ({"formats": ("pgn",)}, r"formats of figures are png, svg, pdf: got 'pgn'. Did you mean 'png'"),
-        ({"themes": ("black",)}, r"one of light, dark: got 'black'"),
+        ({"names": ("sink_pth",)}, r"unknown name of a figure 'sink_pth'; known are .*; did you mean 'sink_path'"),
+        ({"formats": ("pgn",)}, r"unknown format of a figure 'pgn'; known are pdf, png, svg; did you mean 'png'"),
+        ({"themes": ("black",)}, r"one of light, dark, but is 'black'"),
     ):
         with pytest.raises(ValueError, match=message):
             draw_all(run, tmp_path / "out", **wrong)

@@ -31,10 +31,11 @@ from sinklab.reports import (
     training_loss,
     write_tables,
 )
+from sinklab.reports.drawing import drawn_as
+from sinklab.reports.page import Picture
+from sinklab.reports.sentences import signed
 from sinklab.reports.style import THEMES
 from sinklab.reports.training import first_for_good
-from sinklab.reports.training_curves import drawn_as
-from sinklab.reports.training_sentences import signed
 
 STEPS = (0, 10, 20, 30)
 ROWS = 16
@@ -114,7 +115,9 @@ def page_alone(runs: Any, out: Path) -> Any:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of the time."""
-    monkeypatch.setattr(import_module("sinklab.reports.training_page"), "picture", lambda draw, words: "<figure/>")
+    monkeypatch.setattr(
+        import_module("sinklab.reports.sections"), "picture", lambda draw, words: Picture("", "", words)
+    )
 
 
 def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
@@ -255,8 +258,9 @@ def test_a_causal_start_is_marked(tmp_path: Path) -> None:
 
 
 def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cards in ("_sinks", "_layers", "_each"):
-        monkeypatch.setattr(import_module("sinklab.reports.training_page"), cards, lambda trainings: [])
+    sections = import_module("sinklab.reports.sections")
+    few, every = {"training_loss", "optimization"}, sections.pictures_of
+    monkeypatch.setattr(sections, "pictures_of", lambda names, runs: every(names, runs) if {*names} <= few else [])
     target = report(pair, tmp_path / "out", figures=(), tables=())
     html, page = target.read_text("utf-8"), read(target)
     assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
@@ -291,12 +295,12 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
     drawn = draw_all(run, tmp_path / "figures", ("svg",))
     assert {path.stem for path in drawn.written} == {"training_loss", "optimization"}
     assert set(drawn.skipped) == set(CURVES) - {"training_loss", "optimization"}
-    with pytest.raises(ValueError, match=r"names of figures are emergence_map.*Did you mean 'training_loss'"):
+    with pytest.raises(ValueError, match=r"name of a figure .*known are emergence_map.*did you mean 'training_loss'"):
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 
 
 def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("sinklab.reports.training_page"), "picture", lambda draw, words: "")
+    monkeypatch.setattr(import_module("sinklab.reports.sections"), "picture", lambda draw, words: None)
     some = partial(draw_all, names=("training_loss", "main_holders"))
     monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
     folder = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md")).parent
@@ -311,7 +315,7 @@ def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch:
     np.testing.assert_allclose(outcome.loc["one", ["heldout_loss", "sink_share", "value_added"]], [3.9, 0.3, 0.5])
     assert len(pd.read_csv(folder / "tables" / "monitor.csv")) == 2 * 3 * len(STEPS)
     assert len(table(pair[0], "history")) == 4
-    with pytest.raises(ValueError, match=r"tables of a report are outcome, history, monitor: got 'outcom'"):
+    with pytest.raises(ValueError, match=r"unknown table of a report 'outcom'; known are history, monitor, outcome"):
         write_tables(pair, tmp_path, names=("outcom",))
 
 
@@ -320,7 +324,7 @@ def test_runs_of_two_kinds_are_not_mixed(pair: list[Run], make_study: Any, tmp_p
     for refuse in (summary, partial(report, out=tmp_path / "out")):
         with pytest.raises(ValueError, match=r"one kind: .*bare is of kind 'training', .*study of kind 'study'"):
             refuse(mixed)
-    with pytest.raises(ValueError, match=r"read runs of kind 'training': .*study is of kind 'study'"):
+    with pytest.raises(ValueError, match=r"shows runs of kind 'training': .*study is of kind 'study'"):
         sink_emergence(mixed[0])
     with pytest.raises(ValueError, match="at least one run"):
         as_trainings([])

@@ -248,8 +248,8 @@ class TestRefusals:
             ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
             ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
             ({"keep": (0.0,)}, "keep is a share of the columns outside the block"),
-            ({"scores": ("attended",)}, "score is one of nearest, received, aligned, random, got 'attended'"),
-            ({"protect": ("last",)}, "protect is one of now, first, earlier, got 'last'"),
+            ({"scores": ("attended",)}, "score must be one of nearest, received, aligned, random, but is 'attended'"),
+            ({"protect": ("last",)}, "protect must be one of now, first, earlier, but is 'last'"),
         ],
     )
     def test_numbers_and_names_that_make_no_sense(self, changes, message):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from test_harness_run import SETTINGS, run_toys
 
 from sinklab.records import open_run
-from sinklab.studies import base
+from sinklab.studies import processes
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -44,7 +44,7 @@ def run_two(first: Path, second: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
         text=True,
     )
     said: list[str] = []
-    monkeypatch.setattr(base, "PATIENCE", timedelta(minutes=10))
+    monkeypatch.setattr(processes, "PATIENCE", timedelta(minutes=10))
     try:
         with monkeypatch.context() as here:
             for name, value in {**both, "RANK": "0"}.items():

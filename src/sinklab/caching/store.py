@@ -118,15 +118,15 @@ class BlockStore(KeyValueStore):
         self._kept: list[Tensor] = []
         self._total_BS: Any = 0
 
-    def update(self, k_BGWD: Tensor, v_BGWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Keys and values to attend to, for those of the columns that run."""
         self.layer = layer_idx
-        keys, values = super().update(k_BGWD, v_BGWD, layer_idx)
+        keys, values = super().update(k_BHWD, v_BHWD, layer_idx)
         return (self._spread(keys), self._spread(values)) if self._is_spread else (keys, values)
 
     def choose(self, layer: int, q_BHQD: Tensor, mask: Tensor | None, scale: float) -> None:
         """After :meth:`update` of the full evaluation: rank by these queries; keep the best, or add the ranks up."""
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self.held(layer)
         ranks_BGS = self.policy.ranks(Seen(layer, self.window, q_BHQD, keys, mask, scale, self.history[layer]))
         if self.policy.evicts:
             columns_BGC = self._best(ranks_BGS.expand(-1, keys.shape[1], -1))

@@ -74,6 +74,7 @@ def report(
     out: Path = Path("runs/report"),
     figures: tuple[str, ...] = FIGURES,
     tables: tuple[str, ...] = TABLES,
+    sink_rule: str | None = None,
 ) -> None:
     """Turn run folders into one page, report.html, with figures and tables beside it.
 
@@ -85,19 +86,23 @@ def report(
         sinklab report runs/house --figures pdf --tables csv
         sinklab report runs/house --figures --tables
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
+        sinklab report runs/house --sink-rule excess:epsilon=6
 
     Args:
         runs: folders that `sinklab trace` wrote, or `sinklab train`; one kind at a time.
         out: folder for the page, its figures and its tables.
         figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
+        sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left out.
     """
     from sinklab.records.reading import open_run
+    from sinklab.registry import rules
     from sinklab.reports.build import report as build
 
     if not runs:
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
-    print(f"report: {build([open_run(run) for run in runs], out, figures=figures, tables=tables)}")
+    rule = None if sink_rule is None else rules.parse(sink_rule)
+    print(f"report: {build([open_run(run) for run in runs], out, rule=rule, figures=figures, tables=tables)}")
 
 
 def compare(

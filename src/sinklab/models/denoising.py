@@ -40,7 +40,7 @@ class CanvasGeometry:
         real_BS = masks.padding(ids_BS, attention_BS)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=ids_BS.device)
-        backend, like = model.model.config._attn_implementation, model.model.embed_tokens(ids_BS[:1, :1])
+        backend, like = model.model.config._attn_implementation, ids_BS.new_empty(0, dtype=model.dtype)
         mask = masks.attention_mask(real_BS, length, sinks=config.sink_count, causal=False, backend=backend, like=like)
         return cls(tuple(ids_BS.shape), backend, position_ids_BS, mask, model.sink_prefix(length, lengths_B))
 

@@ -50,8 +50,15 @@ class KeyValueStore:
         sink_k = sink_v = None
         if self.prefix is not None:
             sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
-        self._keys[layer_idx] = keys = self._written(self._keys[layer_idx], k_BHWD, sink_k)
-        self._values[layer_idx] = values = self._written(self._values[layer_idx], v_BHWD, sink_v)
+        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BHWD, sink_k)
+        self._values[layer_idx] = self._written(self._values[layer_idx], v_BHWD, sink_v)
+        return self.held(layer_idx)
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer as they are held now. Raises ValueError where nothing is."""
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            raise ValueError(f"a full evaluation fills the keys and values of layer {layer}, but none was made")
         return keys, values
 
     def _written(self, known: Tensor | None, new_BHWD: Tensor, sink_BHND: Tensor | None) -> Tensor:

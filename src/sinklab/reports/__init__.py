@@ -6,17 +6,19 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     build="report summary",
     comparison="compare",
-    drawing="CURVES Drawn FIGURES draw_all",
-    figures="block_moves heldout_loss sink_share sinks_per_layer split_sinks value_norms",
-    maps="attention_map layer_head_map received_map",
-    paths="overlap_by_step sink_path sink_path_of_head",
-    samples="NotRecorded",
-    scores="epsilon_curve output_norm_against_bound score_histogram sink_tokens value_norm_scatter",
-    study="LayerFacts Sample Study as_studies",
-    tables="TABLES TRAINING_TABLES table write_tables",
-    training="HeldoutLoss Training as_trainings",
-    training_curves=(
-        "massive_activations mobility_over_training optimization sink_emergence sinks_over_training training_loss"
+    drawing="CURVES Curve Drawn FIGURES Figure draw_all figure figures_of",
+    figures=(
+        "block_moves heldout_loss main_holders massive_activations mobility_over_training optimization overlap_by_step "
+        "sink_emergence sink_share sinks_over_training sinks_per_layer split_sinks trained_norms trained_share "
+        "training_loss value_norms"
     ),
-    training_layers="emergence_map main_holders trained_norms trained_share",
+    maps="attention_map emergence_map layer_head_map received_map",
+    paths="sink_path sink_path_of_head",
+    runs="as_studies as_trainings",
+    samples="NotRecorded Reader Sample",
+    scores="epsilon_curve output_norm_against_bound score_histogram sink_tokens value_norm_scatter",
+    measured="LayerFacts",
+    study="Study",
+    tables="TABLES TRAINING_TABLES table write_tables",
+    training="HeldoutLoss Training",
 )

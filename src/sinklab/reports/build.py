@@ -1,32 +1,37 @@
-"""From run folders to report.html: one page that explores them, with static figures and tables beside it."""
+"""From run folders to report.html: one page, with static figures and tables beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
-from sinklab.records.reading import Run
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+
 from sinklab.records.storage import write_beside
-from sinklab.reports import sentences as say
 from sinklab.reports.drawing import draw_all
-from sinklab.reports.explorer import payload
-from sinklab.reports.page import Beside, page
-from sinklab.reports.sections import parts, short
+from sinklab.reports.explorer import data_block, payload, script, script_hash
+from sinklab.reports.page import Beside, Share
+from sinklab.reports.runs import Runs, as_shown
+from sinklab.reports.sections import judged, parts_of, words_of
+from sinklab.reports.sentences import about_state, in_short
 from sinklab.reports.study import Study
+from sinklab.reports.style import asset
 from sinklab.reports.tables import write_tables
-from sinklab.reports.training import as_shown
-from sinklab.reports.training_page import training_page
-from sinklab.reports.training_sentences import in_short
+from sinklab.sinks.rules import Rule
 
 # The rest of a page is its script, sentences and tables.
 ARRAYS = 0.93
+MOST = 12
+"""samples whose texts are shown; more stand behind a line"""
 
 
 def report(
-    runs: Iterable[Run] | Run,
+    runs: Runs,
     out: str | Path,
     *,
+    rule: Rule | None = None,
     figures: Sequence[str] = ("png", "svg"),
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
@@ -36,37 +41,92 @@ def report(
     Studies make a page that explores what they recorded, training runs one of curves: what was learned, and how sinks
     came up. Several runs of one kind are shown side by side in the order given. What a run did not get to write is left
     out and said so.
-    ``figures`` and ``tables``: formats of the static ones in the folders of these names; empty writes none.
-    ``megabytes``: how large the part of each study on the page may be. A larger page holds more samples, and more keys
-    of every head; it says what it holds. Raises ValueError when there is no run, for runs of another kind, and for
-    studies and training runs together.
+
+    Args:
+        runs: run folders that were opened, of one kind.
+        out: folder, made where it is not there.
+        rule: what counts as a sink in studies; None for `sinklab.sinks.rules.DEFAULT`.
+        figures: formats of the static ones in the folder of this name; empty writes none.
+        tables: the same for tables.
+        megabytes: how large the part of each study on the page may be. A larger page holds more samples, and more keys
+            of every head; it says what it holds.
+
+    Raises:
+        ValueError: when there is no run, for runs of another kind, and for studies and training runs together.
     """
     if not megabytes > 0:
         raise ValueError(f"megabytes says how large the part of each run may be, above 0: got {megabytes}.")
-    studies, trainings = as_shown(runs)
+    readers = as_shown(runs, rule=rule)
     # What reads the runs comes first: damaged ones leave no folder behind.
-    build = training_page(trainings) if trainings else _explorer(studies, megabytes)
+    build = _planned(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    beside = Beside()
-    if figures:
-        drawn = draw_all(studies or trainings, folder / "figures", figures)
-        beside = Beside(len(drawn.written), drawn.skipped)
-    if tables:
-        beside.tables = len(write_tables(studies or trainings, folder / "tables", tables))
+    drawn = draw_all(readers, folder / "figures", figures) if figures else None
+    written = write_tables(readers, folder / "tables", tables) if tables else []
+    beside = Beside(len(drawn.written), drawn.skipped, len(written)) if drawn else Beside(tables=len(written))
     text = build(beside)
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
 
 
-def summary(runs: Iterable[Run] | Run) -> list[str]:
+def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
     """The findings that open the page, a sentence each. Raises ValueError like ``report``."""
-    studies, trainings = as_shown(runs)
-    return in_short(trainings) if trainings else list(say.in_short(studies))
+    return in_short(as_shown(runs, rule=rule))
 
 
-def _explorer(studies: list[Study], megabytes: float) -> Callable[[Beside], str]:
-    """The page of studies, but for what lies beside it."""
-    content = payload(studies, int(ARRAYS * megabytes * 1e6))
-    return partial(page, studies, content, short(studies), parts(studies))
+def _planned(readers: list[Any], budget: int) -> Callable[[Beside], str]:
+    """The page, but for what lies beside it; ``budget``: characters of the arrays of each study."""
+    names = " and ".join(run.label for run in readers) if len(readers) < 3 else f"{len(readers)} runs"
+    kind = "study" if isinstance(readers[0], Study) else "training"
+    words = words_of("page", kind)
+    content: dict[str, Any] = {"title": words["title"], "lead": words["lead"].replace("{names}", names)}
+    content |= {"sentences": in_short(readers), "parts": parts_of(readers), "verdicts": []}
+    if kind == "study":
+        content |= {"verdicts": judged(readers), "content": payload(readers, budget)}
+    return partial(_page, readers, **content)
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    pages = Environment(
+        loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
+    )
+    pages.filters["shown"] = _shown
+    pages.tests["share"] = lambda cell: isinstance(cell, Share)
+    return pages.get_template("page.jinja")
+
+
+def _page(runs: Sequence[Any], beside: Beside, *, content: dict[str, Any] | None = None, **parts: Any) -> str:
+    """The whole document.
+
+    Args:
+        runs: readers of the runs that are shown.
+        beside: what lies beside it.
+        content: what the explorer's script draws; None for a page without script.
+        parts: title, lead, sentences, verdicts (name and answer, whether it holds, sentence) and parts.
+    """
+    explored = [run for run in (content or {"runs": []})["runs"] if run["samples"]]
+    allowed = "'none'" if content is None else f"'sha256-{script_hash()}'"
+    text = _template().render(
+        **parts,
+        beside=beside,
+        most=MOST,
+        status=[line for run in runs for line in about_state(run)],
+        version=runs[0].run.info.versions.get("sinklab", ""),
+        allowed=allowed,
+        style=asset("style.css"),
+        explored=bool(explored),
+        explorer=asset("explorer.html"),
+        shown=" ".join((f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored),
+        script="" if content is None else f"{data_block(content)}\n<script>{script()}</script>",
+    )
+    return text.lstrip()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) if not any(isinstance(item, str) for item in value) else " · ".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)

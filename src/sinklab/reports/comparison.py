@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 
 from sinklab.records.reading import Run
-from sinklab.reports.sentences import mean_over_layers
-from sinklab.reports.study import MASK, Study, as_studies
+from sinklab.reports.runs import as_studies
+from sinklab.reports.samples import MASK
+from sinklab.reports.study import Study
 
 TEXT_SINK = "greatest text sink"
 
@@ -54,18 +55,17 @@ def measures(study: Study) -> dict[str, float]:
 
 
 def _sinks(study: Study) -> dict[str, float]:
-    measured = study.measured
-    norms = {key: mean_over_layers(study, key) for key in ("added_norm", "sink_norm", "rest_norm")}
+    measured, means = study.measured, study.over("layer").mean(numeric_only=True)
     split = measured.split.share if measured.split is not None else math.nan
     found = {
         "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0) if study.curve is not None else math.nan,
-        "sinks per head and step": mean_over_layers(study, "sinks"),
+        "sinks per head and step": means["sinks"],
         "heads with a sink, %": 100 * measured.rules[0].rate,
-        "attention on sinks, %": 100 * mean_over_layers(study, "absorbed"),
-        "attention on the added sink, %": 100 * mean_over_layers(study, "added_share"),
-        "attention on the greatest text position, %": 100 * mean_over_layers(study, "text_share"),
-        "value norm, added sink over other text": norms["added_norm"] / norms["rest_norm"],
-        "value norm, text sinks over other text": norms["sink_norm"] / norms["rest_norm"],
+        "attention on sinks, %": 100 * means["absorbed"],
+        "attention on the added sink, %": 100 * means["added_share"],
+        "attention on the greatest text position, %": 100 * means["text_share"],
+        "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
+        "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
         "heads with split sinks, %": 100 * split,
     }
     if measured.layer_sinks is not None:

@@ -1,93 +1,250 @@
-"""All figures of some runs as files."""
+"""What a figure is: a registered function that draws runs of one kind, declared over a table of facts or by hand."""
 
 from __future__ import annotations
 
-import difflib
+import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
+from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
-from sinklab.reports.figures import block_moves, heldout_loss, sink_share, sinks_per_layer, split_sinks, value_norms
-from sinklab.reports.maps import attention_map, layer_head_map, received_map, received_maps
-from sinklab.reports.paths import Runs, overlap_by_step, sink_path, sink_path_of_head
-from sinklab.reports.samples import NotRecorded
-from sinklab.reports.scores import (
-    epsilon_curve,
-    output_norm_against_bound,
-    score_histogram,
-    sink_tokens,
-    value_norm_scatter,
+from sinklab.registry import figures
+from sinklab.reports.runs import Runs, as_shown
+from sinklab.reports.samples import NotRecorded, Reader
+from sinklab.reports.style import (
+    DPI,
+    MARKERS,
+    MORE,
+    Theme,
+    from_zero,
+    legend_above,
+    own_axes,
+    theme_named,
+    themed,
+    whole_numbers,
 )
-from sinklab.reports.study import Study
-from sinklab.reports.style import DPI, theme_named, themed
-from sinklab.reports.training import Training, as_shown
-from sinklab.reports.training_curves import (
-    Trainings,
-    massive_activations,
-    mobility_over_training,
-    optimization,
-    sink_emergence,
-    sinks_over_training,
-    training_loss,
-)
-from sinklab.reports.training_layers import emergence_map, main_holders, trained_norms, trained_share
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 
 FORMATS = ("png", "svg", "pdf")
-
-TOGETHER: dict[str, Callable[..., Any]] = {
-    "sink_share": sink_share,
-    "sinks_per_layer": sinks_per_layer,
-    "epsilon_curve": epsilon_curve,
-    "score_histogram": score_histogram,
-    "sink_path_of_head": sink_path_of_head,
-    "overlap_by_step": overlap_by_step,
-    "block_moves": block_moves,
-    "split_sinks": split_sinks,
-    "heldout_loss": heldout_loss,
+NEEDS = {
+    "attention": "recorded attention: {path} has none.",
+    "monitor": "a sink monitor, and {path} has none. Train with --monitor-every.",
+    "history": "a history, and {path} has none.",
+    "value norms": "value norms, and {path} recorded none. Trace with the statistic value_norm.",
+    "bounds": "output norms and their bounds, and {path} recorded none. Trace with the statistics output_norm and "
+    "noop_bound.",
+    "states": "main sinks by state of the query, and {path} recorded none. Trace a diffusion model with the statistic "
+    "main_by_state.",
 }
-"""figures that show several studies at once"""
+"""what figures need -> how its absence is told; other words are told as they are"""
 
-ALONE: dict[str, Callable[..., Any]] = {
-    "received_map": received_map,
-    "received_maps": received_maps,
-    "attention_map": attention_map,
-    "layer_head_map": layer_head_map,
-    "sink_path": sink_path,
-    "sink_tokens": sink_tokens,
-    "value_norms": value_norms,
-    "value_norm_scatter": value_norm_scatter,
-    "output_norm_against_bound": output_norm_against_bound,
-}
-"""figures of one study"""
 
-FIGURES = ALONE | TOGETHER
-"""every figure of studies by its name"""
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a declared figure, for every run."""
 
-CURVES_TOGETHER: dict[str, Callable[..., Any]] = {
-    "training_loss": training_loss,
-    "sink_emergence": sink_emergence,
-    "sinks_over_training": sinks_over_training,
-    "mobility_over_training": mobility_over_training,
-    "massive_activations": massive_activations,
-    "trained_share": trained_share,
-    "trained_norms": trained_norms,
-    "optimization": optimization,
-}
-"""figures that show several training runs at once"""
+    of: str
+    """column of the table of facts, or an expression over columns: ``100 * text_share``"""
+    words: str = ""
+    """what it shows, behind the name of the run"""
+    style: str = "-"
+    """kind of line; all but full lines have hollow markers"""
+    added: bool = False
+    """drawn for runs with an added sink alone"""
+    required: bool = False
+    """a run without numbers for it is left out"""
 
-CURVES_ALONE: dict[str, Callable[..., Any]] = {"emergence_map": emergence_map, "main_holders": main_holders}
-"""figures of one training run"""
 
-CURVES = CURVES_ALONE | CURVES_TOGETHER
-"""every figure of training runs by its name"""
+@dataclass(frozen=True)
+class Look:
+    """How one run is drawn."""
+
+    run: Any
+    colour: str
+    marker: str
+    name: str | None
+    """entry in the legend; None for a repeat of a run that has one"""
+
+
+class Figure:
+    """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or dark.
+
+    Returns the axes, or the figure where it has several panels. Raises NotRecorded when no run recorded what it needs,
+    ValueError for runs of another kind, an unknown theme, and options that do not fit.
+    """
+
+    def __init__(self, name: str, draw: Callable[..., Any], *, kind: str, alone: bool) -> None:
+        update_wrapper(self, draw)
+        self.name, self.kind, self.alone, self._draw = name, kind, alone, draw
+        given = inspect.signature(draw).parameters.values()
+        theme = inspect.Parameter("theme", inspect.Parameter.KEYWORD_ONLY, default="light", annotation="str")
+        self.__signature__ = inspect.Signature([*(one for one in given if one.name != "look"), theme])
+
+    def __call__(self, runs: Any, *options: Any, theme: str = "light", **named: Any) -> Any:
+        """Draw the runs, or of several the first where the figure shows one."""
+        look, readers = theme_named(theme), as_shown(runs, self.kind)
+        with themed(look):
+            return self._draw(readers[0] if self.alone else readers, *options, look=look, **named)
+
+
+def figure(
+    name: str,
+    *,
+    kind: str = "study",
+    alone: bool = False,
+    x: str = "",
+    y: Sequence[Curve | str] = (),
+    label: str = "",
+    needs: str = "attention",
+    least: float = 1e-9,
+) -> Callable[[Callable[..., Any]], Figure]:
+    """A decorator that registers a figure; the docstring says what is seen.
+
+    With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
+    axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
+    alone. Without ``y``, it
+    draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and ``look``, a Theme.
+
+    Args:
+        name: unique; of the files, and in the registry.
+        kind: of the runs it draws: "study", "training", or any other kind of run folder.
+        alone: shows one run; of several each gets a file.
+        x: "layer", "step", or a table of the run that has a column of that name.
+        y: curves, or columns.
+        label: of the vertical axis.
+        needs: a key of NEEDS, or words for "This figure needs …".
+        least: the vertical axis reaches at least this.
+    """
+
+    def made(function: Callable[..., Any]) -> Figure:
+        draw = function
+        if y:
+            curves = tuple(Curve(one) if isinstance(one, str) else one for one in y)
+
+            def draw(readers: list[Any], axes: Axes | None = None, *, look: Theme) -> Axes:
+                kept = having(readers, needs, lambda run: _has(run.over(x), curves))
+                own, plot = axes is None, own_axes(axes, 4.6, 2.8)
+                extra = _draw_curves(plot, drawn_as(kept, look), x, curves)
+                plot.set(xlabel=x, ylabel=label)
+                function(plot, look)
+                if plot.get_autoscaley_on():
+                    from_zero(plot, least)
+                finish(plot, kept, x, own=own, extra=extra)
+                return plot
+
+            update_wrapper(draw, function)
+            del draw.__wrapped__  # type: ignore[attr-defined]
+        found = Figure(name, draw, kind=kind, alone=alone)
+        figures.register(name)(found)  # type: ignore[type-var]
+        return found
+
+    return made
+
+
+def figures_of(kind: str) -> dict[str, Figure]:
+    """Every registered figure of runs of this kind, by name."""
+    return {name: figures[name] for name in figures if figures[name].kind == kind}  # type: ignore[attr-defined, misc]
+
+
+def __getattr__(name: str) -> dict[str, Figure]:
+    kinds = {"FIGURES": "study", "CURVES": "training"}
+    if name in kinds:
+        return figures_of(kinds[name])
+    raise AttributeError(name)
+
+
+def having(readers: list[Any], needs: str, has: Callable[[Any], object]) -> list[Any]:
+    """Those of the runs that recorded what a figure needs. NotRecorded when there is none."""
+    found = [run for run in readers if has(run)]
+    if not found:
+        said = NEEDS.get(needs, f"{needs}: {{path}} has none.").format(path=readers[0].run.path)
+        raise NotRecorded(f"This figure needs {said}")
+    return found
+
+
+def _has(table: pd.DataFrame, curves: Sequence[Curve]) -> bool:
+    """Whether there are numbers for the curves that are required, or else for one."""
+    required = [curve for curve in curves if curve.required] or curves
+    return any(len(values := _values(table, curve)) and np.isfinite(values).any() for curve in required)
+
+
+def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:
+    """The numbers of a curve; none where a column is missing."""
+    columns = re.findall(r"[A-Za-z_]\w*", curve.of)
+    if not set(columns) <= set(table.columns):
+        return np.zeros(0)
+    return np.asarray(table.eval(curve.of), dtype=float)
+
+
+def _draw_curves(plot: Axes, looks: list[Look], x: str, curves: Sequence[Curve]) -> list[tuple[str, str]]:
+    """Draw them; of more than four, dashes are explained once: these (line style, words) are returned."""
+    drawn = []
+    for one in looks:
+        table = one.run.over(x)
+        mine = [(curve, _values(table, curve)) for curve in curves if one.run.sink_count or not curve.added]
+        drawn += [(one, table[x], curve, values) for curve, values in mine if len(values)]
+    shared = len(drawn) > 4
+    seen: set[str] = set()
+    for one, across, curve, values in drawn:
+        name: str | None = f"{one.name}: {curve.words}" if curve.words and one.name else one.name
+        if shared:
+            name = one.name if one.run.label not in seen else None
+            seen.add(one.run.label)
+        line(plot, one, across, values, style=curve.style, label=name)
+    shown = {curve for _, _, curve, _ in drawn if curve.words}
+    return [(curve.style, curve.words) for curve in curves if curve in shown] if shared else []
+
+
+def line(plot: Axes, one: Look, across: Any, values: Any, *, style: str = "-", label: str | None = None) -> None:
+    """One curve of a run; hollow markers where the line is not full."""
+    plot.plot(
+        np.asarray(across), values, color=one.colour, marker=one.marker, markersize=4, linestyle=style,
+        markevery=max(1, len(across) // 16), linewidth=1.7 if style == "-" else 1.3,
+        markerfacecolor=one.colour if style == "-" else plot.get_facecolor(), label=label,
+    )  # fmt: skip
+
+
+def finish(
+    plot: Axes, readers: list[Any], x: str, *, own: bool, extra: Sequence[tuple[str, str]] = (), columns: int = 0
+) -> None:
+    """A grid, whole numbers of layers, the end of a causal warm start over steps, and the legend."""
+    plot.grid(axis="y")
+    if x == "layer":
+        whole_numbers(plot.xaxis)
+    muted = plot.xaxis.label.get_color()
+    for step in sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ():
+        plot.axvline(step, color=muted, linestyle=":", linewidth=1)
+        plot.annotate(
+            "diffusion from here", (step, 0.99), xycoords=("data", "axes fraction"), xytext=(3, 0),
+            textcoords="offset points", va="top", fontsize=7.5, color=muted,
+        )  # fmt: skip
+    entries = plot.get_legend_handles_labels()[1]
+    legend_above(plot, columns or (1 if any(len(name) > 24 for name in entries) else 2), grow=own, extra=extra)
+
+
+def drawn_as(readers: list[Any], look: Theme) -> list[Look]:
+    """A colour for each run, and the same for runs that differ in their seed alone: these have one legend entry."""
+    colours, kinds = look.runs + MORE[look.name], list(dict.fromkeys(run.repeats for run in readers))
+    found: list[Look] = []
+    for run in readers:
+        before = [one for one in found if one.run.repeats == run.repeats]
+        kind, count = kinds.index(run.repeats), sum(one.repeats == run.repeats for one in readers)
+        name = run.label if count == 1 else f"{run.repeats}, {count} runs"
+        # with more kinds than colours, the markers tell
+        marker = MARKERS[(kind + len(before) + kind // len(colours)) % len(MARKERS)]
+        found.append(Look(run, colours[kind % len(colours)], marker, None if before else name))
+    return found
 
 
 @dataclass
@@ -101,79 +258,79 @@ class Drawn:
 
 
 def draw_all(
-    runs: Runs | Trainings,
+    runs: Runs,
     folder: str | Path,
     formats: Iterable[str] = ("png", "svg"),
     *,
     themes: Iterable[str] = ("light",),
     names: Iterable[str] | None = None,
 ) -> Drawn:
-    """Draw every figure that the runs recorded enough for, into ``folder``: ``FIGURES`` of studies, ``CURVES`` of
-    training runs.
+    """Draw every registered figure that the runs, all of one kind, recorded enough for, into ``folder``.
 
     Files are called after the figure, and after the run where it shows one of several: ``sink_path-tiny.png``; those of
     the dark theme end in ``-dark``. Several runs share the figures that can show them together. The same run gives the
     same files byte for byte. What cannot be drawn is skipped and told why. Raises ValueError for unknown formats,
     themes or names.
     """
-    (studies, trainings), target = as_shown(runs), Path(folder)
-    shown: list[Study] | list[Training] = trainings or studies
-    figures, alone = (CURVES, CURVES_ALONE) if trainings else (FIGURES, ALONE)
-    formats, names = tuple(formats), tuple(figures if names is None else names)
+    readers, target = as_shown(runs, any_kind=True), Path(folder)
+    known = figures_of(readers[0].run.info.kind)
+    if not known:
+        # refused by name, with where to look
+        as_shown(readers)
+    formats, names = tuple(formats), tuple(known if names is None else names)
     looks = [theme_named(theme) for theme in themes]
-    for known, asked, what in ((FORMATS, formats, "formats"), (tuple(figures), names, "names")):
-        for name in asked:
-            _known(name, known, what)
+    for there, wanted, what in ((FORMATS, formats, "formats"), (known, names, "names")):
+        for name in wanted:
+            if name not in there:
+                raise unknown(f"{what[:-1]} of a figure", name, there)
     target.mkdir(parents=True, exist_ok=True)
     drawn = Drawn()
     for name in names:
-        jobs: list[tuple[str, Any]] = [(name, shown)]
-        if name in alone:
-            jobs = [(name + tail, run) for run, tail in zip(shown, file_names(shown), strict=True)]
+        jobs: list[tuple[str, Any]] = [(name, readers)]
+        if known[name].alone:
+            jobs = [(name + tail, run) for run, tail in zip(readers, file_names(readers), strict=True)]
         for stem, subject in jobs:
             for look in looks:
                 try:
-                    with themed(look):
-                        figure = figure_of(figures[name](subject, theme=look.name))
+                    canvas = figure_of(known[name](subject, theme=look.name))
                 except NotRecorded as error:
                     drawn.skipped[stem] = str(error)
                     break
                 dark = "" if look.name == "light" else f"-{look.name}"
-                with themed(look):
-                    for form in formats:
-                        path = target / f"{stem}{dark}.{form}"
-                        write_beside(path, partial(save, figure, form))
-                        drawn.written.append(path)
+                drawn.written += write_figure(canvas, target / f"{stem}{dark}", formats, look)
     return drawn
 
 
-def file_names(shown: list[Study] | list[Training]) -> list[str]:
+def file_names(readers: list[Reader]) -> list[str]:
     """What the names of the files of each run end in: nothing when there is one run."""
-    if len(shown) == 1:
+    if len(readers) == 1:
         return [""]
-    plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in shown]
+    plain = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") or "run" for run in readers]
     return [f"-{name}" if plain.count(name) == 1 else f"-{name}-{index + 1}" for index, name in enumerate(plain)]
 
 
-def figure_of(drawn: Any) -> Figure:
+def figure_of(drawn: Any) -> Canvas:
     """The figure of axes, or the figure itself."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
-    return drawn if isinstance(drawn, Figure) else drawn.figure
+    return drawn if isinstance(drawn, Canvas) else drawn.figure
 
 
-def save(figure: Figure, form: str, target: Path | BinaryIO) -> None:
+def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
     """Write a figure; the same figure gives the same bytes."""
     import matplotlib
 
     # No dates and no random ids.
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
     with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):
-        figure.savefig(target, format=form, dpi=DPI, metadata=metadata)
+        canvas.savefig(target, format=form, dpi=DPI, metadata=metadata)
 
 
-def _known(name: str, known: tuple[str, ...], what: str) -> None:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"The {what} of figures are {', '.join(known)}: got {name!r}.{hint}")
+def write_figure(canvas: Canvas, stem: Path, formats: Iterable[str], look: Theme) -> list[Path]:
+    """Write it as STEM.png, …; the paths."""
+    paths = []
+    with themed(look):
+        for form in formats:
+            paths.append(stem.with_name(f"{stem.name}.{form}"))
+            write_beside(paths[-1], partial(save, canvas, form))
+    return paths

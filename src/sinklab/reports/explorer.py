@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ import numpy as np
 from sinklab.analysis.thresholds import ScoreHistogram
 from sinklab.reports.payload import BUDGET, arrays_of
 from sinklab.reports.study import Study
-from sinklab.reports.style import THEMES
-from sinklab.reports.tables import layers_table
+from sinklab.reports.style import THEMES, asset
 
-LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "sinks")
+LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "sinks", "mobility")
 
 
 def facts_of(study: Study) -> dict[str, Any]:
@@ -33,13 +31,12 @@ def facts_of(study: Study) -> dict[str, Any]:
         "heads": study.heads,
         # The page opens on the layer whose heads attend most to one key.
         "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
-        "facts": {
-            **{name: listed([getattr(facts, name) for facts in study.facts]) for name in LAYER_FIELDS},
-            "mobility": listed(layers_table(study)["mobility"]),
-        },
+        "facts": {name: listed(study.over("layer")[name]) for name in LAYER_FIELDS},
         "head_maps": _head_maps(study, weight_LH),
         "curve": curve and {"epsilon": listed(curve.epsilon), "filtered": listed(curve.filtered)},
         "histogram": histogram and _histogram(histogram),
+        # null where the rule is no bound on received attention
+        "threshold": listed([study.measured.threshold])[0],
         "heldout": _heldout(study),
     }
 
@@ -51,9 +48,8 @@ def listed(values: Any) -> list[float | None]:
 
 def _head_maps(study: Study, weight_LH: np.ndarray) -> list[dict[str, Any]]:
     """Numbers per layer and head, as the analysis paper's Fig. 5."""
-    maps = [
-        _head_map("weight", "Mean weight on the main sink of the head", 100 * weight_LH, unit=" %", log=True),
-    ]
+    about = "Mean weight on the main sink of the head"
+    maps = [_head_map("weight", about, 100 * weight_LH, unit=" %", log=True)]
     # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
     means = study.measured.motions.groupby(["layer", "head"])["mobility"].mean()
     index = [(layer, head) for layer in study.layers for head in study.heads]
@@ -73,15 +69,8 @@ def _head_map(
     high = float(known.max(initial=-math.inf)) if high is None else high
     if not low < high:
         low, high = (low / 2, low * 2) if math.isfinite(low) and low > 0 else (0.5, 1.0)
-    return {
-        "name": name,
-        "about": about,
-        "unit": unit,
-        "log": log,
-        "low": low,
-        "high": high,
-        "values": listed(values_LH),
-    }
+    shown = {"name": name, "about": about, "unit": unit, "log": log, "low": low, "high": high}
+    return shown | {"values": listed(values_LH)}
 
 
 def _histogram(histogram: ScoreHistogram) -> dict[str, Any]:
@@ -97,16 +86,11 @@ def _histogram(histogram: ScoreHistogram) -> dict[str, Any]:
 
 
 def _heldout(study: Study) -> list[dict[str, Any]]:
-    if study.heldout is None:
-        return []
+    rows = [] if study.heldout is None else study.heldout.to_dict("records")
+    numbers = [listed([row["delta"], row["delta_stderr"]]) for row in rows]
     return [
-        {
-            "k": int(row["k"]),
-            "control": str(row["control"]),
-            "delta": listed([row["delta"]])[0],
-            "error": listed([row["delta_stderr"]])[0] or 0,
-        }
-        for row in study.heldout.to_dict("records")
+        {"k": int(row["k"]), "control": str(row["control"]), "delta": delta, "error": error or 0}
+        for row, (delta, error) in zip(rows, numbers, strict=True)
     ]
 
 
@@ -115,11 +99,6 @@ SCRIPTS = (
     "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "paths", "scatter", "pane",
     "charts", "findings", "controls", "main",
 )  # fmt: skip
-
-
-def asset(name: str) -> str:
-    """The text of a file that is packaged with the reports."""
-    return resources.files("sinklab.reports").joinpath(name).read_text("utf-8")
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Figures over layers, and the cost of hidden sinks: each takes a run or several and draws on matplotlib axes."""
+"""Figures over layers and over steps, declared as rows over the table of facts, and the few of them drawn by hand."""
 
 from __future__ import annotations
 
@@ -6,196 +6,267 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sinklab.records.reading import Run
-from sinklab.reports.paths import Runs
-from sinklab.reports.samples import NotRecorded
-from sinklab.reports.study import ADDED, Study, as_studies
-from sinklab.reports.style import MARKERS, from_zero, legend_above, own_axes, theme_named, themed
+from sinklab.reports.drawing import Curve, drawn_as, figure, finish, having, line
+from sinklab.reports.samples import ADDED, NotRecorded
+from sinklab.reports.study import Study
+from sinklab.reports.style import Theme, from_zero, legend_above, own_axes, whole_numbers
+from sinklab.reports.training import Training
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 
-def sink_share(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
+WARM_UP = 0.05
+"""part of a training run whose training loss does not set the scale"""
+SHARES = (
+    Curve("100 * added_share", "added sink", added=True),
+    Curve("100 * text_share", "greatest text position", "--"),
+)
+HOLDERS = {
+    "main_added": "added sink",
+    "main_first": "first token",
+    "main_early": "tokens 2 to 4",
+    "main_other": "later tokens",
+    "main_none": "no sink",
+}
+"""columns of the monitor that add up to 1, from the bottom of the figure"""
+
+
+@figure("sink_share", x="layer", y=SHARES, label="share of attention, %")
+def sink_share(axes: Axes, look: Theme) -> None:
     """Share of attention per layer (sink-token paper, Fig. 3b and 3d).
 
     On the added sink token (full line) and on the text position that receives most (dashed), mean over all queries,
-    heads, recorded steps and samples. Raises NotRecorded without attention.
+    heads, recorded steps and samples.
     """
-    studies, look = recorded(runs), theme_named(theme)
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 2.8)
-        for index, study in enumerate(studies):
-            colour, marker = look.runs[index % len(look.runs)], MARKERS[index % len(MARKERS)]
-            if study.sink_count:
-                added = [100 * facts.added_share for facts in study.facts]
-                axes.plot(study.layers, added, color=colour, marker=marker, label=f"{study.label}: added sink")
-            text = [100 * facts.text_share for facts in study.facts]
-            axes.plot(
-                study.layers, text, color=colour, marker=marker, markerfacecolor=look.surface, linestyle="--",
-                label=f"{study.label}: greatest text position",
-            )  # fmt: skip
-        over_layers(axes, "share of attention, %")
-        from_zero(axes)
-        legend_above(axes, grow=own)
-    return axes
 
 
-def value_norms(run: Run | Study, axes: Axes | None = None, *, top: float | None = None, theme: str = "light") -> Axes:
-    """Mean length of value vectors per layer (sink-token paper, Fig. 3a and 3c).
-
-    Added sink, text positions that are sinks, and all other text positions. Raises NotRecorded when value norms were
-    not recorded.
-    """
-    study, look = recorded(run)[0], theme_named(theme)
-    rest = [facts.rest_norm for facts in study.facts]
-    if np.isnan(rest).all():
-        raise NotRecorded(
-            f"This figure needs value norms, and {study.run.path} recorded none. Trace with the statistic value_norm."
-        )
-    with themed(look):
-        axes = own_axes(axes, 4.6, 3.0)
-        axes.plot(study.layers, rest, color=look.muted, marker="o", label="other text")
-        sinks = [facts.sink_norm for facts in study.facts]
-        axes.plot(study.layers, sinks, color=look.runs[0], marker="s", linestyle="--", label="text sinks")
-        if study.sink_count:
-            added = [facts.added_norm for facts in study.facts]
-            axes.plot(study.layers, added, color=look.added, marker="D", label=ADDED)
-        over_layers(axes, "length of value vectors")
-        from_zero(axes)
-        axes.set_ylim(top=top)
-        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, columnspacing=1.2)
-    return axes
+@figure("trained_share", kind="training", x="layer", y=SHARES, label="share of attention, %", needs="monitor")
+def trained_share(axes: Axes, look: Theme) -> None:
+    """Share of attention by layer at the last look: added sinks, dashed the greatest text token (as Fig. 3b, 3d)."""
 
 
-def sinks_per_layer(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
+@figure("sink_emergence", kind="training", x="step", y=SHARES, label="share of attention, %", needs="monitor")
+def sink_emergence(axes: Axes, look: Theme) -> None:
+    """Share of attention over steps: of the added sinks (full line), of the greatest text token of a head (dashed)."""
+
+
+@figure(
+    "sinks_per_layer", x="layer", label="sinks per head and step",
+    y=("sinks", Curve("(events - added_events) / mains", "on text", "--", added=True)),
+)  # fmt: skip
+def sinks_per_layer(axes: Axes, look: Theme) -> None:
     """Mean number of sinks of a head at a step, per layer (analysis paper, Sec. 4.2: LLaDA's falls with depth).
 
-    Full line: all sinks; dashed: those on text positions, drawn where an added sink makes them differ. Raises
-    ValueError without attention.
+    Full line: all sinks; dashed: those on text positions, drawn where an added sink makes them differ.
     """
-    studies, look = recorded(runs), theme_named(theme)
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 2.8)
-        for index, study in enumerate(studies):
-            colour, marker = look.runs[index % len(look.runs)], MARKERS[index % len(MARKERS)]
-            axes.plot(
-                study.layers, [facts.sinks for facts in study.facts], color=colour, marker=marker, label=study.label
-            )
-            if study.sink_count:
-                text = [(facts.events - facts.added_events) / max(facts.mains, 1) for facts in study.facts]
-                axes.plot(
-                    study.layers, text, color=colour, marker=marker, markerfacecolor=look.surface, linestyle="--",
-                    label=f"{study.label}: on text",
-                )  # fmt: skip
-        over_layers(axes, "sinks per head and step")
-        from_zero(axes)
-        legend_above(axes, grow=own)
-    return axes
 
 
-def split_sinks(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
+@figure(
+    "sinks_over_training", kind="training", x="step", label="sinks per head", needs="monitor",
+    y=("sinks", Curve("text_sinks", "on text", "--", added=True)),
+)  # fmt: skip
+def sinks_over_training(axes: Axes, look: Theme) -> None:
+    """Sinks of a head over steps: all (full line), and those among the text where added ones make these differ."""
+
+
+@figure(
+    "mobility_over_training", kind="training", x="step", label="mobility of main sinks", needs="monitor",
+    y=("mobility", Curve("text_mobility", "on text", "--", added=True)),
+)  # fmt: skip
+def mobility_over_training(axes: Axes, look: Theme) -> None:
+    """How much main sinks move between the mask ratios of a look, 0 static to 1; dashed: among the text alone."""
+    axes.set_ylim(-0.02, 1.02)
+
+
+@figure(
+    "massive_activations", kind="training", x="step", label="greatest |x|", needs="monitor",
+    y=("activation_text", Curve("activation_added", "at the added sink", "--", added=True)),
+)  # fmt: skip
+def massive_activations(axes: Axes, look: Theme) -> None:
+    """Greatest |x| of the residual stream in any layer over steps: in the text, dashed at the added sinks."""
+
+
+@figure(
+    "trained_norms", kind="training", x="layer", label="norm of values / other text", needs="monitor",
+    y=(
+        Curve("added_norm / rest_norm", "added sink", added=True),
+        Curve("sink_norm / rest_norm", "text sinks", "--"),
+    ),
+)  # fmt: skip
+def trained_norms(axes: Axes, look: Theme) -> None:
+    """Norm of values by layer at the last look over that of other text: added sinks, dashed text sinks (as Fig. 3a).
+
+    Runs of other widths and layers of other scales share one axis so; 1 is like any other token.
+    """
+    axes.axhline(1, color=look.muted, linestyle=":", linewidth=1)
+
+
+@figure(
+    "split_sinks", x="layer", y=("100 * split_sinks",), label="heads with split sinks, %", least=5.0,
+    needs="states",
+)  # fmt: skip
+def split_sinks(axes: Axes, look: Theme) -> None:
     """Share of heads whose masked and unmasked queries have different main sinks, per layer (analysis paper, Fig. 6a).
 
-    Of the (sample, recorded step, head) in which both have a main sink that passes the rule. Raises NotRecorded when
-    main sinks by state of the query were not recorded.
+    Of the (sample, recorded step, head) in which both have a main sink that passes the rule.
     """
-    studies, look = recorded(runs), theme_named(theme)
-    kept = [(index, study, study.measured.split) for index, study in enumerate(studies)]
-    kept = [(index, study, split) for index, study, split in kept if split is not None and split.pairs_L.any()]
-    if not kept:
-        raise NotRecorded(
-            f"This figure needs main sinks by state of the query, and {studies[0].run.path} recorded none. Trace a "
-            "diffusion model with the statistic main_by_state."
-        )
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 2.8)
-        for index, study, split in kept:
-            assert split is not None
-            axes.plot(
-                study.layers, 100 * split.share_by_layer, color=look.runs[index % len(look.runs)],
-                marker=MARKERS[index % len(MARKERS)], label=study.label,
-            )  # fmt: skip
-        over_layers(axes, "heads with split sinks, %")
-        from_zero(axes, 5.0)
-        legend_above(axes, 2, grow=own)
-    return axes
 
 
-def block_moves(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
+@figure(
+    "block_moves", x="layer", label="moves of the main sink, % of steps", least=5.0,
+    y=(
+        Curve("100 * border_moves", "at block borders", required=True),
+        Curve("100 * inside_moves", "inside blocks", ":"),
+    ),
+    needs="a run in several blocks, with sinks at their borders",
+)  # fmt: skip
+def block_moves(axes: Axes, look: Theme) -> None:
     """How often main sinks move where a new block begins (full line) and inside blocks (dotted), per layer.
 
     The analysis paper's Fig. 6b as a rate, in percent of the successive recorded steps at which the head has a main
-    sink that passes the rule. Raises NotRecorded when no run was written in several blocks.
+    sink that passes the rule.
     """
-    studies, look = recorded(runs), theme_named(theme)
-    kept = [(index, study, study.measured.blocks) for index, study in enumerate(studies)]
-    kept = [(index, study, blocks) for index, study, blocks in kept if any(layer.border_pairs for layer in blocks)]
-    if not kept:
-        raise NotRecorded(
-            f"This figure needs a run in several blocks, with sinks at their borders: {studies[0].run.path} has none."
-        )
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 2.8)
-        for index, study, blocks in kept:
-            colour, marker = look.runs[index % len(look.runs)], MARKERS[index % len(MARKERS)]
-            for name, style, label in (("border_rate", "-", "at block borders"), ("inside_rate", ":", "inside blocks")):
-                axes.plot(
-                    study.layers, [100 * getattr(layer, name) for layer in blocks], color=colour, marker=marker,
-                    linestyle=style, markerfacecolor=colour if style == "-" else look.surface,
-                    label=f"{study.label}: {label}",
-                )  # fmt: skip
-        over_layers(axes, "moves of the main sink, % of steps")
-        from_zero(axes, 5.0)
-        legend_above(axes, grow=own)
-    return axes
 
 
-def heldout_loss(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
+@figure(
+    "overlap_by_step", x="step", y=("overlap",), label="overlap with the next step",
+    needs="recorded attention of two steps with sinks",
+)  # fmt: skip
+def overlap_by_step(axes: Axes, look: Theme) -> None:
+    """Sinks that stay from one recorded step to the next: Jaccard overlap, mean over layers, heads and samples.
+
+    1 where the same keys are sinks at both, 0 where none is.
+    """
+    axes.set_ylim(0, 1.03)
+
+
+@figure("value_norms", alone=True)
+def value_norms(run: Study, axes: Axes | None = None, *, top: float | None = None, look: Theme) -> Axes:
+    """Mean length of value vectors per layer (sink-token paper, Fig. 3a and 3c).
+
+    Added sink, text positions that are sinks, and all other text positions. ``top``: end of the vertical axis.
+    """
+    having([run], "attention", lambda run: run.layers)
+    table = run.over("layer")
+    having([run], "value norms", lambda run: table["rest_norm"].notna().any())
+    plot = own_axes(axes, 4.6, 3.0)
+    plot.plot(table["layer"], table["rest_norm"], color=look.muted, marker="o", label="other text")
+    plot.plot(table["layer"], table["sink_norm"], color=look.runs[0], marker="s", linestyle="--", label="text sinks")
+    if run.sink_count:
+        plot.plot(table["layer"], table["added_norm"], color=look.added, marker="D", label=ADDED)
+    plot.set(xlabel="layer", ylabel="length of value vectors")
+    whole_numbers(plot.xaxis)
+    from_zero(plot)
+    plot.set_ylim(top=top)
+    legend_above(plot, 3, grow=False)
+    return plot
+
+
+@figure("heldout_loss")
+def heldout_loss(runs: list[Study], axes: Axes | None = None, *, look: Theme) -> Axes:
     """Change of held-out loss over the number of hidden columns: sinks (full line), random ones (dotted), ± one s.e.
 
     The analysis paper's Table 1 in terms of loss. The differences are paired, so their errors are small beside those of
-    the losses themselves. Raises ValueError when no run has the table heldout.
+    the losses themselves.
     """
-    studies, look = as_studies(runs), theme_named(theme)
-    scored = [(index, study, study.heldout) for index, study in enumerate(studies) if study.heldout is not None]
-    if not scored:
-        raise NotRecorded(f"This figure needs the table heldout: {studies[0].run.path} has none.")
-    ks = sorted({int(k) for _, _, frame in scored for k in frame["k"]})
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 2.8)
-        for index, study, frame in scored:
-            colour, marker = look.runs[index % len(look.runs)], MARKERS[index % len(MARKERS)]
-            for control, style, nudge in (("sinks", "-", 0.0), ("random", ":", 0.06)):
-                rows = frame[frame["control"].isin(["none", control])].sort_values("k")
-                if not (rows["control"] == control).any():
-                    continue
-                change, error = (rows[key].to_numpy(float) for key in ("delta", "delta_stderr"))
-                places = [ks.index(int(k)) + nudge + 0.02 * index for k in rows["k"]]
-                axes.errorbar(
-                    places, change, np.nan_to_num(error), color=colour, marker=marker, linestyle=style,
-                    markerfacecolor=colour if control == "sinks" else look.surface, capsize=2.5, elinewidth=1,
-                    label=f"{study.label}: {'sinks' if control == 'sinks' else 'random columns'} hidden",
+    scored = having(runs, "the table heldout", lambda run: run.heldout is not None)
+    ks = sorted({int(k) for run in scored for k in run.heldout["k"]})
+    own, plot = axes is None, own_axes(axes, 4.6, 2.8)
+    for index, one in enumerate(drawn_as(scored, look)):
+        frame = one.run.heldout
+        for control, style, words in (("sinks", "-", "sinks"), ("random", ":", "random columns")):
+            rows = frame[frame["control"].isin(["none", control])].sort_values("k")
+            if (rows["control"] == control).any():
+                change, error = rows["delta"].to_numpy(float), rows["delta_stderr"].fillna(0).to_numpy(float)
+                nudge = 0.02 * index + (0.06 if control == "random" else 0.0)
+                plot.errorbar(
+                    [ks.index(int(k)) + nudge for k in rows["k"]], change, error, color=one.colour,
+                    marker=one.marker, linestyle=style, capsize=2.5, elinewidth=1,
+                    markerfacecolor=one.colour if style == "-" else look.surface,
+                    label=f"{one.name}: {words} hidden",
                 )  # fmt: skip
-        axes.set_xticks(range(len(ks)), [str(k) for k in ks])
-        axes.set(xlabel="columns hidden per layer and head", ylabel="change of loss, nats per token")
-        axes.grid(axis="y")
-        legend_above(axes, grow=own)
-    return axes
+    plot.set_xticks(range(len(ks)), [str(k) for k in ks])
+    plot.set(xlabel="columns hidden per layer and head", ylabel="change of loss, nats per token")
+    finish(plot, scored, "k", own=own)
+    return plot
 
 
-def recorded(runs: Runs) -> list[Study]:
-    """Those of ``runs`` that recorded attention. ValueError when there is none."""
-    studies = as_studies(runs)
-    found = [study for study in studies if study.layers]
-    if not found:
-        raise NotRecorded(f"This figure needs recorded attention: {studies[0].run.path} has none.")
-    return found
+@figure("training_loss", kind="training")
+def training_loss(runs: list[Training], axes: Axes | None = None, *, look: Theme) -> Axes:
+    """Held-out loss over steps (full line) and training loss (faint), nats per token.
+
+    A dotted line stands where a causal warm start ends.
+    """
+    kept = _with_history(runs)
+    own, plot = axes is None, own_axes(axes, 4.6, 2.8)
+    lows, highs = [], []
+    for one in drawn_as(kept, look):
+        history = one.run.history
+        losses, held = (history.dropna(subset=[name]) for name in ("loss", "heldout_loss"))
+        plot.plot(losses["step"], losses["loss"], color=one.colour, linewidth=0.8, alpha=0.4)
+        line(plot, one, held["step"], held["heldout_loss"], label=one.name)
+        late = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
+        seen = np.concatenate([late, held["heldout_loss"]]) if len(late) else losses["loss"].to_numpy()
+        if np.isfinite(seen).any():
+            lows.append(float(np.nanmin(seen)))
+            highs.append(float(np.nanquantile(seen, 0.98)))
+    if lows:
+        room = 0.05 * (max(highs) - min(lows)) + 1e-3
+        plot.set_ylim(min(lows) - room, max(highs) + room)
+    plot.set(xlabel="step", ylabel="loss, nats per token")
+    finish(plot, kept, "step", own=own)
+    return plot
 
 
-def over_layers(axes: Axes, label: str) -> None:
-    """The axis of layers, with whole numbers."""
-    from matplotlib.ticker import MaxNLocator
+@figure("optimization", kind="training")
+def optimization(runs: list[Training], *, look: Theme) -> Canvas:
+    """Learning rate, gradient norm and tokens per second over steps, those of them that were logged."""
+    from matplotlib.figure import Figure as Canvas
 
-    axes.set(xlabel="layer", ylabel=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    kept = _with_history(runs)
+    panels = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
+    tables: list[pd.DataFrame] = [run.history for run in kept if run.history is not None]
+    known = [name for name in panels if any(name in table and table[name].notna().any() for table in tables)]
+    if not known:
+        raise NotRecorded(f"This figure needs a learning rate in the history, and {runs[0].run.path} logged none.")
+    canvas = Canvas(figsize=(4.6, 0.6 + 1.35 * len(known)), layout="constrained")
+    looks = drawn_as(kept, look)
+    for plot, name in zip(np.atleast_1d(canvas.subplots(len(known), 1, sharex=True)), known, strict=True):
+        for one, history in zip(looks, tables, strict=True):
+            if name in history:
+                rows = history.dropna(subset=[name])
+                plot.plot(rows["step"], rows[name], color=one.colour, linewidth=1.1, label=one.name)
+        plot.set_ylabel(panels[name])
+        plot.grid(axis="y")
+        from_zero(plot)
+    plot.set_xlabel("step")
+    handles, names = plot.get_legend_handles_labels()
+    canvas.legend(handles, names, loc="outside upper left", ncols=2)
+    canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(names) // 2))
+    return canvas
+
+
+def _with_history(runs: list[Training]) -> list[Training]:
+    return having(runs, "history", lambda run: run.history is not None)
+
+
+@figure("main_holders", kind="training", alone=True)
+def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axes:
+    """Which keys hold the main sinks of all heads over steps, as shares that add up."""
+    (run,) = having([run], "monitor", lambda run: not run.looks.empty)
+    table, colours = run.looks, (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
+    kept = {
+        name: colour for name, colour in zip(HOLDERS, colours, strict=True) if run.sink_count or name != "main_added"
+    }
+    own, plot = axes is None, own_axes(axes, 4.6, 2.6)
+    plot.stackplot(
+        table["step"], [100 * table[name] for name in kept], labels=[HOLDERS[name] for name in kept],
+        colors=list(kept.values()), edgecolor=look.surface, linewidth=0.5,
+    )  # fmt: skip
+    plot.set(xlabel="step", ylabel="heads, %", ylim=(0, 100), xlim=(table["step"].min(), max(table["step"].max(), 1)))
+    finish(plot, [run], "step", own=own, columns=3)
+    plot.grid(visible=False)
+    return plot

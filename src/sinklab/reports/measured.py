@@ -1,41 +1,21 @@
 """What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the run."""
 
-# T steps, H heads, K keys (added sinks first), R text keys
-# T steps, L layers, H heads, K keys (added sinks first), G states of queries
-# T steps, L layers, H heads, K keys (added sinks first), S positions, G states of queries
+# T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis import overlap, thresholds
 from sinklab.analysis.movement import Motion, motion
-from sinklab.analysis.overlap import (
-    BlockEffects,
-    LayerSinks,
-    SplitSinks,
-    block_effects,
-    overlap_by_head,
-    overlap_by_layer,
-    overlap_by_step,
-    sinks_per_layer,
-    split_sinks,
-)
-from sinklab.analysis.thresholds import (
-    EpsilonCurve,
-    RuleRow,
-    ScoreHistogram,
-    compare_rules,
-    epsilon_curve,
-    score_histogram,
-)
 from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
 from sinklab.analysis.trends import MotionSummary
-from sinklab.reports.samples import RULE, Sample
+from sinklab.reports.samples import Sample, rule_name
 from sinklab.sinks.normalize import main_sink
 
 
@@ -135,6 +115,7 @@ class LayerCount:
         all_TH = received_THK.sum(-1)
         here_TH = main_TH >= 0
         self.means.add("absorbed", (taken_TH / np.where(all_TH > 0, all_TH, np.nan))[here_TH])
+        self.means.add("sinks", np.where(here_TH, sinks_THK.sum(-1), np.nan))
         self.means.add("score", (share_THK * sample.positions_T[:, None, None])[sinks_THK])
         self._count(sinks_THK, main_TH, share_THK, added)
         self._norms(sample, place, sinks_THK.sum(1), here_TH.sum(1))
@@ -169,23 +150,12 @@ class LayerCount:
 
     def facts(self) -> LayerFacts:
         """The sums as means."""
-        means: dict[str, Any] = {name: self.means.mean(name) for name in _MEANS}
-        counts: dict[str, Any] = {name: self.counts[name] for name in _COUNTS}
-        mains = counts["mains"]
-        return LayerFacts(
-            layer=self.layer,
-            sinks=counts["events"] / mains if mains else float("nan"),
-            main_share_H=np.asarray(self._share_H / self._steps if self._steps else self._share_H, dtype=np.float64),
-            **means,
-            **counts,
-        )
-
-
-_MEANS = (
-    "added_share", "text_share", "absorbed", "added_norm", "text_norm", "sink_norm", "rest_norm", "added_key_norm",
-    "sink_key_norm", "rest_key_norm", "score",
-)  # fmt: skip
-_COUNTS = ("events", "added_events", "mains", "added_mains", "moves", "text_moves", "transitions")
+        kinds = {"float": self.means.mean, "int": self.counts.__getitem__}
+        own: dict[str, Any] = {
+            field.name: kinds[field.type](field.name) for field in fields(LayerFacts) if field.type in kinds
+        }
+        share_H = np.asarray(self._share_H / max(self._steps, 1), dtype=np.float64)
+        return LayerFacts(**own | {"layer": self.layer, "main_share_H": share_H})
 
 
 MOST_NORMS = 10_000
@@ -237,7 +207,6 @@ MOTION_FIELDS = (
     "steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump", "births", "deaths", "lasting",
     "mean_lifetime", "expected_lifetime", "drift", "drift_low", "drift_high", "drift_relative",
 )  # fmt: skip
-_Sum = TypeVar("_Sum", EpsilonCurve, ScoreHistogram, LayerSinks, BlockEffects, SplitSinks, Explained)
 
 
 class Measured:
@@ -251,14 +220,15 @@ class Measured:
         self._means = Means()
         self._paths: list[MotionSummary] = []
         self._text_paths: list[MotionSummary] = []
-        self.curve: EpsilonCurve | None = None
-        self.histogram: ScoreHistogram | None = None
-        self.layer_sinks: LayerSinks | None = None
-        self.rules: list[RuleRow] = []
+        self.curve: thresholds.EpsilonCurve | None = None
+        self.histogram: thresholds.ScoreHistogram | None = None
+        self.layer_sinks: overlap.LayerSinks | None = None
+        self.rules: list[thresholds.RuleRow] = []
         self.explained: Explained | None = None
-        self.split: SplitSinks | None = None
-        self.blocks: list[BlockEffects] = []
+        self.split: overlap.SplitSinks | None = None
+        self.blocks: list[overlap.BlockEffects] = []
         self.events_by_position = np.zeros(0)
+        self._thresholds: list[np.ndarray] = []
         frames: dict[str, list[pd.DataFrame]] = {"scatter": [], "bounds": [], "motions": []}
         for sample in samples:
             for place, count in enumerate(counts):
@@ -277,10 +247,13 @@ class Measured:
 
     def _scores(self, sample: Sample) -> None:
         arrays = _scaled(sample)
-        self.curve = _added(self.curve, epsilon_curve(*arrays))
-        self.histogram = _added(self.histogram, score_histogram(*arrays, log=True, bins=80))
-        self.layer_sinks = _added(self.layer_sinks, sinks_per_layer(sample.sinks_TLHK, *arrays))
-        rows = compare_rules(*arrays)
+        self.curve = _added(self.curve, thresholds.epsilon_curve(*arrays))
+        self.histogram = _added(self.histogram, thresholds.score_histogram(*arrays, log=True, bins=80))
+        self.layer_sinks = _added(self.layer_sinks, overlap.sinks_per_layer(sample.sinks_TLHK, *arrays))
+        self._thresholds.append(sample.threshold_T)
+        first = next(iter(thresholds.DEFAULT_RULES.values()))
+        own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
+        rows = thresholds.compare_rules(*arrays, rules={**own, **thresholds.DEFAULT_RULES})
         self.rules = [one + other for one, other in zip(self.rules, rows, strict=True)] if self.rules else rows
         events_S = sample.events_TK[:, sample.added :].sum(0).astype(float)
         total = np.zeros(max(len(self.events_by_position), len(events_S)))
@@ -290,10 +263,10 @@ class Measured:
 
     def _motion(self, sample: Sample) -> pd.DataFrame:
         received, visible, positions = _scaled(sample)
-        found = motion(received, visible, positions, added=sample.added)
+        found = motion(received, visible, positions, added=sample.added, rule=sample.rule)
         self._paths.append(found.overall)
         if sample.added:
-            text = motion(received[..., sample.added :], visible[..., sample.added :], positions)
+            text = motion(received[..., sample.added :], visible[..., sample.added :], positions, rule=sample.rule)
             self._text_paths.append(text.overall)
         self._borders(sample, found)
         shape = (len(self._layers), len(self._heads))
@@ -307,25 +280,24 @@ class Measured:
     def _borders(self, sample: Sample, found: Motion) -> None:
         if (sample.blocks_T >= 0).all():
             effects = [
-                block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
+                overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
                 for place in range(len(self._layers))
             ]
-            before = self.blocks or [BlockEffects(0, 0, 0, 0)] * len(effects)
+            before = self.blocks or [overlap.BlockEffects(0, 0, 0, 0)] * len(effects)
             self.blocks = [one + other for one, other in zip(before, effects, strict=True)]
         if sample.main_by_state_TGLH is not None:
             # the least weight that makes a key a sink of all queries together
-            floor_T = RULE.threshold(sample.positions_T) / sample.positions_T
-            floor = floor_T[:, None, None, None]
-            split = split_sinks(sample.main_by_state_TGLH, sample.share_by_state_TGLH, floor)
-            self.split = _added(self.split, split)
+            floor_T = np.nan_to_num(sample.threshold_T / sample.positions_T)
+            states = (sample.main_by_state_TGLH, sample.share_by_state_TGLH)
+            self.split = _added(self.split, overlap.split_sinks(*states, floor_T[:, None, None, None]))
 
     def _overlap(self, sample: Sample) -> None:
-        for step, overlap_LH in zip(sample.step_numbers_T[:-1], overlap_by_step(sample.sinks_TLHK), strict=True):
-            self._means.add(f"step {step}", overlap_LH)
-        for place, overlap_T in enumerate(overlap_by_head(sample.sinks_TLHK).T):
-            self._means.add(f"heads {place}", overlap_T)
-        for (one, other), overlap in np.ndenumerate(overlap_by_layer(sample.sinks_TLHK)):
-            self._means.add(f"layers {one} {other}", np.array(overlap))
+        for step, shared_LH in zip(sample.step_numbers_T[:-1], overlap.overlap_by_step(sample.sinks_TLHK), strict=True):
+            self._means.add(f"step {step}", shared_LH)
+        for place, shared_T in enumerate(overlap.overlap_by_head(sample.sinks_TLHK).T):
+            self._means.add(f"heads {place}", shared_T)
+        for (one, other), shared in np.ndenumerate(overlap.overlap_by_layer(sample.sinks_TLHK)):
+            self._means.add(f"layers {one} {other}", np.array(shared))
 
     def _tokens(self, sample: Sample) -> None:
         if not sample.has_tokens:
@@ -337,6 +309,11 @@ class Measured:
         score_TK = sample.mean_share_TK * sample.positions_T[:, None]
         text_TS, classes_TS = score_TK[:, sample.added :], sample.classes_TK[:, sample.added :]
         self.explained = _added(self.explained, explained_mass(text_TS, classes_TS))
+
+    @property
+    def threshold(self) -> float:
+        """The received attention that makes a sink, median over steps; NaN for a rule that is no such bound."""
+        return float(np.median(np.concatenate(self._thresholds))) if self._thresholds else float("nan")
 
     @property
     def motion(self) -> MotionSummary | None:
@@ -377,5 +354,5 @@ def _scaled(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return sample.received_TLHK, sample.visible_TK[:, None, None], sample.positions_T[:, None, None]
 
 
-def _added(total: _Sum | None, more: _Sum) -> _Sum:
+def _added(total: Any, more: Any) -> Any:
     return more if total is None else total + more

@@ -1,137 +1,95 @@
-"""Figures of motion: where the main sink is at each step, and how much sinks stay from one step to the next."""
+"""Figures of motion: where the main sink is at each step."""
 
 # T steps, L layers, H heads, K keys (added sinks first), S positions
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinklab.records.reading import Run
+from sinklab.reports.drawing import drawn_as, figure
 from sinklab.reports.maps import place_of, recorded_sample
-from sinklab.reports.samples import STATES, NotRecorded, Sample
-from sinklab.reports.study import Study, as_studies, as_study
-from sinklab.reports.style import MARKERS, legend_above, own_axes, theme_named, themed
+from sinklab.reports.samples import STATES, Sample
+from sinklab.reports.study import Study
+from sinklab.reports.style import Theme, legend_above, legend_of_dots, own_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-Runs = Iterable[Run | Study] | Run | Study
-
-
-def sink_path(run: Run | Study, axes: Axes | None = None, *, sample: int = 0, theme: str = "light") -> Axes:
+@figure("sink_path", alone=True)
+def sink_path(run: Study, axes: Axes | None = None, *, sample: int = 0, look: Theme) -> Axes:
     """Where the main sink is at each step: a dot per position, its area the share of (layer, head) pairs that have it.
 
     The analysis paper's Fig. 7 for all heads at once. The colour says what the position held; dots on the strip below
-    zero are the added sink token; thin lines are block borders. Raises ValueError for an unknown sample or without
-    attention.
+    zero are the added sink token; thin lines are block borders. Raises ValueError for an unknown sample.
     """
-    study, look = as_study(run), theme_named(theme)
-    watched = recorded_sample(study, sample)
+    watched = recorded_sample(run, sample)
     share_TK = main_shares(watched)
     offset, steps, numbers = watched.added, len(share_TK), watched.step_numbers_T
     length = share_TK.shape[1] - offset
     states = watched.states_TS if watched.has_tokens else np.full((steps, length), 1)
     strip = -0.09 * length
-    with themed(look):
-        axes = own_axes(axes, 4.6, 3.4)
-        for code, state in enumerate(STATES):
-            row, position = np.nonzero((share_TK[:, offset:] > 0) & (states == code))
-            area = 110 * share_TK[row, position + offset]
-            axes.scatter(numbers[row], position, s=area, color=look.states[state], linewidths=0, label=state, alpha=0.9)
-        if offset:
-            added_T = share_TK[:, :offset].sum(1)
-            at = np.flatnonzero(added_T)
-            axes.axhline(strip / 2, color=look.line, linewidth=0.8)
-            places = np.full(len(at), strip)
-            axes.scatter(numbers[at], places, s=110 * added_T[at], color=look.added, linewidths=0, label="added sink")
-        _borders(axes, watched, look.line)
-        room = 0.02 * (numbers[-1] - numbers[0]) + 1
-        axes.set(
-            xlabel="step",
-            ylabel="position",
-            xlim=(numbers[0] - room, numbers[-1] + room),
-            ylim=(1.7 * strip if offset else -2, length + 1),
-        )
-        axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= length])
-        legend = axes.legend(
-            ncols=4, loc="lower left", bbox_to_anchor=(-0.1, 1), borderaxespad=0.3, handletextpad=0.1, columnspacing=1
-        )
-        for handle in legend.legend_handles:
-            handle.set_sizes([36])  # type: ignore[union-attr]
+    axes = own_axes(axes, 4.6, 3.4)
+    for code, state in enumerate(STATES):
+        row, position = np.nonzero((share_TK[:, offset:] > 0) & (states == code))
+        area = 110 * share_TK[row, position + offset]
+        axes.scatter(numbers[row], position, s=area, color=look.states[state], linewidths=0, label=state, alpha=0.9)
+    if offset:
+        added_T = share_TK[:, :offset].sum(1)
+        at = np.flatnonzero(added_T)
+        axes.axhline(strip / 2, color=look.line, linewidth=0.8)
+        places = np.full(len(at), strip)
+        axes.scatter(numbers[at], places, s=110 * added_T[at], color=look.added, linewidths=0, label="added sink")
+    _borders(axes, watched, look.line)
+    room = 0.02 * (numbers[-1] - numbers[0]) + 1
+    axes.set(xlabel="step", ylabel="position", xlim=(numbers[0] - room, numbers[-1] + room))
+    axes.set_ylim(1.7 * strip if offset else -2, length + 1)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= length])
+    legend_of_dots(axes, 4)
     return axes
 
 
+@figure("sink_path_of_head")
 def sink_path_of_head(
-    runs: Runs,
+    runs: list[Study],
     layer: int | None = None,
     head: int | None = None,
     axes: Axes | None = None,
     *,
     sample: int = 0,
-    theme: str = "light",
+    look: Theme,
 ) -> Axes:
     """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
 
     layer, head: numbers of the model; None takes the head whose main text position receives most. Dots on the strip
-    below zero are the added sink token. Raises ValueError for unknown numbers or without attention.
+    below zero are the added sink token. Raises ValueError for unknown numbers.
     """
-    studies, look = as_studies(runs), theme_named(theme)
     length, added = 0, False
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 3.0)
-        for index, study in enumerate(studies):
-            watched = recorded_sample(study, sample)
-            place = _chosen(study, watched, layer, head)
-            main_T = watched.main_TLH[:, place[0], place[1]].astype(float) - watched.added
-            length, added = max(length, int(watched.positions_T.max())), added or bool((main_T < 0).any())
-            colour = look.runs[index % len(look.runs)]
-            label = f"{study.label}: layer {study.layers[place[0]]}, head {study.heads[place[1]]}"
-            drawn_T = np.where(main_T < 0, np.nan, main_T)
-            style: dict[str, Any] = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "markersize": 3.2}
-            axes.plot(watched.step_numbers_T, drawn_T, drawstyle="steps-mid", linewidth=1.2, label=label, **style)
-            # the added sink has no position of its own
-            on_added = np.flatnonzero(main_T < 0)
-            level = np.full(len(on_added), -0.06 * (index + 1))
-            axes.plot(watched.step_numbers_T[on_added], level * length, linestyle="", **style)
-            if index == 0:
-                _borders(axes, watched, look.line)
-        strip = 0.06 * (len(studies) + 1) * length if added else 2
-        axes.set(xlabel="step", ylabel="position of the main sink", ylim=(-strip, length + 1))
-        axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= length])
-        if added:
-            axes.axhline(-0.03 * length, color=look.line, linewidth=0.8)
-            ticks = [int(tick) for tick in axes.get_yticks()]
-            axes.set_yticks([-strip / 2, *ticks], ["sink", *map(str, ticks)])
-        legend_above(axes, grow=own)
-    return axes
-
-
-def overlap_by_step(runs: Runs, axes: Axes | None = None, *, theme: str = "light") -> Axes:
-    """Sinks that stay from one recorded step to the next: Jaccard overlap, mean over layers, heads and samples.
-
-    1 where the same keys are sinks at both, 0 where none is. Raises NotRecorded without sinks at two recorded steps.
-    """
-    studies, look = as_studies(runs), theme_named(theme)
-    with themed(look):
-        own, axes = axes is None, own_axes(axes, 4.6, 2.6)
-        drawn = False
-        for index, study in enumerate(studies):
-            found = {step: value for step, value in study.measured.overlap_by_step.items() if not np.isnan(value)}
-            if found:
-                drawn = True
-                axes.plot(
-                    list(found), list(found.values()), color=look.runs[index % len(look.runs)],
-                    marker=MARKERS[index % len(MARKERS)], markersize=3.2, linewidth=1.4, label=study.label,
-                )  # fmt: skip
-        if not drawn:
-            raise NotRecorded(
-                f"This figure needs recorded attention of two steps with sinks: {studies[0].run.path} has none."
-            )
-        axes.set(xlabel="step", ylabel="overlap with the next step", ylim=(0, 1.03))
-        legend_above(axes, 2, grow=own)
+    own, axes = axes is None, own_axes(axes, 4.6, 3.0)
+    for index, one in enumerate(drawn_as(runs, look)):
+        watched = recorded_sample(one.run, sample)
+        place = _chosen(one.run, watched, layer, head)
+        main_T = watched.main_TLH[:, place[0], place[1]].astype(float) - watched.added
+        length, added = max(length, int(watched.positions_T.max())), added or bool((main_T < 0).any())
+        label = f"{one.run.label}: layer {one.run.layers[place[0]]}, head {one.run.heads[place[1]]}"
+        drawn_T = np.where(main_T < 0, np.nan, main_T)
+        style: dict[str, Any] = {"color": one.colour, "marker": one.marker, "markersize": 3.2}
+        axes.plot(watched.step_numbers_T, drawn_T, drawstyle="steps-mid", linewidth=1.2, label=label, **style)
+        # the added sink has no position of its own
+        on_added = np.flatnonzero(main_T < 0)
+        level = np.full(len(on_added), -0.06 * (index + 1))
+        axes.plot(watched.step_numbers_T[on_added], level * length, linestyle="", **style)
+        if index == 0:
+            _borders(axes, watched, look.line)
+    strip = 0.06 * (len(runs) + 1) * length if added else 2
+    axes.set(xlabel="step", ylabel="position of the main sink", ylim=(-strip, length + 1))
+    ticks = [tick for tick in axes.get_yticks() if 0 <= tick <= length]
+    axes.set_yticks(ticks)
+    if added:
+        axes.axhline(-0.03 * length, color=look.line, linewidth=0.8)
+        axes.set_yticks([-strip / 2, *ticks], ["sink", *(f"{tick:g}" for tick in ticks)])
+    legend_above(axes, grow=own)
     return axes
 
 

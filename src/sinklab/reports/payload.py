@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.reports.study import Sample, Study
+from sinklab.reports.samples import Sample
+from sinklab.reports.sentences import told
+from sinklab.reports.study import Study
 
 ABSENT, BELOW = 0, 1
 LEVELS = 254
@@ -56,13 +58,6 @@ class LogScale:
         codes[absent] = ABSENT
         return codes
 
-    def decode(self, codes: np.ndarray) -> np.ndarray:
-        """The numbers again: NaN where absent, 0 below the scale."""
-        table = np.full(256, 2.0**self.high)
-        table[ABSENT], table[BELOW] = np.nan, 0
-        table[2 : 2 + self.levels] = 2 ** np.linspace(self.low, self.high, self.levels)
-        return table[codes]
-
     def as_json(self) -> dict[str, float]:
         """What the page needs to decode."""
         return {"low": self.low, "high": self.high, "levels": self.levels, "error": round(self.error, 5)}
@@ -94,20 +89,6 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
         "deflate": deflate,
         "data": base64.b64encode(best).decode("ascii"),
     }
-
-
-def unpack(packed: dict[str, Any]) -> np.ndarray:
-    """What ``pack`` was given, flat."""
-    content = base64.b64decode(packed["data"])
-    if packed["deflate"]:
-        content = zlib.decompress(content)
-    kind = np.dtype(f"<u{packed['bytes']}")
-    values = np.frombuffer(content, dtype=kind).copy()
-    if row := packed["delta"]:
-        padded = np.zeros(-(-values.size // row) * row, dtype=kind)
-        padded[: values.size] = values
-        values = np.add.accumulate(padded.reshape(-1, row), axis=0, dtype=kind).ravel()[: values.size]
-    return values
 
 
 def size(packed: dict[str, Any]) -> int:
@@ -301,28 +282,15 @@ def _greatest(received_TLHK: np.ndarray, count: int) -> list[tuple[np.ndarray, n
 
 def _said(samples: Sequence[dict[str, Any]], study: Study) -> str:
     """What of the run is on the page, and how exact: of several samples the coarsest."""
-    if not samples:
-        return "No attention was recorded."
-    recorded = len(study.recorded)
-    stride = max(sample["stride"] for sample in samples)
     ranks = [len(sample["ranks"]) for sample in samples if "ranks" in sample]
-    left_out = {sample["left_out"] for sample in samples if "left_out" in sample}
-    kept = "every key of every recorded head"
-    if ranks:
-        some = "each head" if len(ranks) == len(samples) else f"each head in {len(ranks)} of them"
-        kept = f"every key of the mean over heads, and the {min(ranks)} greatest of {some}"
-    parts = [
-        f"{len(samples)} of {recorded} samples" if recorded > 1 else "One sample",
-        "every recorded step" if stride == 1 else f"one recorded step in {stride}",
-        kept,
-        *(f"no {name}" for name in sorted(left_out)),
-    ]
-    whole = len(samples) == recorded and stride == 1 and not ranks and not left_out
-    more = "" if whole else " A larger page (megabytes) holds more."
-    scale = max((sample["scale"] for sample in samples), key=lambda scale: scale["high"])
     norms = [sample[name]["error"] for sample in samples for name in ("norm_scale", "key_norm_scale") if name in sample]
-    return (
-        f"{', '.join(parts)}.{more} Received attention is stored in {scale['levels']} logarithmic levels from "
-        f"{2 ** scale['low']:.2g}× to {2 ** scale['high']:g}× an even share, each within {100 * scale['error']:.1f} %"
-        f"{f'; norms within {100 * max(norms):.1f} %' if norms else ''}. The run folder holds the numbers as recorded."
-    )
+    return told(
+        "shown",
+        samples=len(samples),
+        recorded=len(study.recorded),
+        stride=max((sample["stride"] for sample in samples), default=1),
+        ranks=ranks,
+        left_out=sorted({sample["left_out"] for sample in samples if "left_out" in sample}),
+        scale=max((sample["scale"] for sample in samples), key=lambda scale: scale["high"], default={}),
+        norms=max(norms, default=0),
+    )[0]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import FORMATS, save
-from sinklab.reports.study import ADDED, MASK
-from sinklab.reports.style import printable, theme_named, themed
+from sinklab.reports.drawing import FORMATS, write_figure
+from sinklab.reports.style import theme_named, themed
 from sinklab.reports.tables import markdown
 
 if TYPE_CHECKING:
@@ -63,54 +61,12 @@ def write_printed(
 
 
 def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
-    """A figure as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
-    wanted = tuple(formats)
+    """A figure of the light theme as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
+    wanted, look = tuple(formats), theme_named("light")
     for form in wanted:
         if form not in FORMATS:
-            raise ValueError(f"Figures are written as {', '.join(FORMATS)}: got {form!r}.")
+            raise unknown("format of a figure", form, FORMATS)
     if not wanted:
         return []
-    with themed(theme_named("light")):
-        figure = draw()
-        paths = [stem.with_name(f"{stem.name}.{form}") for form in wanted]
-        for form, path in zip(wanted, paths, strict=True):
-            write_beside(path, partial(save, figure, form))
-    return paths
-
-
-# Relative differences below this are called "about the same".
-SAME = 0.05
-
-
-def number(value: float, significant: int = 3) -> str:
-    """A few significant digits, without an exponent where that reads well."""
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        digits = 0 if value == 0 else max(0, significant - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:.{digits}f}".replace("-", "−")
-    return f"{value:.{significant - 1}e}".replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal."""
-    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%".replace("-", "−")
-
-
-def same(one: float, other: float) -> bool:
-    """Whether two numbers are called about the same."""
-    return abs(one - other) <= SAME * max(abs(one), abs(other))
-
-
-def quoted(label: str) -> str:
-    """A token as it stands in a sentence."""
-    return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)
-
-
-def times_chance(enrichment: float) -> str:
-    """An enrichment in words."""
-    if same(enrichment, 1):
-        return "about what chance would give"
-    return f"{number(enrichment, 2)} times what chance would give"
+    with themed(look):
+        return write_figure(draw(), stem, wanted, look)

@@ -5,11 +5,11 @@
 # T recorded steps, K keys (added sinks first, then canvas positions), S positions
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import ClassVar, overload
 
 import numpy as np
 import pandas as pd
@@ -17,14 +17,67 @@ import pandas as pd
 from sinklab.analysis.tokens import STATES, token_ages, token_classes
 from sinklab.records.info import STUDY_DIMS
 from sinklab.records.reading import Run
+from sinklab.registry import rules
 from sinklab.sinks.normalize import even_share, main_sink
-from sinklab.sinks.rules import Excess, find_sinks
+from sinklab.sinks.rules import Rule, find_sinks
 
-RULE = Excess(3.0)
+
+def rule_name(rule: Rule) -> str:
+    """A rule as text, as the command line takes it; of one that is not registered, its repr."""
+    try:
+        return rules.as_text(rule)
+    except ValueError:
+        return repr(rule)
 
 
 class NotRecorded(ValueError):
     """What was asked for needs something that the run did not record."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """One run as reports read it: its tables, and its facts by layer and by step. None for what was not written."""
+
+    run: Run
+    label: str
+    repeats: str
+    """what runs that differ in their seed alone have in common; the label of a run that has no repeats"""
+
+    kind: ClassVar[str] = ""
+    """the kind of run that the class reads, and what it makes"""
+    origin: ClassVar[str] = ""
+    """where such runs come from, for errors"""
+    columns: ClassVar[dict[str, set[str]]] = {}
+    """columns that a table must have"""
+
+    @property
+    def sink_count(self) -> int:
+        """Number of added sinks: columns in front of the keys."""
+        return int(self.run.info.model.get("sink_count") or 0)
+
+    @property
+    def causal_steps(self) -> int:
+        """Steps of a causal warm start; 0 without one."""
+        return 0
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table of the run, None when it was not written or is empty. ValueError when columns are missing."""
+        if name not in self.run.tables:
+            return None
+        frame = checked(self.run, name, self.columns.get(name, set()), what=self.origin)
+        return None if frame.empty else frame
+
+    def over(self, axis: str) -> pd.DataFrame:
+        """The facts by "layer" or by "step", a row each, under one name in runs of every kind (``added_share``, …).
+
+        Empty where nothing was recorded.
+        """
+        frame = self.table(axis)
+        return pd.DataFrame() if frame is None else frame
+
+
+def _stored(name: str) -> Callable[[Recorded], np.ndarray | None]:
+    return lambda recorded: recorded.array(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +93,8 @@ class Recorded:
     """number of the sample, and of its parts in the folder"""
     added: int
     """added sink columns in front of the keys"""
+    rule: Rule
+    """what counts as a sink"""
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -109,8 +164,16 @@ class Recorded:
 
     @cached_property
     def sinks_TLHK(self) -> np.ndarray:
-        """Which keys are sinks under Excess(3)."""
-        return find_sinks(self.received_TLHK, RULE, self.visible_TK[:, None, None])
+        """Which keys are sinks under the rule."""
+        return find_sinks(self.received_TLHK, self.rule, self.visible_TK[:, None, None])
+
+    @property
+    def threshold_T(self) -> np.ndarray:
+        """Received attention above which a key is a sink; NaN under a rule that is no such bound."""
+        try:
+            return np.asarray(self.rule.threshold(self.positions_T), dtype=float)  # type: ignore[attr-defined]
+        except (AttributeError, ValueError):
+            return np.full(len(self.positions_T), np.nan)
 
     @cached_property
     def events_TK(self) -> np.ndarray:
@@ -122,40 +185,20 @@ class Recorded:
         """Key with the greatest share, -1 where nothing is there."""
         return main_sink(self.share_TLHK)
 
-    @cached_property
-    def value_norm_TLK(self) -> np.ndarray | None:
-        """Length of value vectors, mean over heads."""
-        return self.array("value_norm")
-
-    @cached_property
-    def key_norm_TLK(self) -> np.ndarray | None:
-        """Length of key vectors, mean over heads."""
-        return self.array("key_norm")
-
-    @cached_property
-    def main_by_state_TGLH(self) -> np.ndarray | None:
-        """Main sink of the queries of one state; -1 where there are none."""
-        return self.array("main_by_state")
-
-    @cached_property
-    def share_by_state_TGLH(self) -> np.ndarray | None:
-        """Mean weight the queries of one state give to their main sink."""
-        return self.array("share_by_state")
-
-    @cached_property
-    def row_entropy_TGLH(self) -> np.ndarray | None:
-        """Entropy of attention rows in nats, mean over the queries of one state."""
-        return self.array("row_entropy")
-
-    @cached_property
-    def output_norm_TGLH(self) -> np.ndarray | None:
-        """Length of a head's output, mean over the queries of one state."""
-        return self.array("output_norm")
-
-    @cached_property
-    def noop_bound_TGLH(self) -> np.ndarray | None:
-        """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
-        return self.array("noop_bound")
+    value_norm_TLK = cached_property(_stored("value_norm"))
+    """Length of value vectors, mean over heads."""
+    key_norm_TLK = cached_property(_stored("key_norm"))
+    """Length of key vectors, mean over heads."""
+    main_by_state_TGLH = cached_property(_stored("main_by_state"))
+    """Main sink of the queries of one state; -1 where there are none."""
+    share_by_state_TGLH = cached_property(_stored("share_by_state"))
+    """Mean weight the queries of one state give to their main sink."""
+    row_entropy_TGLH = cached_property(_stored("row_entropy"))
+    """Entropy of attention rows in nats, mean over the queries of one state."""
+    output_norm_TGLH = cached_property(_stored("output_norm"))
+    """Length of a head's output, mean over the queries of one state."""
+    noop_bound_TGLH = cached_property(_stored("noop_bound"))
+    """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
@@ -301,8 +344,8 @@ class Sample(Recorded):
 class Samples(Sequence[Sample]):
     """The samples of a run. Each access gives a new Sample, so that what one has read goes when it is let go."""
 
-    def __init__(self, run: Run, added: int, generations: pd.DataFrame | None) -> None:
-        self._run, self._added, self._texts = run, added, generations
+    def __init__(self, run: Run, added: int, rule: Rule, generations: pd.DataFrame | None) -> None:
+        self._run, self._added, self._rule, self._texts = run, added, rule, generations
         numbers: set[int] = set()
         for name in ("attention", "tokens"):
             if name in (*run.array_files, *run.tables):
@@ -335,15 +378,15 @@ class Samples(Sequence[Sample]):
                 prompt, completion = (
                     None if pd.isna(rows[key].iloc[0]) else str(rows[key].iloc[0]) for key in ("prompt", "completion")
                 )
-        return Sample(self._run, number, self._added, prompt, completion)
+        return Sample(self._run, number, self._added, self._rule, prompt, completion)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[place] for place in range(len(self)))
 
 
-def checked(run: Run, name: str, columns: set[str], part: int | None = None) -> pd.DataFrame:
+def checked(run: Run, name: str, columns: set[str], part: int | None = None, what: str = "a study") -> pd.DataFrame:
     """A table that has ``columns``; ValueError naming the missing ones otherwise."""
     frame = run.table(name, part)
     if missing := columns - set(frame.columns):
-        raise ValueError(f"{run.path}: table {name} is not that of a study: it lacks {', '.join(sorted(missing))}.")
+        raise ValueError(f"{run.path}: table {name} is not that of {what}: it lacks {', '.join(sorted(missing))}.")
     return frame

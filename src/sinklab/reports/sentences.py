@@ -1,16 +1,28 @@
-"""Plain sentences computed from the numbers, whichever way these fall. The first of each group is its headline."""
+"""What the numbers of runs say, in plain sentences: the numbers here, the words in sentences.jinja.
+
+Repeats of a training run, which differ in their seed alone, share a sentence: their numbers stand in it one after the
+other.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.analysis.tokens import Enrichment
-from sinklab.analysis.trends import MotionSummary
-from sinklab.reports.printed import number, percent, quoted, same, times_chance
-from sinklab.reports.study import ADDED, MASK, Study
+from sinklab.analysis.trends import motion_word
+from sinklab.reports.samples import ADDED, MASK, Reader
+from sinklab.reports.study import Study
+from sinklab.reports.style import asset
+from sinklab.reports.training import OVER_EVEN, Training
+from sinklab.reports.words import number, percent, quoted, same, times_chance
 
 # A class with fewer places or events than this share is too rare to speak of.
 RARE = 0.01
@@ -18,138 +30,57 @@ RARE = 0.01
 ALIKE = 0.05
 
 
-def about_path(study: Study) -> str:
-    """How often the greatest key changes place, and whose it is."""
-    pairs = sum(facts.transitions for facts in study.facts)
-    if not pairs:
-        return f"{study.label} has a single step, so nothing can move."
-    moves = sum(facts.moves for facts in study.facts) / pairs
-    text = (
-        f"In {study.label}, the main sink of a head (whatever receives most) changes place at {percent(moves)} of steps"
+@lru_cache(maxsize=1)
+def _statements() -> Any:
+    # Plain text: the page escapes it.
+    words = Environment(
+        loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
-    if not study.sink_count:
-        return f"{text}."
-    added = sum(facts.added_mains for facts in study.facts) / sum(facts.mains for facts in study.facts)
-    among_text = sum(facts.text_moves for facts in study.facts) / pairs
-    return (
-        f"{text}; the added sink is that main sink in {percent(added)} of cases. "
-        f"Among text positions alone, the greatest changes place at {percent(among_text)} of steps."
-    )
+    words.filters |= {"number": number, "percent": percent, "quoted": quoted, "times_chance": times_chance}
+    words.filters |= {"mean": np.nanmean, "listed": listed}
+    words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same}
+    return words.get_template("sentences.jinja").module
 
 
-def about_motion(study: Study) -> str:
-    """Static or moving, how long a sink lasts, and where the main sinks drift."""
-    motion = study.motion
-    if motion is None or math.isnan(motion.mobility):
-        return f"No head of {study.label} has a sink at two steps, so there is no motion to speak of."
-    word = "partly moving" if motion.word == "mixed" else motion.word
-    text = (
-        f"The sinks of {study.label} are {word}: at two steps taken at random, a head has its main sink at different "
-        f"places with a chance of {percent(motion.mobility)} (0 is static)"
-    )
-    lasts = motion.expected_lifetime
-    if math.isinf(lasts):
-        text += "; no sink ended while it was watched"
-    elif not math.isnan(lasts):
-        text += f"; a key stays a sink for {number(lasts)} steps"
-    text += f"{_drift(motion, in_text=bool(study.sink_count))}."
-    if study.text_motion is None or math.isnan(study.text_motion.mobility):
-        return text
-    return f"{text} Among text positions alone that chance is {percent(study.text_motion.mobility)}."
+def told(statement: str, **facts: Any) -> list[str]:
+    """The sentences of a statement; none where there is nothing to say."""
+    text = getattr(_statements(), statement)(**facts)
+    # not the spaces that do not break
+    return [one for part in text.split("¶") if (one := re.sub(r"[ \n]+", " ", part).strip(" "))]
 
 
-def _drift(motion: MotionSummary, *, in_text: bool) -> str:
-    # An added sink has no place on the canvas: the drift is that of the others.
-    which = "main sinks in the text" if in_text else "main sinks"
-    if math.isnan(motion.drift):
-        return ""
-    if motion.drift_word == "neither":
-        return "; no drift to the left or right that stands out of the error"
-    return (
-        f"; the {which} drift to the {motion.drift_word}, by {percent(abs(motion.drift_relative))} of the text from "
-        "the first step to the last"
-    )
+def first(sentences: list[str]) -> str:
+    """The only sentence, or nothing."""
+    return sentences[0] if sentences else ""
 
 
-def about_depth(study: Study) -> str:
-    """Whether the number of sinks rises or falls from the first layer to the last."""
-    counted = study.measured.layer_sinks
-    if counted is None or not counted.sinks.any() or len(study.layers) < 2:
-        return ""
-    first, last = float(counted.number[0]), float(counted.number[-1])
-    span = f"from {number(first)} in layer {study.layers[0]} to {number(last)} in layer {study.layers[-1]}"
-    if abs(counted.trend) <= 0.1 * float(np.nanmean(counted.number)):
-        return f"In {study.label}, a head has about as many sinks in all layers ({span})."
-    way = "rises" if counted.trend > 0 else "falls"
-    return f"In {study.label}, the number of sinks of a head {way} over depth, {span}."
+def about_run(statement: str) -> Callable[[Study], str]:
+    """The sentence of a statement that needs nothing but the run."""
+    return lambda run: first(told(statement, run=run))
 
 
-def about_blocks(study: Study) -> str:
-    """Moves at block borders against those inside blocks; empty without a border."""
-    blocks = study.measured.blocks
-    border = sum(effect.border_pairs for effect in blocks)
-    inside = sum(effect.inside_pairs for effect in blocks)
-    if not border or not inside:
-        return ""
-    moved = [sum(getattr(effect, name) for effect in blocks) for name in ("border_moves", "inside_moves")]
-    return (
-        f"In {study.label}, main sinks move at {percent(moved[0] / border)} of steps into a new block ({border:,} "
-        f"cases, a head at a border each) and at {percent(moved[1] / inside)} of steps inside a block."
-    )
-
-
-def about_split(study: Study) -> str:
-    """How often masked and other queries look at different sinks; empty where that was not recorded."""
-    split = study.measured.split
-    if split is None or math.isnan(split.share):
-        return ""
-    return (
-        f"In {study.label}, masked and unmasked queries of a head have different main sinks in {percent(split.share)} "
-        "of the cases in which both have one."
-    )
+about_path, about_motion = about_run("path"), about_run("motion")
+about_depth, about_blocks = about_run("depth"), about_run("blocks")
+about_split, about_events = about_run("split"), about_run("events")
 
 
 def about_explained(study: Study) -> str:
     """Semantic or positional; empty without tokens."""
-    explained = study.explained
-    if explained is None or math.isnan(explained.by_class) or math.isnan(explained.by_position):
-        return ""
-    semantic, positional = max(explained.by_class, 0.0), max(explained.by_position, 0.0)
-    if abs(semantic - positional) <= ALIKE:
-        verdict = "about alike"
-    else:
-        verdict = "sinks are rather semantic" if semantic > positional else "sinks are rather positional"
-    masks = " (masks are one)" if "mask" in explained.labels else ""
-    return (
-        f"In {study.label}, the class of a token{masks} explains {percent(semantic)} of the variance of "
-        f"received attention, its position {percent(positional)}: {verdict}."
-    )
+    return first(told("explained", run=study, alike=ALIKE))
 
 
 def about_classes(study: Study) -> str:
     """Which class of tokens and which age is a sink more often than its share of the canvas; empty without tokens."""
-    parts = [_richest(found, what) for found, what in ((study.classes, "of class"), (study.ages, "that are"))]
-    parts = [part for part in parts if part]
-    return f"In {study.label}, sinks favour {' and '.join(parts)}." if parts else ""
+    parts = [(what, *_richest(found)) for what, found in (("of class", study.classes), ("that are", study.ages))]
+    return first(told("classes", run=study, richest=[part for part in parts if len(part) > 1]))
 
 
-def _richest(found: Enrichment | None, what: str) -> str:
-    if found is None or not found.events.any():
-        return ""
-    text = [
-        row
-        for row, label in enumerate(found.label)
-        if label not in (ADDED, "sink") and min(found.frequency[row], found.occupancy[row]) >= RARE
-    ]
-    if not text:
-        return ""
-    row = max(text, key=lambda row: float(found.enrichment[row]))
-    if same(float(found.enrichment[row]), 1) or found.enrichment[row] < 1:
-        return ""
-    return (
-        f"tokens {what} {found.label[row]} ({percent(found.frequency[row])} of sinks, "
-        f"{percent(found.occupancy[row])} of positions: {times_chance(float(found.enrichment[row]))})"
-    )
+def _richest(found: Enrichment | None) -> tuple[Any, ...]:
+    """Label, frequency, occupancy and enrichment of the most enriched label that is not rare; empty without one."""
+    rows = zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True) if found else ()
+    text = [row for row in rows if row[0] not in (ADDED, "sink") and min(row[1], row[2]) >= RARE]
+    best = max(text, key=lambda row: float(row[3]), default=None)
+    return () if best is None or same(float(best[3]), 1) or best[3] < 1 else best
 
 
 def about_removals(study: Study) -> list[str]:
@@ -157,124 +88,29 @@ def about_removals(study: Study) -> list[str]:
     frame = study.removals
     if frame is None:
         return []
-    sentences = []
-    for edit, rows in frame.groupby("edit", sort=False):
-        text = (
-            f"In {study.label}, {edit} took {number(float(rows['removed'].mean()))} keys from a head in every forward"
-        )
-        held, taken = _mean(rows, "mass"), _mean(rows, "realised")
-        if not math.isnan(held):
-            text += f"; they had held {percent(held)} of its attention when they were chosen"
-        if not math.isnan(taken):
-            text += f"; {percent(taken)} was really taken away"
-        overlap = _mean(rows, "overlap")
-        if not math.isnan(overlap):
-            text += f"; from one step to the next the choice overlaps by {percent(overlap)}"
-        sentences.append(f"{text}.")
-    return sentences
-
-
-def _mean(rows: pd.DataFrame, name: str) -> float:
-    return float(rows[name].mean()) if name in rows and rows[name].notna().any() else math.nan
-
-
-__all__ = [
-    "about_blocks", "about_classes", "about_depth", "about_events", "about_explained", "about_heldout", "about_motion",
-    "about_norms", "about_path", "about_removals", "about_share", "about_split", "about_tokens", "in_short",
-    "mean_over_layers", "number", "percent", "without_and_with",
-]  # fmt: skip
-
-
-def about_events(study: Study) -> str:
-    """How often the sink rule fires."""
-    events = sum(facts.events for facts in study.facts)
-    rule = "the sink rule (received attention above 1 + 3 (S−1)/S)"
-    if not events:
-        return f"In {study.label}, no position in any layer, head or step exceeds {rule}."
-    added = sum(facts.added_events for facts in study.facts)
-    text = f"In {study.label}, {rule} fires {events:,} times over all layers, heads, steps and samples"
-    return text + (f"; {percent(added / events)} of these are the added sink." if study.sink_count else ".")
+    numbers = ["removed", "mass", "realised", "overlap"]
+    means = frame.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)[numbers].mean()
+    return told("removals", run=study, edits=list(means.iterrows()))
 
 
 def about_share(studies: list[Study]) -> list[str]:
     """Attention on the added sink, and on the greatest text position with and without it."""
-    sentences = []
-    for study in studies:
-        text = mean_over_layers(study, "text_share")
-        if not study.sink_count:
-            sentences.append(
-                f"In {study.label}, which has no added sink, the greatest text position of a head receives "
-                f"{percent(text)} of the attention on average."
-            )
-            continue
-        shares = np.array([facts.added_share for facts in study.facts])
-        low, high = (study.layers[int(place)] for place in (shares.argmin(), shares.argmax()))
-        what = "the added sink receives" if study.sink_count == 1 else f"the {study.sink_count} added sinks receive"
-        sentences.append(
-            f"In {study.label}, {what} {percent(mean_over_layers(study, 'added_share'))} of the attention on average, "
-            f"from {percent(shares.min())} in layer {low} to {percent(shares.max())} in layer {high}; "
-            f"the greatest text position receives {percent(text)}."
-        )
-    pair = without_and_with(studies)
-    if pair:
-        before, after = (mean_over_layers(study, "text_share") for study in pair)
-        sentences.append(
-            f"The greatest text position receives {_against(after, before, 'more', 'less')} with the added sink "
-            f"than without: {percent(after)} against {percent(before)}."
-            if not same(after, before)
-            else f"The greatest text position receives about as much with the added sink ({percent(after)}) "
-            f"as without ({percent(before)})."
-        )
-    return sentences
+    sentences = [text for study in studies for text in told("share", run=study)]
+    recorded = [study for study in studies if study.layers]
+    plain = next((study for study in recorded if not study.sink_count), None)
+    added = next((study for study in recorded if study.sink_count), None)
+    return sentences + (told("share_with_and_without", plain=plain, added=added) if plain and added else [])
 
 
 def about_norms(study: Study) -> list[str]:
     """Length of value vectors of sinks against other text, averaged over layers."""
-    layers = [facts for facts in study.facts if not math.isnan(facts.text_norm)]
-    if not layers:
-        return []
-    sentences = []
-    if study.sink_count:
-        added, text = (mean_over_layers(study, key) for key in ("added_norm", "text_norm"))
-        lower = sum(facts.added_norm < facts.text_norm for facts in layers)
-        sentences.append(
-            f"In {study.label}, value vectors of the added sink are {number(added)} long on average, those of text "
-            f"{number(text)}; the added sink's are shorter in {lower} of {len(layers)} layers."
-        )
-    both = [facts for facts in layers if not math.isnan(facts.sink_norm) and not math.isnan(facts.rest_norm)]
-    if not both:
-        return [
-            *sentences,
-            f"No text position of {study.label} is a sink, so there is nothing to compare with other text.",
-        ]
-    sinks, rest = (float(np.mean([getattr(facts, key) for facts in both])) for key in ("sink_norm", "rest_norm"))
-    lower = sum(facts.sink_norm < facts.rest_norm for facts in both)
-    where = f"In {study.label}, text" if not sentences else "Text"
-    sentences.append(
-        f"{where} positions that are sinks have value vectors {number(sinks)} long, other text {number(rest)}; "
-        f"shorter in {lower} of the {len(both)} layers that have such sinks."
-    )
-    return sentences
+    return told("norms", run=study) if study.layers else []
 
 
 def about_tokens(study: Study) -> str:
     """Which token is most often a sink, and whether it is so more than its occupancy explains."""
     found = study.sink_tokens
-    if found is None or not found.events.any():
-        return f"{study.label} has no sink events to count tokens of."
-    names = [quoted(label) for label in found.label]
-    text = (
-        f"In {study.label}, {percent(found.frequency[0])} of sink events fall on {names[0]}, which holds "
-        f"{percent(found.occupancy[0])} of positions (enrichment {number(found.enrichment[0], 2)}×)"
-    )
-    masks = found.label.index(MASK) if MASK in found.label else None
-    if masks is None or masks == 0:
-        return f"{text}."
-    relation = times_chance(found.enrichment[masks])
-    return (
-        f"{text}. Masks take {percent(found.frequency[masks])} of sink events and hold "
-        f"{percent(found.occupancy[masks])} of positions: {relation}."
-    )
+    return first(told("tokens", run=study, mask=found.label.index(MASK) if found and MASK in found.label else 0))
 
 
 def about_heldout(study: Study) -> list[str]:
@@ -282,36 +118,108 @@ def about_heldout(study: Study) -> list[str]:
     frame = study.heldout
     if frame is None:
         return []
-    base = frame[frame["k"] == 0]
-    sentences = []
-    if len(base):
-        row = base.iloc[0]
-        bits = row.get("bits_per_byte", math.nan)
-        tail = "" if pd.isna(bits) else f", {number(float(bits))} bits per byte"
-        sentences.append(f"{study.label} scores {number(row['loss'])} nats per token on held-out text{tail}.")
-    hidden = frame[frame["control"] == "sinks"].sort_values("k")
-    if hidden.empty:
-        return sentences
-    row = hidden.iloc[-1]
-    text = f"Hiding the {int(row['k'])} greatest sinks per layer and head"
-    text = f"{text} changes the loss of {study.label} by {_change(row)}"
-    control = frame[(frame["control"] == "random") & (frame["k"] == row["k"])]
-    if control.empty:
-        return [*sentences, f"{text}."]
-    other = control.iloc[0]
-    gap = row["loss"] - other["loss"]
-    error = math.hypot(row["delta_stderr"], other["delta_stderr"])
-    if math.isnan(gap) or math.isnan(error):
-        verdict = "no standard error is at hand to compare them"
-    elif abs(gap) <= 2 * error:
-        verdict = "the two do not differ by more than two standard errors"
-    else:
-        verdict = f"sinks matter {'more' if gap > 0 else 'less'} than random columns here"
-    return [*sentences, f"{text}; hiding as many random columns, by {_change(other)}: {verdict}."]
+    frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
+    base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
+    random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
+    gap = error = math.nan
+    if hidden is not None and random is not None:
+        gap = hidden["loss"] - random["loss"]
+        error = math.hypot(hidden["delta_stderr"], random["delta_stderr"])
+    return told("heldout", run=study, base=base, hidden=hidden, random=random, gap=gap, error=error)
 
 
-def in_short(studies: list[Study]) -> list[str]:
-    """The findings that open the page: those of runs with an added sink, where there are any, and the comparison."""
+def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:
+    return None if frame.empty else frame.iloc[place]
+
+
+def about_losses(trainings: list[Training]) -> list[str]:
+    """Final held-out losses with their intervals, and the differences on the same rows of text."""
+    found = []
+    for group in groups(trainings):
+        known = [run.loss for run in group if run.loss is not None]
+        pairs = [(run, other) for run in group if (other := compared_with(run, trainings)) is not None]
+        gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
+        found += told(
+            "losses",
+            group=named(group),
+            missing=[run.label for run in group if run.loss is None],
+            known=len(known),
+            numbers=[
+                number(loss.mean, 4) + (f" (95\u00a0% {loss.interval}, {loss.rows} rows)" if loss.interval else "")
+                for loss in known
+            ],
+            is_final=all(loss.is_final for loss in known),
+            against=list(dict.fromkeys(other.label for _, other in gaps)),
+            differences=[signed(*gap) for gap, _ in gaps],
+            word=_judged([gap for gap, _ in gaps]),
+        )
+    return found
+
+
+def _judged(gaps: list[tuple[float, float]]) -> str:
+    if all(abs(gap) <= reach for gap, reach in gaps):
+        return ", no difference beyond chance"
+    both = any(gap > 0 for gap, _ in gaps) and any(gap < 0 for gap, _ in gaps)
+    return ", which is not of one sign" if both else ""
+
+
+def about_takeover(group: list[Training]) -> str:
+    """When the added sinks came to draw attention, and how much they draw at the end."""
+    if not group[0].sink_count:
+        return ""
+    last = _last(group)
+    facts: dict[str, Any] = {"since": _since(group, "takeover"), "shares": _percents(last["sink_share"])}
+    facts |= {"over_even": OVER_EVEN, "even": last["even_share"].iloc[0], "heads": _percents(last["main_added"])}
+    return first(told("takeover", group=named(group), count=group[0].sink_count, **facts))
+
+
+def about_emergence(group: list[Training]) -> str:
+    """When sinks came up at all, and how many there are in the text at the end."""
+    last = _last(group)
+    facts = {"sinks": [number(value, 2) for value in last["text_sinks"]], "first": _percents(last["main_first"])}
+    return first(told("emergence", group=named(group), since=_since(group, "emergence"), **facts))
+
+
+def about_mobility(group: list[Training]) -> str:
+    """Whether main sinks stand still between the mask ratios of the last look."""
+    last = _last(group)
+    text = [_moving(value) for value in last["text_mobility"]] if group[0].sink_count else []
+    return first(told("mobility", group=named(group), whole=[_moving(value) for value in last["mobility"]], text=text))
+
+
+def _last(group: list[Training]) -> pd.DataFrame:
+    return pd.DataFrame([run.looks.iloc[-1] for run in group])
+
+
+def _percents(values: Iterable[float]) -> list[str]:
+    return [percent(float(value)) for value in values]
+
+
+def _since(group: list[Training], event: str) -> list[str]:
+    found = []
+    for run in group:
+        step = getattr(run, event)
+        start = step is not None and step == run.looks["step"].iloc[0]
+        found.append(
+            "at no step lastingly" if step is None
+            else f"from the first look on (step {step})" if start else f"from step {step} on"
+        )  # fmt: skip
+    return found
+
+
+def _moving(mobility: float) -> str:
+    if math.isnan(mobility):
+        return "nowhere to follow"
+    return f"{motion_word(mobility)} (mobility {number(mobility, 2)})"
+
+
+def in_short(runs: list[Any]) -> list[str]:
+    """The findings that open the page."""
+    return _of_trainings(runs) if isinstance(runs[0], Training) else _of_studies(runs)
+
+
+def _of_studies(studies: list[Study]) -> list[str]:
+    """Those of runs with an added sink, where there are any, and the comparison."""
     recorded = [study for study in studies if study.layers]
     added = [study for study in recorded if study.sink_count]
     # What a run without a sink says of its share is repeated by the comparison.
@@ -323,25 +231,60 @@ def in_short(studies: list[Study]) -> list[str]:
     return short + [text for study in studies for text in about_heldout(study)[-1:]]
 
 
-def without_and_with(studies: list[Study]) -> tuple[Study, Study] | None:
-    """The first run without an added sink and the first with one, if both are there."""
-    recorded = [study for study in studies if study.layers]
-    plain = next((study for study in recorded if not study.sink_count), None)
-    added = next((study for study in recorded if study.sink_count), None)
-    return (plain, added) if plain and added else None
+def _of_trainings(trainings: list[Training]) -> list[str]:
+    """Of many variants, the losses and the takeover; the rest stands below, at its pictures."""
+    more = () if are_many(trainings) else (about_emergence, about_mobility)
+    return about_losses(trainings) + [text for tell in (about_takeover, *more) for text in of_each(trainings, tell)]
 
 
-def mean_over_layers(study: Study, name: str) -> float:
-    """Mean of a field of the LayerFacts over the recorded layers that have it; NaN when none has."""
-    values = np.array([getattr(facts, name) for facts in study.facts], dtype=float)
-    return float(values[~np.isnan(values)].mean()) if (~np.isnan(values)).any() else math.nan
+def about_state(run: Reader) -> list[str]:
+    """That a run did not end, and that it ran under edits: its numbers must not be read as those of the model alone."""
+    edits = [str(edit) for edit in run.run.info.settings.get("edits") or ()]
+    return told("status", run=run, info=run.run.info) + told("edited", run=run, edits=edits)
 
 
-def _against(one: float, other: float, more: str, less: str) -> str:
-    return more if one > other else less
+def are_many(trainings: list[Training]) -> bool:
+    """Whether there are more variants than a reader wants to be told of in a row."""
+    return len(groups(trainings)) > 3
 
 
-def _change(row: pd.Series) -> str:
-    value = number(row["delta"])
-    sign = "+" if row["delta"] > 0 else ""
-    return f"{sign}{value} ± {number(row['delta_stderr'], 2)} nats"
+def of_each(trainings: list[Training], tell: Callable[[list[Training]], str]) -> list[str]:
+    """What there is to tell of each group of repeats that a sink monitor watched."""
+    watched = [[run for run in group if not run.looks.empty] for group in groups(trainings)]
+    return [text for group in watched if group and (text := tell(group))]
+
+
+def groups(trainings: list[Training]) -> list[list[Training]]:
+    """Runs that differ in their seed alone, together."""
+    names = dict.fromkeys(run.repeats for run in trainings)
+    return [[run for run in trainings if run.repeats == name] for name in names]
+
+
+def named(group: list[Training]) -> str:
+    """What a group of repeats is called."""
+    return group[0].label if len(group) == 1 else f"{group[0].repeats} ({len(group)} runs)"
+
+
+def compared_with(run: Training, trainings: list[Training]) -> Training | None:
+    """What a run is held against: a plain run (or repeats of the first), of the same seed where there is one; None for
+    those themselves.
+    """
+    base = next((other for other in trainings if other.variant == "plain"), trainings[0])
+    alike = [other for other in trainings if other.repeats == base.repeats]
+    if run in alike:
+        return None
+    return next((other for other in alike if other.run.info.seed == run.run.info.seed), base)
+
+
+def signed(gap: float, reach: float) -> str:
+    """A difference with half of its 95 % interval, both to the second digit of the latter."""
+    size = reach if reach > 0 else abs(gap)
+    digits = max(0, 1 - math.floor(math.log10(size))) if size > 0 else 0
+    return f"{gap:+.{digits}f} ± {reach:.{digits}f}".replace("-", "−")
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as they stand in a sentence, the same ones said once."""
+    many = list(words)
+    many = many[:1] if len(set(many)) == 1 else many
+    return many[0] if len(many) == 1 else f"{', '.join(many[:-1])} and {many[-1]}"

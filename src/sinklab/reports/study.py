@@ -3,11 +3,12 @@
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,9 @@ from sinklab.analysis.thresholds import EpsilonCurve, ScoreHistogram
 from sinklab.analysis.tokens import Enrichment, Explained
 from sinklab.analysis.trends import MotionSummary
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
-from sinklab.records.reading import Run
 from sinklab.reports.measured import LayerFacts, Measured
-from sinklab.reports.samples import ADDED, MASK, STATES, Sample, Samples, checked
+from sinklab.reports.samples import Reader, Samples, rule_name
+from sinklab.sinks.rules import DEFAULT, Rule
 
 WITHIN = 8
 """steps that heads are given to find another sink"""
@@ -60,51 +61,44 @@ def _recovered(truncation: pd.DataFrame | None) -> Verdict:
     return recovery(heads["lost"].to_numpy(), heads["recovered"].to_numpy(), within=WITHIN)
 
 
-__all__ = [
-    "ADDED", "MASK", "STATES", "LayerFacts", "Measured", "Sample", "Samples", "Study", "as_studies", "as_study",
-]  # fmt: skip
-
-_COLUMNS = {
-    "tokens": {"sample", "step", "position", "text", "state"},
-    "generations": {"sample", "prompt", "completion"},
-    "heldout": {"k", "control", "loss", "stderr"},
-    "truncation": {"sample", "step", "layer", "head", "lost", "recovered"},
-}
-_INSTEAD = {
-    "benchmark": "`sinklab table1 --render` and `sinklab onetoken` read it.",
-    "curve": "its table and figure lie in the folder above it.",
-    "battery": "its tables and figures lie in report/ in the folder above it.",
-    "contents": "its figures lie in it.",
-    "caches": "its figure lies in it.",
-}
-"""Kind of run -> where to look, because its command has drawn it already."""
+def _table(name: str) -> Callable[[Reader], pd.DataFrame | None]:
+    return lambda run: run.table(name)
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
-    """One run of kind "study"; what the run did not get to write is None.
+class Study(Reader):
+    """One run of kind "study".
 
     Everything measured comes from one pass over the samples, made when the first such number is asked for; arrays are
     not kept.
     """
 
-    run: Run
-    label: str
+    rule: Rule = DEFAULT
+    """what counts as a sink"""
 
-    @property
-    def sink_count(self) -> int:
-        """Number of added sink columns in front of the keys."""
-        return int(self.run.info.model.get("sink_count", 0))
+    kind: ClassVar[str] = "study"
+    origin: ClassVar[str] = "a study"
+    columns: ClassVar[dict[str, set[str]]] = {
+        "tokens": {"sample", "step", "position", "text", "state"},
+        "generations": {"sample", "prompt", "completion"},
+        "heldout": {"k", "control", "loss", "stderr"},
+        "truncation": {"sample", "step", "layer", "head", "lost", "recovered"},
+    }
 
     @property
     def family(self) -> str:
         """ "diffusion" or "autoregressive"."""
         return str(self.run.info.model.get("family", "diffusion"))
 
+    @property
+    def rule_words(self) -> str:
+        """The sink rule in words."""
+        return "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
+
     @cached_property
     def samples(self) -> Samples:
         """The samples, a new object at each access."""
-        return Samples(self.run, self.sink_count, self.generations)
+        return Samples(self.run, self.sink_count, self.rule, self.generations)
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
@@ -138,32 +132,51 @@ class Study:
             )
         return numbers
 
-    def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, None when it was not written or is empty. ValueError when columns are missing."""
-        if name not in self.run.tables:
-            return None
-        frame = checked(self.run, name, _COLUMNS.get(name, set()))
-        return None if frame.empty else frame
+    def over(self, axis: str) -> pd.DataFrame:
+        """By layer: all fields of LayerFacts but those per head, motion, overlap, split sinks, moves at block borders.
+
+        By step: ``overlap``, of a head's sinks with those of the next recorded step.
+        """
+        if axis == "step":
+            overlap = self.measured.overlap_by_step
+            return pd.DataFrame({"step": list(overlap), "overlap": list(overlap.values())})
+        return self._by_layer if axis == "layer" else super().over(axis)
+
+    @cached_property
+    def _by_layer(self) -> pd.DataFrame:
+        measured = self.measured
+        table = pd.DataFrame([dataclasses.asdict(facts) for facts in self.facts])
+        if table.empty:
+            return table
+        table["main_share"] = [float(share_H.mean()) for share_H in table.pop("main_share_H")]
+        if measured.layer_sinks is not None:
+            table["distinct_sinks"] = measured.layer_sinks.distinct
+        weighted = measured.motions.dropna(subset=["mobility"])
+        weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
+        sums = weighted[["weight", "strength"]].sum().reindex(self.layers)
+        table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
+        table["overlap_between_heads"] = measured.overlap_by_head_L
+        table["overlap_with_next_layer"] = np.append(np.diagonal(measured.overlap_by_layer_LL, 1), np.nan)
+        if measured.split is not None:
+            table["split_sinks"] = measured.split.share_by_layer
+        if measured.blocks:
+            table["border_moves"] = [effect.border_rate for effect in measured.blocks]
+            table["inside_moves"] = [effect.inside_rate for effect in measured.blocks]
+        return table
 
     @property
     def tokens(self) -> pd.DataFrame | None:
         """What each forward saw: sample, step, position, text, state (prompt, masked, committed). Not kept."""
         return self.table("tokens")
 
-    @cached_property
-    def generations(self) -> pd.DataFrame | None:
-        """sample, prompt, completion, and what else the run noted."""
-        return self.table("generations")
+    generations = cached_property(_table("generations"))
+    """sample, prompt, completion, and what else the run noted."""
 
-    @cached_property
-    def truncation(self) -> pd.DataFrame | None:
-        """What hiding the middle of the context did to the main sinks, per step, layer and head."""
-        return self.table("truncation")
+    truncation = cached_property(_table("truncation"))
+    """What hiding the middle of the context did to the main sinks, per step, layer and head."""
 
-    @cached_property
-    def removals(self) -> pd.DataFrame | None:
-        """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
-        return self.table("removals")
+    removals = cached_property(_table("removals"))
+    """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
 
     @cached_property
     def heldout(self) -> pd.DataFrame | None:
@@ -212,7 +225,7 @@ class Study:
 
     @cached_property
     def sink_tokens(self) -> Enrichment | None:
-        """Which tokens the sinks are (rule: Excess(3)), all layers, heads, steps and samples together."""
+        """Which tokens the sinks are under the rule, all layers, heads, steps and samples together."""
         return self.measured.enriched("text")
 
     @cached_property
@@ -229,41 +242,3 @@ class Study:
     def verdicts(self) -> list[Verdict]:
         """The failure signatures and the 96 % statement, each with a sentence."""
         return judged(self.curve, self.measured.events_by_position, self.heldout, self.truncation)
-
-
-def as_study(source: Run | Study) -> Study:
-    """``source`` as a Study. Raises ValueError when the run is of another kind."""
-    return source if isinstance(source, Study) else as_studies([source])[0]
-
-
-def as_studies(sources: Iterable[Run | Study] | Run | Study) -> list[Study]:
-    """Several runs with labels that tell them apart: the model's name, and the folder where names repeat."""
-    sources = [sources] if isinstance(sources, Run | Study) else list(sources)
-    if not sources:
-        raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
-    runs = [source.run if isinstance(source, Study) else source for source in sources]
-    for run in runs:
-        if run.info.kind != "study":
-            remedy = _INSTEAD.get(run.info.kind, "make one with sinklab.studies.trace.run.study or `sinklab trace`.")
-            raise ValueError(f"Reports read runs of kind 'study': {run.path} is of kind {run.info.kind!r}; {remedy}")
-    names = labels(runs)
-    return [
-        source if isinstance(source, Study) else Study(run, name)
-        for source, run, name in zip(sources, runs, names, strict=True)
-    ]
-
-
-def labels(runs: list[Run]) -> list[str]:
-    """Names that tell runs apart: the model's, and the folder where these repeat."""
-    names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
-    names = [
-        f"{name} ({run.path.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
-    ]
-    names = [f"{name} [{index + 1}]" if names.count(name) > 1 else name for index, name in enumerate(names)]
-    return names
-
-
-def _short(name: str) -> str:
-    """A name on the Hub as it is, a path as its last part."""
-    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name
-    return Path(name.replace("\\", "/")).name or name if is_path else name

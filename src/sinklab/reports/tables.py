@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,46 +15,35 @@ import pandas as pd
 
 from sinklab.analysis.tokens import Enrichment
 from sinklab.analysis.trends import motion_word
+from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
-from sinklab.reports.paths import Runs
+from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.study import Study
-from sinklab.reports.training import Training, as_shown
-from sinklab.reports.training_curves import Trainings
-
-
-def history_table(run: Training) -> pd.DataFrame:
-    """Losses, learning rate, norm of the gradient and speed over steps."""
-    return pd.DataFrame() if run.history is None else run.history
-
-
-def monitor_table(run: Training) -> pd.DataFrame:
-    """What the sink monitor saw, by step and layer (-1: the whole model)."""
-    return pd.DataFrame() if run.monitor is None else run.monitor
+from sinklab.reports.training import HeldoutLoss, Training
 
 
 def outcome_table(run: Training) -> pd.DataFrame:
     """One row a run: its variant, the held-out loss with its 95 % interval, when sinks came up, the last look."""
-    loss, info = run.loss, run.run.info
+    loss, info = run.loss or HeldoutLoss(math.nan, math.nan, math.nan, 0, False), run.run.info
     row = {
         "variant": run.variant,
         "seed": info.seed,
         "status": info.status,
-        "heldout_loss": math.nan if loss is None else loss.mean,
-        "low": math.nan if loss is None else loss.low,
-        "high": math.nan if loss is None else loss.high,
-        "heldout_rows": 0 if loss is None else loss.rows,
+        "heldout_loss": loss.mean,
+        "low": loss.low,
+        "high": loss.high,
+        "heldout_rows": loss.rows,
         "takeover_step": run.takeover,
         "emergence_step": run.emergence,
     }
     last = {} if run.looks.empty else run.looks.iloc[-1].drop(["layer", "causal"]).to_dict()
-    table = pd.DataFrame([row | last])
-    return table.astype({"takeover_step": "Int64", "emergence_step": "Int64"})
+    return pd.DataFrame([row | last]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
 
 
 TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
     "outcome": outcome_table,
-    "history": history_table,
-    "monitor": monitor_table,
+    "history": lambda run: pd.DataFrame() if run.history is None else run.history,
+    "monitor": lambda run: pd.DataFrame() if run.monitor is None else run.monitor,
 }
 
 
@@ -74,34 +62,6 @@ def classes_table(study: Study) -> pd.DataFrame:
         for by, found in (("class", study.classes), ("age", study.ages))
     ]
     return pd.concat(parts, ignore_index=True)
-
-
-def layers_table(study: Study) -> pd.DataFrame:
-    """One row per recorded layer: all fields of LayerFacts but those per head, motion, overlap, split sinks, blocks."""
-    measured = study.measured
-    rows = [
-        {name: value for name, value in dataclasses.asdict(facts).items() if name != "main_share_H"}
-        | {"main_share": float(facts.main_share_H.mean())}
-        for facts in study.facts
-    ]
-    table = pd.DataFrame(rows)
-    if table.empty:
-        return table
-    if measured.layer_sinks is not None:
-        table["distinct_sinks"] = measured.layer_sinks.distinct
-    weighted = measured.motions.dropna(subset=["mobility"])
-    weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
-    sums = weighted[["weight", "strength"]].sum().reindex(study.layers)
-    table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
-    table["overlap_between_heads"] = measured.overlap_by_head_L
-    next_layer = np.append(np.diagonal(measured.overlap_by_layer_LL, 1), np.nan)
-    table["overlap_with_next_layer"] = next_layer
-    if measured.split is not None:
-        table["split_sinks"] = measured.split.share_by_layer
-    if measured.blocks:
-        table["border_moves"] = [effect.border_rate for effect in measured.blocks]
-        table["inside_moves"] = [effect.inside_rate for effect in measured.blocks]
-    return table
 
 
 def motion_table(study: Study) -> pd.DataFrame:
@@ -140,7 +100,7 @@ def verdicts_table(study: Study) -> pd.DataFrame:
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "sink_tokens": sink_tokens_table,
     "classes": classes_table,
-    "layers": layers_table,
+    "layers": lambda study: study.over("layer"),
     "motion": motion_table,
     "rules": rules_table,
     "curve": curve_table,
@@ -148,19 +108,21 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
 }
 
 
-def table(run: Runs | Trainings, name: str) -> pd.DataFrame:
+def table(run: Runs, name: str) -> pd.DataFrame:
     """One of ``TABLES`` of a study, or of ``TRAINING_TABLES`` of a training run. Raises ValueError for another name."""
-    studies, trainings = as_shown(run)
-    tables: dict[str, Any] = TRAINING_TABLES if trainings else TABLES
+    reader = as_shown(run)[0]
+    tables = _tables_of(reader)
     if name not in tables:
-        near = difflib.get_close_matches(name, tables, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"The tables of a report are {', '.join(tables)}: got {name!r}.{hint}")
-    return tables[name]((trainings or studies)[0])
+        raise unknown("table of a report", name, tables)
+    return tables[name](reader)
+
+
+def _tables_of(reader: Study | Training) -> Mapping[str, Callable[[Any], pd.DataFrame]]:
+    return TRAINING_TABLES if isinstance(reader, Training) else TABLES
 
 
 def write_tables(
-    runs: Runs | Trainings,
+    runs: Runs,
     folder: str | Path,
     formats: Iterable[str] = ("parquet", "csv", "md"),
     names: Iterable[str] | None = None,
@@ -171,19 +133,20 @@ def write_tables(
     written. Markdown shows at most 60 rows and says how many more there are. Returns the paths. Raises ValueError for
     unknown formats or names.
     """
-    (studies, trainings), target = as_shown(runs), Path(folder)
-    shown: list[Study] | list[Training] = trainings or studies
-    writers = [_writer(form) for form in formats]
+    readers, target, formats = as_shown(runs), Path(folder), tuple(formats)
+    for form in formats:
+        if form not in WRITERS:
+            raise unknown("format of a table", form, WRITERS)
     target.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in (TRAINING_TABLES if trainings else TABLES) if names is None else names:
-        parts = [part.assign(run=run.label).pipe(_first, "run") for run in shown if len(part := table(run, name))]
+    for name in _tables_of(readers[0]) if names is None else names:
+        parts = [_first(part.assign(run=run.label), "run") for run in readers if len(part := table(run, name))]
         if not parts:
             continue
         whole = pd.concat(parts, ignore_index=True)
-        for suffix, write in writers:
-            path = target / f"{name}.{suffix}"
-            write_beside(path, partial(write, whole))
+        for form in formats:
+            path = target / f"{name}.{form}"
+            write_beside(path, partial(WRITERS[form], whole))
             written.append(path)
     return written
 
@@ -209,26 +172,18 @@ def _cell(value: object) -> str:
     return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
 
 
-def _writer(name: str) -> tuple[str, Callable[[pd.DataFrame, Path], object]]:
-    writers: dict[str, Callable[[pd.DataFrame, Path], object]] = {
-        "parquet": lambda table, path: table.to_parquet(path, index=False),
-        "csv": lambda table, path: table.to_csv(path, index=False),
-        "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
-    }
-    if name not in writers:
-        near = difflib.get_close_matches(name, writers, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"Tables are written as {', '.join(writers)}: got {name!r}.{hint}")
-    return name, writers[name]
+WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
+    "parquet": lambda table, path: table.to_parquet(path, index=False),
+    "csv": lambda table, path: table.to_csv(path, index=False),
+    "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
+}
 
 
 def _enrichment(found: Enrichment | None, name: str) -> pd.DataFrame:
+    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
     if found is None:
-        return pd.DataFrame(columns=[name, "events", "occurrences", "frequency", "occupancy", "enrichment"])
-    columns = {
-        field: getattr(found, field) for field in ("events", "occurrences", "frequency", "occupancy", "enrichment")
-    }
-    return pd.DataFrame({name: found.label, **columns})
+        return pd.DataFrame(columns=[name, *columns])
+    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
 
 
 def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -3,19 +3,18 @@
 # L layers
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from sinklab.records.reading import Run
 from sinklab.registry import sinks
-from sinklab.reports.study import Study, as_studies, labels
+from sinklab.reports.samples import Reader
+from sinklab.reports.words import number
 
 # Settings that may differ between repeats: the seed, and how a run runs and what it tells.
 FREE = frozenset({
@@ -39,32 +38,16 @@ def variant(model: Mapping[str, Any]) -> str:
     return " and ".join(words) or "plain"
 
 
-def repeats(runs: list[Run], names: list[str]) -> list[str]:
-    """For each run what it has in common with its repeats, which differ in their seed alone.
-
-    That is the variant, where it says which runs are repeats, and else the name of each run.
-    """
-    settings = [{key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs]
-    keys = [json.dumps(each, sort_keys=True) for each in settings]
-    words = [variant(run.info.model) for run in runs]
-    of_word = {word: {key for key, other in zip(keys, words, strict=True) if other == word} for word in words}
-    return words if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values()) else names
-
-
+FIELDS = {
+    "sink_share": "added_share",
+    "top_text_share": "text_share",
+    "value_added": "added_norm",
+    "value_sink": "sink_norm",
+    "value_other": "rest_norm",
+}
+"""columns of the monitor -> the names that the same facts have in a study"""
 OVER_EVEN = 2.0
 """times an even share above which added sinks count as having taken over"""
-
-_COLUMNS = {
-    "history": {"step", "tokens", "loss", "heldout_loss", "lr", "grad_norm"},
-    "heldout": {"loss"},
-    "heldout_rows": {"row", "loss"},
-    "monitor": {
-        "step", "causal", "layer", "added", "even_share", "sink_share", "top_text_share", "sinks", "text_sinks",
-        "main_added", "main_first", "main_early", "main_other", "main_none", "mobility", "text_mobility",
-        "value_added", "value_sink", "value_other", "activation_added", "activation_first", "activation_other",
-        "activation_median", "activation_ratio",
-    },
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,26 +64,37 @@ class HeldoutLoss:
     is_final: bool
     """False for a run that did not end: the last one that was measured"""
 
+    @property
+    def interval(self) -> str:
+        """The 95 % interval in words; empty where it is not known."""
+        return "" if math.isnan(self.low) else f"{number(self.low, 4)} to {number(self.high, 4)}"
+
 
 @dataclass(frozen=True, eq=False)
-class Training:
-    """One run of kind "training"; what the run did not get to write is None."""
+class Training(Reader):
+    """One run of kind "training"."""
 
-    run: Run
-    label: str
-    repeats: str
-    """what runs that differ in their seed alone have in common"""
+    kind: ClassVar[str] = "training"
+    origin: ClassVar[str] = "a training run"
+    columns: ClassVar[dict[str, set[str]]] = {
+        "history": {"step", "tokens", "loss", "heldout_loss", "lr", "grad_norm"},
+        "heldout": {"loss"},
+        "heldout_rows": {"row", "loss"},
+        "monitor": {
+            "step", "causal", "layer", "added", "even_share", "sink_share", "top_text_share", "sinks", "text_sinks",
+            "main_added", "main_first", "main_early", "main_other", "main_none", "mobility", "text_mobility",
+            "value_added", "value_sink", "value_other", "activation_added", "activation_first", "activation_other",
+            "activation_median", "activation_ratio",
+        },
+    }  # fmt: skip
 
-    def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run, None when it was not written or is empty. ValueError when columns are missing."""
-        if name not in self.run.tables:
-            return None
-        frame = self.run.table(name)
-        if missing := _COLUMNS[name] - set(frame.columns):
-            raise ValueError(
-                f"{self.run.path}: table {name} is not that of a training run: it lacks {', '.join(sorted(missing))}."
-            )
-        return None if frame.empty else frame
+    def over(self, axis: str) -> pd.DataFrame:
+        """By step: the whole model at every look of the monitor; by layer: the layers at the last look."""
+        table = {"step": self.looks, "layer": self.last_layers}.get(axis)
+        if table is None or table.empty:
+            return super().over(axis) if table is None else table
+        text = np.fmax(table["activation_first"], table["activation_other"])
+        return table.rename(columns=FIELDS).assign(activation_text=text)
 
     @cached_property
     def history(self) -> pd.DataFrame | None:
@@ -138,11 +132,6 @@ class Training:
     def variant(self) -> str:
         """What the model is: plain, sink, 2 sinks, gate, …"""
         return variant(self.run.info.model)
-
-    @property
-    def added(self) -> int:
-        """Added sinks."""
-        return int(self.run.info.model.get("sink_count") or 0)
 
     @property
     def causal_steps(self) -> int:
@@ -188,7 +177,7 @@ class Training:
     def takeover(self) -> int | None:
         """First looked-at step from which the added sinks draw more than twice an even share to the end, or None."""
         looks = self.looks
-        if looks.empty or not self.added:
+        if looks.empty or not self.sink_count:
             return None
         return first_for_good(looks["step"], looks["sink_share"] > OVER_EVEN * looks["even_share"])
 
@@ -210,42 +199,3 @@ def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:
 def _interval(values: np.ndarray) -> tuple[float, float]:
     """Mean and half of its 95 % interval."""
     return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def as_shown(
-    sources: Iterable[Run | Study | Training] | Run | Study | Training,
-) -> tuple[list[Study], list[Training]]:
-    """Several runs of one kind with labels that tell them apart: as studies, or as trainings; the other list is empty.
-
-    Raises:
-        ValueError: without a run, for another kind, and for runs of both kinds.
-    """
-    sources = [sources] if isinstance(sources, Run | Study | Training) else list(sources)
-    runs = [source if isinstance(source, Run) else source.run for source in sources]
-    of_training = [run for run in runs if run.info.kind == "training"]
-    if not of_training:
-        return as_studies([source for source in sources if not isinstance(source, Training)]), []
-    if len(of_training) < len(runs):
-        other = next(run for run in runs if run.info.kind != "training")
-        raise ValueError(
-            f"A report shows runs of one kind: {of_training[0].path} is of kind 'training', {other.path} of kind "
-            f"{other.info.kind!r}. Make a report of each kind."
-        )
-    return [], as_trainings([source for source in sources if not isinstance(source, Study)])
-
-
-def as_trainings(sources: Iterable[Run | Training] | Run | Training) -> list[Training]:
-    """Several training runs with labels that tell them apart. Raises ValueError without a run, or for another kind."""
-    sources = [sources] if isinstance(sources, Run | Training) else list(sources)
-    runs = [source if isinstance(source, Run) else source.run for source in sources]
-    if not runs:
-        raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
-    for run in runs:
-        if run.info.kind != "training":
-            raise ValueError(
-                f"Training curves read runs of kind 'training': {run.path} is of kind {run.info.kind!r}. "
-                "Make one with sinklab.training.train or `sinklab train`."
-            )
-    names = labels(runs)
-    made = zip(sources, runs, names, repeats(runs, names), strict=True)
-    return [source if isinstance(source, Training) else Training(run, name, alike) for source, run, name, alike in made]

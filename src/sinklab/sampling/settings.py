@@ -34,13 +34,14 @@ class DecodingSettings:
 
     rule: str = _denoising("low_confidence")
     """The unmasking rule, which proposals are committed first: low_confidence, maskgit_plus, topk_margin, entropy,
-    random, positional, left_to_right or origin."""
+    random, positional, left_to_right or origin, or a registered one; its fields may follow, as in entropy:alg_temp=0.1.
+    """
     schedule: str | None = _denoising()
     """How many are committed at each evaluation: even, timed, threshold, factor or entropy_bound; None is even, but
-    timed for the rule origin."""
+    timed for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
     cache: str = _denoising("none")
     """What is remembered between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the
-    columns evicted, sink, evict, received or random."""
+    columns evicted, sink, evict, received or random. Fields may follow, as in sink:keep=0.25,sinks=2."""
     steps: int | None = _denoising()
     """Evaluations in all, for even and timed; None commits one token per step."""
     block_length: int | None = _denoising()

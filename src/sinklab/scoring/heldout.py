@@ -101,12 +101,13 @@ def _noisy_parts(loaded: Loaded, ids_RS: Tensor, seed: int, batch: int) -> Itera
     generator = torch.Generator().manual_seed(seed)
     t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
     noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=model.config.mask_token_id, generator=generator)
+    denoiser = model.denoiser()
     for start in range(0, ids_RS.shape[0], batch):
         part = slice(start, start + batch)
 
         def score(part: slice = part) -> Tensor:
             noisy_BS, masked_BS = noisy_RS[part].to(model.device), masked_RS[part].to(model.device)
-            logits_MV = model(noisy_BS, logits_to_keep=masked_BS).logits
+            logits_MV = denoiser(noisy_BS, masked_BS)
             return masked_token_loss(logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], reduction="row")
 
         yield start, score

@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     decoding="check_cache check_unmasking_rule",
     families="check_family",
+    figures="check_figure",
     interventions="check_intervention",
     rules="check_rule",
     sinks="check_sink",

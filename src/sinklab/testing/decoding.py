@@ -79,7 +79,12 @@ _MASK = 40
 
 
 def _tiny_model() -> DiffusionLM:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }
     backbone = LlamaConfig(vocab_size=41, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

@@ -68,7 +68,7 @@ const describing = {
     label: "How received attention is spread",
     x: { label: "received attention, multiples of an even share", log: 2, format: (value) => (value < 1 ? `1/${1 / value}` : `${value}×`) },
     y: { log: 10, format: (value) => `${Number((100 * value).toPrecision(2))} %` },
-    marks: [{ x: 4, words: "sinks →" }],
+    marks: app.all.filter((run) => run.threshold).slice(0, 1).map((run) => ({ x: run.threshold, words: "sinks →" })),
     series: app.all.filter((run) => run.histogram).map((run) => ({
       name: run.label,
       colour: runColour(app.all.indexOf(run)),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.samples import NotRecorded
-from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.reports.training_curves import MORE
+from sinklab.reports.style import MARKERS, MORE, Theme, theme_named, themed
 from sinklab.studies.battery.tables import ALL, CONTROLS, Series, as_series, battery_scores
 
 if TYPE_CHECKING:

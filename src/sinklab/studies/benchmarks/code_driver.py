@@ -1,4 +1,4 @@
-"""Runs one program under limits and says how it ended. Started by `code_runs` as a script of its own, never imported.
+"""Runs one program under limits and says how it ended. Started by `code` as a script of its own, never imported.
 
 Standard input holds a line of JSON: the program, a token, limits, and where to report. The program is taken as run to
 its end only where the report holds the token, so that leaving early is no success. Writing, starting processes and

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from sinklab.reports.printed import Printed, write_printed
-from sinklab.reports.training import FREE, Training, as_trainings, variant
+from sinklab.reports.runs import as_trainings
+from sinklab.reports.training import FREE, Training, variant
 from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, PaperTable
 from sinklab.studies.benchmarks.read import Benchmark, Score, found_in
 
@@ -85,7 +86,7 @@ class Experiment:
 
     def share(self, name: str) -> Cell | None:
         """Percent of attention on the added sinks at the last look of the monitor, mean over runs."""
-        looks = [one.looks for one in self.of(name) if one.added]
+        looks = [one.looks for one in self.of(name) if one.sink_count]
         return _mean([(100 * float(table.iloc[-1]["sink_share"]), math.nan) for table in looks if not table.empty])
 
     def model_of(self, name: str, *, tuned: bool = False) -> str | None:

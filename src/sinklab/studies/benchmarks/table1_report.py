@@ -13,7 +13,7 @@ import pandas as pd
 
 from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
-from sinklab.reports.study import labels
+from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.benchmarks.published import KS, TABLE1_NOTES, TITLES, published_model, published_table1
 from sinklab.studies.benchmarks.read import Benchmark, Score, found_in, paired_drop

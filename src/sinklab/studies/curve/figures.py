@@ -14,10 +14,11 @@ import pandas as pd
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import figure_of
-from sinklab.reports.printed import number, percent, save_figure
-from sinklab.reports.study import labels
+from sinklab.reports.printed import save_figure
+from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, legend_above, own_axes, theme_named, themed
 from sinklab.reports.tables import markdown
+from sinklab.reports.words import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,107 @@
+"""Which runs are shown, of one kind, and the names that tell them apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from sinklab.records.reading import Run
+from sinklab.reports.samples import Reader
+from sinklab.reports.study import Study
+from sinklab.reports.training import FREE, Training, variant
+from sinklab.sinks.rules import Rule
+
+Runs = Iterable[Run | Reader] | Run | Reader
+
+READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
+"""kinds of run that have a page"""
+_COMMANDS = {
+    "study": "make one with sinklab.studies.trace.run.study or `sinklab trace`",
+    "training": "make one with sinklab.training.train or `sinklab train`",
+    "benchmark": "`sinklab table1 --render` and `sinklab onetoken` read it",
+    "curve": "its table and figure lie in the folder above it",
+    "battery": "its tables and figures lie in report/ in the folder above it",
+    "contents": "its figures lie in it",
+    "caches": "its figure lies in it",
+}
+"""kind of run -> where it comes from; of those without a page where to look, because their command has drawn them"""
+
+
+def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None, any_kind: bool = False) -> list[Any]:
+    """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
+
+    Args:
+        sources: runs, or readers of runs, which stay as they are.
+        kind: what they must be; None for studies or training runs, whichever they are.
+        rule: what counts as a sink in studies; None for the default.
+        any_kind: runs of a kind that has no page are let through too.
+
+    Raises:
+        ValueError: without a run, for another kind, for runs of several kinds.
+    """
+    given = [sources] if isinstance(sources, Run) or hasattr(sources, "run") else list(cast("Iterable[Any]", sources))
+    runs = [source if isinstance(source, Run) else source.run for source in given]
+    if not runs:
+        raise ValueError("A report needs at least one run: got none. Pass open_run(folder).")
+    training = next((run for run in runs if run.info.kind == "training"), None)
+    expected = kind or ("training" if training else runs[0].info.kind if any_kind else "study")
+    for run in runs:
+        found = run.info.kind
+        if found == expected:
+            continue
+        if kind is None and training:
+            raise ValueError(
+                f"A report shows runs of one kind: {training.path} is of kind 'training', {run.path} of kind "
+                f"{found!r}. Make a report of each kind."
+            )
+        remedy = _COMMANDS.get(found if found not in READERS else expected, _COMMANDS.get(expected, ""))
+        raise ValueError(f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}; {remedy}.")
+    names = labels(runs)
+    alike = repeats(runs, names) if expected == "training" else names
+    reader: Any = READERS.get(expected, Reader)
+    if rule is not None and reader is not Study:
+        raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
+    settings = {} if rule is None else {"rule": rule}
+    return [
+        reader(run, name, same, **settings) if isinstance(source, Run) else source
+        for source, run, name, same in zip(given, runs, names, alike, strict=True)
+    ]
+
+
+def as_studies(sources: Runs, *, rule: Rule | None = None) -> list[Study]:
+    """Runs of kind "study" as their reader; see `as_shown`."""
+    return as_shown(sources, "study", rule=rule)
+
+
+def as_trainings(sources: Runs) -> list[Training]:
+    """Runs of kind "training" as their reader; see `as_shown`."""
+    return as_shown(sources, "training")
+
+
+def labels(runs: list[Run]) -> list[str]:
+    """Names that tell runs apart: the model's, and the folder where these repeat."""
+    names = [_short(str(run.info.model.get("name", run.path.name))) for run in runs]
+    names = [
+        f"{name} ({run.path.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)
+    ]
+    return [f"{name} [{index + 1}]" if names.count(name) > 1 else name for index, name in enumerate(names)]
+
+
+def _short(name: str) -> str:
+    """A name on the Hub as it is, a path as its last part."""
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name
+    return Path(name.replace("\\", "/")).name or name if is_path else name
+
+
+def repeats(runs: list[Run], names: list[str]) -> list[str]:
+    """For each run what it has in common with its repeats, which differ in their seed alone.
+
+    That is the variant, where it says which runs are repeats, and else the name of each run.
+    """
+    settings = [{key: value for key, value in run.info.settings.items() if key not in FREE} for run in runs]
+    keys = [json.dumps(each, sort_keys=True) for each in settings]
+    words = [variant(run.info.model) for run in runs]
+    of_word = {word: {key for key, other in zip(keys, words, strict=True) if other == word} for word in words}
+    return words if len(set(keys)) < len(keys) and all(len(same) == 1 for same in of_word.values()) else names

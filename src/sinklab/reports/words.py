@@ -1,0 +1,45 @@
+"""Numbers, shares and tokens as they stand in sentences and tables."""
+
+from __future__ import annotations
+
+import math
+
+from sinklab.reports.samples import ADDED, MASK
+from sinklab.reports.style import printable
+
+# Relative differences below this are called "about the same".
+SAME = 0.05
+
+
+def number(value: float, significant: int = 3) -> str:
+    """A few significant digits, without an exponent where that reads well."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        digits = 0 if value == 0 else max(0, significant - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{digits}f}".replace("-", "−")
+    return f"{value:.{significant - 1}e}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%".replace("-", "−")
+
+
+def same(one: float, other: float) -> bool:
+    """Whether two numbers are called about the same."""
+    return abs(one - other) <= SAME * max(abs(one), abs(other))
+
+
+def quoted(label: str) -> str:
+    """A token as it stands in a sentence."""
+    return f"the {ADDED}" if label == ADDED else "[MASK]" if label == MASK else printable(label)
+
+
+def times_chance(enrichment: float) -> str:
+    """An enrichment in words."""
+    if same(enrichment, 1):
+        return "about what chance would give"
+    return f"{number(enrichment, 2)} times what chance would give"

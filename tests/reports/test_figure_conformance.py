@@ -1,0 +1,119 @@
+"""Every registered figure passes the conformance suite of figures, and broken ones do not."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+from test_report_training import made
+
+from conftest import maker
+from sinklab.records import open_run
+from sinklab.registry import Registry, figures, load_plugin
+from sinklab.reports import Curve, NotRecorded, draw_all, figure, figures_of
+from sinklab.testing import check_figure
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_figure.py"
+KINDS = ("study", "training")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of every kind that reports read."""
+    root = tmp_path_factory.mktemp("runs")
+    make, maps = maker(root), {"step3-layer1-head2": np.full((24, 24), 1 / 24)}
+    studies = [make("plain", maps=maps), make("sink", added=1, text_share=0.2, maps=maps)]
+    return {"study": studies, "training": [made(root / "bare"), made(root / "one", added=1)]}
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The registry of figures; what a test registers is gone after it."""
+    monkeypatch.setattr(figures, "_classes", dict(figures._all()))
+    return figures
+
+
+@pytest.mark.parametrize("name", [name for name in figures if figures[name].kind in KINDS])
+def test_every_figure_conforms(name, runs) -> None:
+    check_figure(name, runs[figures[name].kind])
+
+
+def test_a_figure_in_a_file_of_its_own_is_drawn_with_the_others(runs, scratch, monkeypatch) -> None:
+    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 40
+    load_plugin(EXAMPLE)
+    check_figure("sinks_and_norms", runs["study"])
+    assert {*figures_of("study")} >= {"sinks_and_norms", "sink_share"}
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(runs["study"][0].path)])
+    scratch._classes.pop("sinks_and_norms")
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+def silent(runs, axes=None, *, look):
+    """Draws a new picture on nothing."""
+    return pyplot.figure()
+
+
+def deaf(runs, axes=None, *, look):
+    """Draws on axes of its own."""
+    from sinklab.reports.style import own_axes
+
+    return own_axes(None)
+
+
+def careless(runs, axes=None, *, look):
+    """Draws whatever there is."""
+    from sinklab.reports.style import own_axes
+
+    axes = own_axes(axes)
+    axes.plot([0, 1], color=look.ink)
+    return axes
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [(silent, "leaves a figure open"), (deaf, "does not return the axes"), (careless, "recorded nothing")],
+)
+def test_a_broken_figure_is_named(draw, message, runs, scratch) -> None:
+    figure("broken")(draw)
+    with pytest.raises(AssertionError, match=message):
+        check_figure("broken", runs["study"])
+    pyplot.close("all")
+
+
+def test_a_figure_is_declared_over_expressions(runs, scratch) -> None:
+    @figure("twice", x="layer", y=("2 * sinks", Curve("missing")), label="twice")
+    def twice(axes, look):
+        """Twice the number of sinks."""
+        axes.set_ylim(0, 9)
+
+    axes = twice(runs["study"][0])
+    (line,) = axes.lines
+    assert line.get_ydata().tolist() == [2, 2] and axes.get_ylim() == (0, 9) and axes.get_ylabel() == "twice"
+
+    @figure("absent", x="layer", y=("missing",), needs="something else")
+    def absent(axes, look):
+        """Nothing."""
+
+    with pytest.raises(NotRecorded, match=r"needs something else: .*plain has none"):
+        absent(runs["study"])
+    with pytest.raises(ValueError, match="is defined twice"):
+        figure("absent", x="step", y=("missing",))(silent)
+
+
+def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
+    from sinklab.records import RunWriter
+
+    @figure("bars", kind="tally", x="counts", y=("number",))
+    def bars(axes, look):
+        """A table of the run over one of its columns."""
+
+    with RunWriter(tmp_path / "tally", kind="tally", model={}, settings={}, seed=0) as run:
+        run.table("counts", {"counts": [0, 1, 2], "number": [3, 1, 2]})
+    drawn = draw_all(open_run(tmp_path / "tally"), tmp_path / "out", ("png",))
+    assert [path.name for path in drawn.written] == ["bars.png"]
+    with RunWriter(tmp_path / "scored", kind="benchmark", model={}, settings={}, seed=0):
+        pass
+    with pytest.raises(ValueError, match=r"is of kind 'benchmark'; `sinklab table1 --render` and"):
+        draw_all(open_run(tmp_path / "scored"), tmp_path / "out")
