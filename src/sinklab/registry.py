@@ -39,7 +39,7 @@ class DefinedTwice(ValueError):
     """A name that two classes claim."""
 
 
-class Registry(Mapping[str, type]):
+class Registry(Mapping[str, Any]):
     """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near ones."""
 
     def __init__(self, what: str, *modules: str) -> None:
@@ -72,7 +72,7 @@ class Registry(Mapping[str, type]):
                 _loaded.add(module)
         return self._classes
 
-    def __getitem__(self, name: str) -> type:
+    def __getitem__(self, name: str) -> Any:
         classes = self._all()
         if name not in classes:
             raise unknown(self.what, name, classes, "if a plug-in defines it, install that or name its file: --plugin")
@@ -316,7 +316,7 @@ def fast_path(paths: Registry, *call: Any) -> Any:
 
     Every fast path has a plain twin in the core, which runs without them.
     """
-    return next((path for kind in paths.values() if (path := kind.serving(*call)) is not None), None)  # type: ignore[attr-defined]
+    return next((path for kind in paths.values() if (path := kind.serving(*call)) is not None), None)
 
 
 def exports(package: str, **modules: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

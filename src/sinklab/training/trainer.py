@@ -307,7 +307,8 @@ class DiffusionTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Everything but norms and biases decays, and the sink where its kind says so."""
-        names, sink = super().get_decay_parameter_names(model), sink_of(self.model.config)
+        whole: Any = self.model
+        names, sink = super().get_decay_parameter_names(model), sink_of(whole.config)
         spared = () if sink is None or sink.weight_decay else sink.tensors
         return [name for name in names if name.rpartition(".")[2] not in spared]
 
