@@ -37,7 +37,7 @@ REACHED = {
         "generate Sea --rule discounted:discount=0.2 --model plain --new-tokens 4",
     ),
     "cache": ("caches", "streaming", "generate Sea --cache streaming:window=4 --model plain --new-tokens 4"),
-    "family": ("families", "toy", "info toy"),
+    "family": ("families", "toy", "generate '1 2 3' --model toy --new-tokens 4"),
     "figure": ("figures", "sinks_and_norms", "report b --out page"),
     "study": ("studies", "lengths", "lengths --texts 'The sea' --model plain --out e"),
 }
