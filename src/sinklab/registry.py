@@ -293,7 +293,7 @@ families = Registry(
 figures = Registry("figure", "sinklab.reports.figures")
 studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
-fast_losses = Registry("fast loss", "sinklab.fast.liger")
+fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
 
 

@@ -22,21 +22,9 @@ from sinklab.models.sinks.base import tensors_of
 from sinklab.models.sinks.prefix import InSequence, SinkPrefix
 
 
-def attach(decoder: Any, dtype: str) -> None:
-    """Round the cosines and sines of a transformers decoder to ``dtype`` (nothing to do for ``float32``)."""
-    if dtype != "float32":
-        decoder.rotary_emb.register_forward_hook(_round_to_bfloat16)
-
-
 def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """The hook that rounds the cosines and sines of a decoder's rotary embedding."""
     return tuple(table.bfloat16().to(table.dtype) for table in tables)
-
-
-def rebuild(decoder: Any, device: torch.device | str) -> None:
-    """Compute the frequencies of a decoder whose buffers are on the meta device; they stay float32."""
-    rotary = decoder.rotary_emb
-    for name, buffer in type(rotary)(decoder.config).named_buffers():
-        setattr(rotary, name, buffer.to(device))
 
 
 class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
@@ -65,7 +53,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
-        attach(self.model, config.rope_dtype)
+        if config.rope_dtype == "bfloat16":
+            self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
         sink_module.attach(self.model)
         if (sink := config.sink) is not None:
             for name in sink.tensors:

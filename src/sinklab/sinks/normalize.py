@@ -3,7 +3,6 @@
 # K keys; "..." stands for any axes in front of the key axis
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
@@ -53,10 +52,10 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     """
     xp = namespace(received)
     a = widened(received, xp)
-    count: Any = None if positions is None else _fitted(widened(positions, xp)[..., None], a, xp, "positions")
+    count: Any = None if positions is None else fitted(widened(positions, xp)[..., None], a, xp, "positions")
     if visible is None:
         return a, (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(a[..., :1]) if count is None else count
-    seen = _fitted(widened(visible, xp), a, xp, "visible")
+    seen = fitted(widened(visible, xp), a, xp, "visible")
     if count is None:
         return a, seen
     ran = xp.nan_to_num(seen).max(-1)
@@ -72,30 +71,8 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     return a * factor, seen * factor
 
 
-def slabs(received: Any, visible: Any, positions: Any, axes: int) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
-    """Index, ``even_share`` received and visible of every slab of the last ``axes`` axes, in numpy.
-
-    Going slab by slab keeps the working memory at a few slabs, however long the run is.
-    """
-    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
-    whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
-    seen = None if visible is None else _fitted(widened(visible), whole, np, "visible")
-    count = None if positions is None else _fitted(widened(positions)[..., None], whole, np, "positions")
-    seen = None if seen is None else _leading(seen, whole.shape, axes)
-    count = None if count is None else _leading(count, whole.shape, axes)
-    for index in np.ndindex(whole.shape[:-axes]):
-        part_seen = None if seen is None else seen[index]
-        part_count = None if count is None else count[index][..., 0]
-        yield (index, *even_share(whole[index], part_seen, part_count))
-
-
-def _leading(array: np.ndarray, shape: tuple[int, ...], axes: int) -> np.ndarray:
-    """``array`` with the leading axes of ``shape``; the last ``axes`` keep their length 1, which saves work."""
-    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    return np.broadcast_to(array, (*shape[:-axes], *array.shape[-axes:]))
-
-
-def _fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
+def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
+    """``array`` in the dtype and on the device of ``a``. Raises ValueError unless it broadcasts to it."""
     if xp is not np:
         array = array.to(a.device, a.dtype)
     elif array.dtype != a.dtype and a.dtype in (np.float32, np.float64):
