@@ -220,11 +220,13 @@ class Recording:
 
         Under a cache only some queries run: `received` and `visible` times positions / queries is as if all did.
         """
-        kept = self._kept()
-        seen = [[part[:, frame.prefix :] > 0 for part in frame.visible] for frame in kept]
-        widest = [max(parts, key=lambda part_BS: part_BS.shape[1]) for parts in seen]
-        alike = [[part for part in parts if part.shape == wide.shape] for parts, wide in zip(seen, widest, strict=True)]
-        return [torch.stack(parts).any(0).sum(-1) for parts in alike]
+
+        def count(frame: Frame) -> Tensor:
+            widest = max(part.shape[1] for part in frame.visible)
+            seen = [part[:, frame.prefix :] > 0 for part in frame.visible if part.shape[1] == widest]
+            return torch.stack(seen).any(0).sum(-1)
+
+        return [count(frame) for frame in self._kept()]
 
     @property
     def columns(self) -> list[Tensor]:

@@ -73,41 +73,33 @@ def head_numbers(given: Any) -> tuple[int, ...] | None:
 
 @dataclass
 class RecordingScope:
-    """What was chosen. Layers are known by name and number once the first forward has shown them."""
+    """What was chosen. Layers are known by name and number once the first forward has shown them.
 
-    layers: tuple[int | str, ...] | None = None
-    heads: tuple[int, ...] | None = None
+    Raises ValueError for what is no scope at all; layers and heads are held to the model as it runs.
+    """
+
+    layers: Any = None
+    """Numbers, paths and patterns, as given one or several, from then on a tuple; None for all."""
+    heads: Any = None
+    """Likewise, numbers of query heads."""
     steps: Container[int] | None = None
-    maps: tuple[MapKey, ...] = ()
+    maps: Iterable[MapKey] = ()
     total: int | None = None
     """Number of attention layers, where it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
     """Paths of all attention layers in the order they ran in the first forward; empty before it ended."""
 
-    @classmethod
-    def of(
-        cls,
-        layers: Iterable[int | str] | int | str | None = None,
-        heads: Iterable[int] | int | None = None,
-        steps: Container[int] | None = None,
-        maps: Iterable[MapKey] = (),
-    ) -> RecordingScope:
-        """Raises ValueError for what is no scope at all; layers and heads are held to the model as it runs."""
+    def __post_init__(self) -> None:
+        steps = self.steps
         if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
             raise ValueError(f"steps is a container of step numbers such as range(0, 64, 8) or a set, got {steps!r}")
-        keys = []
-        for key in maps:
-            triple = tuple(whole(number) for number in several(key))
-            if len(triple) != 3 or None in triple:
-                raise ValueError(
-                    f"maps are triples of numbers (step, layer, head), got {key!r}: write maps=[(3, 5, 2)]"
-                )
-            keys.append(triple)
-        chosen, numbers = (None if given is None else tuple(dict.fromkeys(several(given))) for given in (layers, heads))
-        for name, given in (("layers", chosen), ("heads", numbers)):
-            if given is not None and not given:
-                raise ValueError(f"{name} names at least one, got none: leave it out to record all")
-        return cls(chosen, numbers, steps, tuple(keys))  # type: ignore[arg-type]
+        self.maps = [_map_key(key) for key in self.maps]
+        for name in ("layers", "heads"):
+            given = getattr(self, name)
+            if given is not None:
+                setattr(self, name, tuple(dict.fromkeys(several(given))))
+                if not getattr(self, name):
+                    raise ValueError(f"{name} names at least one, got none: leave it out to record all")
 
     def has_step(self, number: int) -> bool:
         """Whether this step is recorded."""
@@ -165,6 +157,13 @@ class RecordingScope:
                     f"got {wanted}"
                 )
         self.known = list(paths)
+
+
+def _map_key(given: Any) -> MapKey:
+    numbers = [whole(number) for number in several(given)]
+    if len(numbers) != 3 or None in numbers:
+        raise ValueError(f"maps are triples of numbers (step, layer, head), got {given!r}: write maps=[(3, 5, 2)]")
+    return tuple(numbers)  # type: ignore[return-value]
 
 
 def _head(head: int, layer: str, total: int) -> int:

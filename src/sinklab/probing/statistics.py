@@ -184,9 +184,9 @@ def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
     """What the statistics of a call read (`Statistic.reads`), in one pass over its scores."""
     call, by_state = view.call, "received_by_state" in reads
     is_known = view.heads is None and "received_BHS" in vars(call)
-    wanted: list[str] = [name for name in ("row_entropy", "row_logsumexp", "noop_bound") if name in reads]
+    wanted = reads - {"received", "received_by_state"}
     if by_state or ("received" in reads and not is_known):
-        wanted.append("received")
+        wanted.add("received")
     found: dict[str, Tensor] = {}
     if wanted:
         groups_BGQ = _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None

@@ -24,7 +24,7 @@ from sinklab.probing.statistics import (
     measured,
     read_in_one_pass,
 )
-from sinklab.probing.tap import Listener, Tap, no_call_message, tapped
+from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
 class FrameRecorder(Listener):
@@ -36,19 +36,16 @@ class FrameRecorder(Listener):
         self.before = {label: one for label, one in chosen if not one.needs_output}
         self.after = {label: one for label, one in chosen if one.needs_output}
         self.reads = {name for _, one in chosen for name in one.reads}
-        self.tap: Tap | None = None
         self._open: Frame | None = None
         self._view: CallView | None = None
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
-        if self.tap is not None:
-            self.tap.flush()
+        self.tap.flush()
         marked, pending = self.frames.marked, self.frames.pending
         if not pending:
-            forwards = self.tap.forwards if self.tap is not None else 0
             if not marked:
-                raise ValueError(no_call_message(self.model, forwards))
+                raise ValueError(no_call_message(self.model, self.tap.forwards))
             raise ValueError("mark() ends a step, but no forward came since the last mark: mark once a step")
         first = pending[0]
         if not first.paths:
@@ -64,13 +61,9 @@ class FrameRecorder(Listener):
         is_recorded = is_new and self.scope.has_step(number)
         self._open = Frame(number, is_recorded, is_recorded or (is_new and self.scope.has_maps(number)))
 
-    @property
-    def _is_suspended(self) -> bool:
-        return self.tap is not None and self.tap.suspended > 0
-
     def observe(self, call: AttentionCall) -> None:
         frame, self._view = self._open, None
-        if frame is None or self._is_suspended:
+        if frame is None or self.tap.suspended:
             return
         index = len(frame.paths)
         frame.paths.append(call.layer)
@@ -109,8 +102,7 @@ class FrameRecorder(Listener):
         for label, value in values.items():
             if label not in frame.parts:
                 # Before the first forward has shown all layers, those of a kind with this one are expected.
-                known = len(self.scope.chosen_layers())
-                expected = known or (1 if self.tap is None else self.tap.alike(frame.paths[-1]))
+                expected = len(self.scope.chosen_layers()) or self.tap.alike(frame.paths[-1])
                 frame.parts[label] = LayerStack(expected, self.frames.statistics[label].axes.index("layer"))
             frame.parts[label].add(value)
 
@@ -130,17 +122,16 @@ class FrameRecorder(Listener):
         """Token ids of the canvas. Raises ValueError when nothing tells them."""
         if call.visibility.running is not None:
             return call.visibility.running.ids_BS
-        given = None if self.tap is None else self.tap.ids_BS
-        if given is None:
+        if self.tap.ids_BS is None:
             raise ValueError(
                 "states of queries are told by token ids, but the model was given none (no integer tensor among its "
                 "arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass input_ids"
             )
-        return given
+        return self.tap.ids_BS
 
     def finish(self) -> None:
         frame, self._open = self._open, None
-        if frame is None or self._is_suspended:
+        if frame is None or self.tap.suspended:
             return
         if frame.paths:
             self.scope.settle(frame.paths)
@@ -212,10 +203,9 @@ def trace(
             )
     one_of("state_of", state_of, STATE_OF)
     states = None if canvas is None else QueryStates(model, canvas, state_of)
-    frames = Frames(chosen, RecordingScope.of(**scope), states is not None)
+    frames = Frames(chosen, RecordingScope(**scope), states is not None)
     recorder = FrameRecorder(model, frames, states)
     with tapped(model, recorder) as tap:
-        recorder.tap = tap
         seen_before = tap.forwards
         yield Recording(frames, recorder.mark)
     forwards = tap.forwards - seen_before

@@ -24,7 +24,7 @@ from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.base import CallSite
 from sinklab.probing.interventions.keys import KeyScores, choose, seeded_draw
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.interventions.removal import flags, restricted
+from sinklab.probing.interventions.removal import as_flags, restricted
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 
@@ -155,7 +155,7 @@ class _Columns(Listener):
         masses = []
         for layer, standing in self.standings.items():
             columns_BHM, mass_BH = choose(options, replace(standing, draw=draw))
-            self.gone[layer] = flags(columns_BHM, standing.received_BHS.shape[-1])
+            self.gone[layer] = as_flags(columns_BHM, standing.received_BHS.shape[-1])
             masses.append(mass_BH.float().mean())
         self.mass = float(torch.stack(masses).mean())
 

@@ -23,15 +23,14 @@ def namespace(array: Any) -> ModuleType:
 
 def widened(array: Any, xp: ModuleType = np) -> Any:
     """``array`` in at least single precision: sums of float16 overflow. With xp = numpy a tensor becomes an array."""
-    if hasattr(array, "detach"):
-        array = array.detach()
-        array = array if array.dtype.itemsize >= 4 and array.dtype.is_floating_point else array.float()
-        return array.cpu().numpy() if xp is np else array
-    if xp is np:
+    own = namespace(array)
+    if own is np and xp is np:
         array = np.asarray(array)
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    array = xp.as_tensor(array)
-    return array if array.dtype in (xp.float32, xp.float64) else array.float()
+    torch = xp if own is np else own
+    array = torch.as_tensor(array).detach()
+    array = array if array.dtype in (torch.float32, torch.float64) else array.float()
+    return array.cpu().numpy() if xp is np else array
 
 
 def even_share(received: Array, visible: Any = None, positions: Any = None) -> tuple[Array, Any]:
@@ -58,8 +57,7 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     seen = fitted(widened(visible, xp), a, xp, "visible")
     if count is None:
         return a, seen
-    ran = xp.nan_to_num(seen).max(-1)
-    ran = (ran if xp is np else ran.values)[..., None]
+    ran = xp.amax(xp.nan_to_num(seen), -1)[..., None]
     here = (ran > 0) & (count > 0)
     factor = xp.where(here, count, xp.ones_like(count)) / xp.where(here, ran, xp.ones_like(ran))
     if bool((factor == 1).all()):

@@ -17,12 +17,12 @@ from sinklab.probing.interventions.base import CallSite, Effect, InterventionHan
 from sinklab.probing.interventions.removal import (
     REMOVALS,
     as_columns,
-    flags,
+    as_flags,
+    extended,
     held_share,
     keys_seen,
     real_queries_B1,
     restricted,
-    widened,
     zero_values,
 )
 from sinklab.probing.log import InterventionLog
@@ -212,7 +212,7 @@ class KeyHandler(InterventionHandler):
     def gone_before(self, call: AttentionCall) -> Tensor | None:
         """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
         known_BHS = self.evicted.get(self.slot, {}).get(call.layer)
-        return None if known_BHS is None or is_full(call, self.log) else widened(known_BHS, call.key_BKSD.shape[2])
+        return None if known_BHS is None or is_full(call, self.log) else extended(known_BHS, call.key_BKSD.shape[2])
 
     def _with_evicted(self, selected: Selection | None, call: AttentionCall) -> Selection | None:
         known_BHS = self.gone_before(call)
@@ -286,7 +286,7 @@ class SelectionHandler(KeyHandler):
             held_BHS = self.gone_before(call)
             known = found.received_BHS.shape[-1]
             found = self._choice(call, found, None if held_BHS is None else held_BHS[..., :known])
-        return replace(found, gone_BHS=widened(found.gone_BHS, call.key_BKSD.shape[2]))
+        return replace(found, gone_BHS=extended(found.gone_BHS, call.key_BKSD.shape[2]))
 
     def observe(self, call: AttentionCall) -> None:
         source = self.options.source
@@ -326,7 +326,7 @@ class SelectionHandler(KeyHandler):
         columns_BHM, mass_BH = choose(self.options, replace(keys, gone_BHS=held_BHS))
         if held_BHS is not None and self.options.source == "carried":
             columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
-        gone_BHS = flags(columns_BHM, keys.received_BHS.shape[-1])
+        gone_BHS = as_flags(columns_BHM, keys.received_BHS.shape[-1])
         if len(heads) < every:
             some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])
             gone_BHS[:, heads] = some_BHS
