@@ -1,6 +1,5 @@
 """The masked-token objective of masked diffusion language models."""
 
-# B batch, S sequence
 # B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
 from __future__ import annotations
 

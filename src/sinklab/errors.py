@@ -63,7 +63,7 @@ def limited(
         needed: an empty tuple or string is refused.
         free: may differ between a run and its continuation: it says how fast or where, not what.
     """
-    limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    limits: dict[str, Any] = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     limits |= {"one_of": tuple(one_of) or None, "needed": needed or None, "free": free or None}
     return dataclasses.field(
         default=default, metadata={name: limit for name, limit in limits.items() if limit is not None}
@@ -90,7 +90,7 @@ class Checked:
                 raise ValueError(f"{field.name} must not be empty")
             for one in value if isinstance(value, tuple) else (value,):
                 if one is not None:
-                    hold(field, one)
+                    check_limits(field, one)
 
 
 def free_fields(settings: Any) -> frozenset[str]:
@@ -106,7 +106,7 @@ _LIMITS = {
 }
 
 
-def hold(field: dataclasses.Field, value: Any) -> None:
+def check_limits(field: dataclasses.Field, value: Any) -> None:
     """Raises ValueError unless a value is within what `limited` says of its field."""
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])

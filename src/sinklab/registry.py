@@ -248,7 +248,7 @@ def _load_installed() -> None:
         try:
             _loaded.add(PLUGINS)
             entry.load()
-        except Exception as error:  # a stranger's module may fail in any way
+        except Exception as error:  # a plug-in may fail in any way
             warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
     _loaded.add(PLUGINS)
 

@@ -136,24 +136,24 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             raise ValueError(
                 f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
             )
-        real_BS = masks.padding(input_ids, attention_mask)
+        real_BS = masks.real_positions(input_ids, attention_mask)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
         embeds_BSD = self.model.embed_tokens(input_ids)
         sinks, sink = self.config.sink_count, self.config.sink
         prefix: Any = sink_prefix
-        in_sequence = prefix is None and sink_module.takes_part(self)
+        in_sequence = prefix is None and sink_module.runs_in_sequence(self)
         if in_sequence and sink is not None:
             prefix = InSequence(sinks, sink.values)
             sinks_NE = sink.embeddings(self)
-            embeds_BSD = sink_module.in_front(sinks_NE, embeds_BSD)
+            embeds_BSD = sink_module.prepended(sinks_NE, embeds_BSD)
             sink_ids = sink_module.positions(self.config, length, lengths_B, sinks_NE.device)
-            position_ids = sink_module.in_front(sink_ids, position_ids)
+            position_ids = sink_module.prepended(sink_ids, position_ids)
             # transformers takes positions that start anew for a second text, which a causal pass would keep apart
             needs_mask = causal and self.config.sink_side == "end"
         else:
             prefix = self.sink_prefix(length, lengths_B) if prefix is None else prefix
-            needs_mask = prefix is not None and masks.is_made_in_compiling(self.model)
+            needs_mask = prefix is not None and masks.transformers_makes_one(self.model)
         if needs_mask and real_BS is None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=embeds_BSD.device)
         mask = masks.attention_mask(
@@ -229,7 +229,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> ModelDenoiser:
         """This model as a function from (ids, wanted positions) to logits, for canvases with this padding.
 
-        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may stand for it. Its
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may take its place. Its
         ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after the
         weights change: what does not depend on the text is computed once.
         """

@@ -42,7 +42,7 @@ class Head(nn.Linear):
         module (FSDP, ZeRO-3) does.
 
         Raises:
-            ValueError: if a label is no row of the head, or Liger is asked for where it cannot run.
+            ValueError: if a label is no row of the head, or Liger is required where it cannot run.
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)

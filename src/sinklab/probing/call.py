@@ -1,6 +1,5 @@
 """One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one form."""
 
-# B batch, H query heads, Q queries, S keys, N sink columns in front of the keys, T canvas positions
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from sinklab.attention.scores import Scores, real_queries, visible_queries
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Which queries may see which keys before any intervention; worked out when first asked for."""
+    """Which queries may see which keys before any intervention; computed on first use."""
 
     mask: Tensor | None
     shape: tuple[int, int, int]
@@ -130,7 +129,7 @@ class AttentionCall:
             if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
-        # asked for with the mask as all layers are given it, which tells that it is the same
+        # by the mask object that all layers share, not by a view of it
         visibility = visibilities.of(mask, query.shape[0], query.shape[2], key.shape[2], is_causal)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         return cls(

@@ -70,7 +70,7 @@ class InterventionLog:
     idle: dict[str, str] = field(default_factory=dict)
     """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
     prefix: int | None = None
-    """Sink columns in front of the keys, read off the first forward of the sequence."""
+    """Sink columns in front of the keys, as the first forward of the sequence shows them."""
     measure: bool = True
     """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
@@ -165,15 +165,11 @@ class InterventionLog:
         count = sum(handler.label.split("#")[0] == name for handler in self.handlers) + 1
         return name if count == 1 else f"{name}#{count}"
 
-    def note_layer(self, layer: str) -> int:
-        """Used by handlers: the number of a layer in the order of execution."""
-        return self.layers.setdefault(layer, len(self.layers))
-
-    def note_prefix(self, call: AttentionCall) -> int:
+    def prefix_of(self, call: AttentionCall) -> int:
         """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
 
-        Read off the canvas that runs where the model says so, else off the first call of the sequence, which
-        should be a full one: keys that are seen, less the queries that are not padding.
+        Taken from the canvas that runs where the denoiser announces one, else from the first call of the sequence,
+        which should be a full one: keys that are seen, less the queries that are not padding.
         """
         if self.prefix is None:
             self.prefix = call.visibility.prefix

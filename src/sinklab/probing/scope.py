@@ -23,7 +23,7 @@ class Scope(TypedDict, total=False):
     maps: Iterable[MapKey]
 
 
-def whole(number: Any) -> int | None:
+def as_int(number: Any) -> int | None:
     """A whole number of any kind, numpy's too, as an int; None for anything else."""
     try:
         return None if isinstance(number, bool) else operator.index(number)
@@ -31,14 +31,14 @@ def whole(number: Any) -> int | None:
         return None
 
 
-def several(given: Any) -> Iterable[Any]:
+def as_iterable(given: Any) -> Iterable[Any]:
     """One number or name, or several, as several."""
     return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int, ...]:
     """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below `least`."""
-    found = [whole(number) for number in several(given)]
+    found = [as_int(number) for number in as_iterable(given)]
     numbers = tuple(number for number in found if number is not None)
     if len(numbers) < len(found):
         raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
@@ -51,7 +51,7 @@ def layer_names(given: Any) -> tuple[int | str, ...] | None:
     """`layers` of an edit as a tuple; None means all. Raises ValueError for what is neither number nor path."""
     if given is None:
         return None
-    found = [one if isinstance(one, str) else whole(one) for one in several(given)]
+    found = [one if isinstance(one, str) else as_int(one) for one in as_iterable(given)]
     layers = tuple(one for one in found if one is not None)
     if not layers or len(layers) < len(found):
         raise ValueError(
@@ -97,7 +97,7 @@ class RecordingScope:
         for name in ("layers", "heads"):
             given = getattr(self, name)
             if given is not None:
-                setattr(self, name, tuple(dict.fromkeys(several(given))))
+                setattr(self, name, tuple(dict.fromkeys(as_iterable(given))))
                 if not getattr(self, name):
                     raise ValueError(f"{name} names at least one, got none: leave it out to record all")
 
@@ -129,7 +129,7 @@ class RecordingScope:
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
-        """The maps wanted of the layer that runs as number `index`, by the key as it was given, with their heads."""
+        """The maps to keep of the layer that runs as number `index`, by the key as it was given, with their heads."""
         return {
             key: _head(key[2], layer, total_heads)
             for key in self.maps
@@ -137,10 +137,10 @@ class RecordingScope:
         }
 
     def has_maps(self, step: int) -> bool:
-        """Whether a map of this step was asked for."""
+        """Whether a map of this step is to be kept."""
         return any(key[0] == step for key in self.maps)
 
-    def settle(self, paths: Sequence[str]) -> None:
+    def check_layers(self, paths: Sequence[str]) -> None:
         """The layers of the first forward. Raises ValueError for a chosen one that is not among them."""
         if self.known:
             return
@@ -160,7 +160,7 @@ class RecordingScope:
 
 
 def _map_key(given: Any) -> MapKey:
-    numbers = [whole(number) for number in several(given)]
+    numbers = [as_int(number) for number in as_iterable(given)]
     if len(numbers) != 3 or None in numbers:
         raise ValueError(f"maps are triples of numbers (step, layer, head), got {given!r}: write maps=[(3, 5, 2)]")
     return tuple(numbers)  # type: ignore[return-value]

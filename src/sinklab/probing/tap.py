@@ -122,7 +122,7 @@ class Tap(TorchFunctionMode):
 
     def is_elsewhere(self) -> bool:
         """Whether the current thread is not the one that taps the model."""
-        # The backward pass of a GPU replays layers in a thread of its own, while the one that asked for it waits.
+        # The backward pass of a GPU replays layers in a thread of its own; the caller of backward() waits.
         return threading.get_ident() != self.thread.ident and not is_replayed()
 
     def refusal(self, action: str) -> ValueError:
@@ -209,7 +209,7 @@ class _Hook:
         return {"act": None, "path": self.path}
 
 
-# Reentrant: a listener told of a forward's end may open a trace.
+# Reentrant: a listener may open a trace when a forward ends.
 _LOCK = threading.RLock()
 _ATTACHED: dict[int, Tap] = {}
 

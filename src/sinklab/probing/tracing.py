@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, ordinary
+from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, cpu_copy
 from sinklab.probing.scope import RecordingScope, Scope
 from sinklab.probing.statistics import (
     STATE_OF,
@@ -21,7 +21,6 @@ from sinklab.probing.statistics import (
     QueryStates,
     Statistic,
     chosen_statistics,
-    measured,
     read_in_one_pass,
 )
 from sinklab.probing.tap import Listener, no_call_message, tapped
@@ -74,7 +73,7 @@ class FrameRecorder(Listener):
         total = call.query_BHQD.shape[1]
         for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
             map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
-            frame.maps[(key, index)] = ordinary(map_BHQS[:, 0].float())
+            frame.maps[(key, index)] = cpu_copy(map_BHQS[:, 0].float())
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
             self._measure(frame, index, call, self.scope.heads_of(call.layer, total))
 
@@ -85,7 +84,7 @@ class FrameRecorder(Listener):
         view = CallView(call, heads, frame.state_BQ)
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
-            self._keep(frame, measured(view, self.before))
+            self._keep(frame, view, self.before)
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
@@ -96,14 +95,21 @@ class FrameRecorder(Listener):
         if view is not None and self._open is not None:
             view.output_BHQD = call.unrolled(out)
             with torch.no_grad():
-                self._keep(self._open, measured(view, self.after))
+                self._keep(self._open, view, self.after)
 
-    def _keep(self, frame: Frame, values: dict[str, Tensor]) -> None:
-        for label, value in values.items():
+    def _keep(self, frame: Frame, view: CallView, chosen: dict[str, Statistic]) -> None:
+        """Measure these in a call. Raises ValueError for one that gives other axes than it announces."""
+        for label, one in chosen.items():
+            value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
+            if value.dim() != len(axes):
+                raise ValueError(
+                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                    f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+                )
             if label not in frame.parts:
                 # Before the first forward has shown all layers, those of a kind with this one are expected.
                 expected = len(self.scope.chosen_layers()) or self.tap.alike(frame.paths[-1])
-                frame.parts[label] = LayerStack(expected, self.frames.statistics[label].axes.index("layer"))
+                frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
             frame.parts[label].add(value)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
@@ -119,7 +125,7 @@ class FrameRecorder(Listener):
         frame.columns_Q = torch.arange(queries) + frame.length - queries if columns_Q is None else columns_Q
 
     def _ids(self, call: AttentionCall) -> Tensor:
-        """Token ids of the canvas. Raises ValueError when nothing tells them."""
+        """Token ids of the canvas. Raises ValueError where neither the denoiser nor the arguments show them."""
         if call.visibility.running is not None:
             return call.visibility.running.ids_BS
         if self.tap.ids_BS is None:
@@ -134,7 +140,7 @@ class FrameRecorder(Listener):
         if frame is None or self.tap.suspended:
             return
         if frame.paths:
-            self.scope.settle(frame.paths)
+            self.scope.check_layers(frame.paths)
             total = len(frame.paths)
             frame.maps = {
                 (key, index): map_BQS

@@ -75,7 +75,7 @@ class Effect:
 class InterventionHandler(Listener):
     """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what goes into the log.
 
-    `edit` of the intervention is asked, unless a subclass overrides `apply`.
+    It calls the intervention's `edit`, unless a subclass overrides `apply`.
     """
 
     def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None) -> None:
@@ -99,9 +99,9 @@ class InterventionHandler(Listener):
         """A denoising run begins."""
         self.reset()
 
-    def settle(self) -> None:
+    def check_layers(self) -> None:
         """The first forward has shown all layers. Raises ValueError for a chosen one that is not among them."""
-        self.scope.settle(list(self.log.layers))
+        self.scope.check_layers(list(self.log.layers))
 
     def discard(self) -> None:
         self.effects: dict[str, Effect] = {}
@@ -142,7 +142,7 @@ class InterventionHandler(Listener):
 
     def site_of(self, call: AttentionCall) -> CallSite:
         """Where and when this call is edited."""
-        return CallSite(self.heads_of(call), self.log.note_prefix(call), self.step)
+        return CallSite(self.heads_of(call), self.log.prefix_of(call), self.step)
 
     def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""

@@ -55,7 +55,7 @@ class WindowAttention(LayerIntervention):
 
 
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:
-    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they cannot be told."""
+    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are unknown."""
     queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
     if call.visibility.columns_Q is not None:
         return call.visibility.columns_Q.to(device)
