@@ -256,7 +256,7 @@ def _load_installed() -> None:
         except DefinedTwice:
             _loaded.discard(PLUGINS)
             raise
-        except Exception as error:  # a stranger's module may fail in any way
+        except Exception as error:  # a plug-in may fail in any way
             warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
     _loaded.add(PLUGINS)
 
@@ -314,7 +314,7 @@ studies = Registry(
     "sinklab.studies.trace.study",
 )
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
-fast_losses = Registry("fast loss", "sinklab.fast.liger")
+fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
 
 
