@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.compat import config_keys
-from sinklab.errors import hold, limited, near, one_of
+from sinklab.errors import check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, Sink, sink_of
 from sinklab.registry import sinks
 
@@ -52,7 +52,7 @@ def _check_sink(config: DiffusionLMConfig) -> None:
 
 def _check_numbers(settings: Mapping[str, Any]) -> None:
     for name in WHOLE_NUMBERS:
-        value = settings.get(name)
+        value: Any = settings.get(name)
         several = name == "eos_token_id" and isinstance(value, list | tuple)
         if any(type(one) is not int for one in (value if several else [value]) if one is not None):
             raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
@@ -88,10 +88,11 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
         raise ValueError(
             "DiffusionLMConfig needs a backbone: pass LlamaConfig(...), Qwen2Config(...) or Qwen3Config(...)"
         )
-    is_dict = isinstance(backbone, Mapping)
-    one_of("the backbone's model_type", backbone.get("model_type") if is_dict else backbone.model_type, BACKBONES)
+    given: Any = backbone
+    is_dict = isinstance(given, Mapping)
+    one_of("the backbone's model_type", given.get("model_type") if is_dict else given.model_type, BACKBONES)
     # a copy: the caller's config may belong to a causal model that is still in use
-    config: Any = AutoConfig.for_model(**backbone) if is_dict else copy.deepcopy(backbone)
+    config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ValueError(
             "a bidirectional model needs full attention in every layer, but the backbone has sliding windows; "
@@ -157,7 +158,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         for field in dataclasses.fields(self):
             if field.name in OWN and field.name != "backbone":
                 setattr(self, field.name, settings.pop(field.name, field.default))
-                hold(field, getattr(self, field.name))
+                check_limits(field, getattr(self, field.name))
         _check_sink(self)
         _check_vocabulary(self)
         if self.gate_bias is not None:
@@ -216,7 +217,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
-        """The config that holds the decoder's sizes (asked for by transformers)."""
+        """The config that holds the decoder's sizes (transformers calls it)."""
         return self
 
 

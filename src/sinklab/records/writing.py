@@ -260,7 +260,8 @@ class RunWriter:
         after = parts if part is None else {**parts, key: sorted({*parts.get(key, ()), part})}
         if name not in listed or after != parts:
             names = [*dict.fromkeys([*listed, name])]
-            self._info = dataclasses.replace(self._info, **{kind.listed: names, "parts": after})
+            changes: dict[str, Any] = {kind.listed: names, "parts": after}
+            self._info = dataclasses.replace(self._info, **changes)
             self._info.save(self.path)
 
 

@@ -154,7 +154,7 @@ def figure(
 
 def figures_of(kind: str) -> dict[str, Figure]:
     """Every registered figure of runs of this kind, by name."""
-    return {name: figures[name] for name in figures if figures[name].kind == kind}  # type: ignore[attr-defined, misc]
+    return {name: figures[name] for name in figures if figures[name].kind == kind}
 
 
 def __getattr__(name: str) -> dict[str, Figure]:

@@ -29,7 +29,7 @@ def variant(model: Mapping[str, Any]) -> str:
     words = []
     if count:
         name = str(model.get("sink_kind", "token")).partition(":")[0]
-        label = sinks[name].label if name in sinks else None  # type: ignore[attr-defined]
+        label = sinks[name].label if name in sinks else None
         kind = f"{name if label is None else label} ".lstrip()
         place = " at the end" if model.get("sink_side") == "end" else ""
         words.append(f"{count} {kind}sinks{place}" if count > 1 else f"{kind}sink{place}")

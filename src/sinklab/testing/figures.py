@@ -34,7 +34,7 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    figure: Figure = figures[name]  # type: ignore[assignment]
+    figure: Figure = figures[name]
     assert figure.name == name and (figure.__doc__ or "").strip(), f"{name} has no docstring to say what it shows"
     assert len(runs) > 1, "a figure is tried with one run and with several; give at least two"
     readers = as_shown(list(runs), figure.kind)

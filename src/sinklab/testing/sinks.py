@@ -50,9 +50,9 @@ def check_sink(kind: str) -> None:
 
 def _model_with(kind: str, count: int, side: str) -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    backbone = LlamaConfig(vocab_size=60, initializer_range=0.3, **sizes, **heads)
+    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"max_position_embeddings": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    backbone = LlamaConfig(initializer_range=0.3, **sizes)
     settings = {"sink_kind": kind, "sink_count": count, "sink_side": side, "mask_token_id": 59}
     return DiffusionLM(DiffusionLMConfig(backbone, **settings)).eval()
 
@@ -77,7 +77,7 @@ def _check_slow_twin(model: Any, real_BL: Tensor) -> None:
     expected = _outcome(model, lambda model, ids, real: model(ids, real).logits, real_BL)
     for what, form in forms.items():
         for name, found in _outcome(model, form, real_BL).items():
-            close = (found - expected[name]).abs().max() <= 1e-5 * max(1, expected[name].abs().max())
+            close = (found - expected[name]).abs().max() <= 1e-5 * max(1, float(expected[name].abs().max()))
             assert close, f"the prefix does not equal its {what}: {name} differs"
     for name in sink.tensors:
         assert name in expected and expected[name].abs().max() > 0, f"{name} gets no gradient"

@@ -18,7 +18,8 @@ def check_text_and_json(registry: Registry, value: Any) -> None:
     """
     kind: Any = type(value)
     text, fields = registry.as_text(value), json.loads(json.dumps(registry.as_dict(value)))
-    assert dataclasses.is_dataclass(kind) and kind.__doc__, f"{text}: {kind.__name__} is no dataclass with a docstring"
+    is_record = dataclasses.is_dataclass(value)
+    assert is_record and kind.__doc__, f"{text}: {kind.__name__} is no dataclass with a docstring"
     assert kind.__dataclass_params__.frozen, f"{text}: {kind.__name__} can be changed; write @dataclass(frozen=True)"
     assert registry.parse(text) == value, f"{text!r} is read as {registry.parse(text)!r}"
     assert registry.parse(fields) == value, f"{fields} is read as {registry.parse(fields)!r}"
