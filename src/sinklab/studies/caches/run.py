@@ -222,8 +222,9 @@ def _summary(
             values_R = rows.loc[key][metric].to_numpy()
             line[metric] = float(values_R.mean())
             line[f"{metric}_low"], line[f"{metric}_high"] = bootstrap_mean(values_R, seed=seed)
-        is_written = texts is not None and policy.family != "window"
-        line["agreement"] = float(texts.loc[key]["agreement"].mean()) if is_written else math.nan
+        line["agreement"] = math.nan
+        if texts is not None and policy.family != "window":
+            line["agreement"] = float(texts.loc[key]["agreement"].mean())
         lines.append(line)
     return lines
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ def prepared(loaded: Loaded, settings: ContentsSettings) -> Plan:
     Raises:
         ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
     """
-    layers, config = _layers(loaded, settings), getattr(loaded.model, "config", None)
+    layers, config = _layers(loaded, settings), cast(Any, loaded.model.config)
     vocabulary = config.text_vocab_size if settings.text_only else None
     tasks = _tasks(loaded, settings)
     return Plan(tasks, layers, LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary))

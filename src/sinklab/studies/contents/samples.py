@@ -4,6 +4,7 @@
 # N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,9 +127,9 @@ class Sampled:
     """What was kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
 
     layers: tuple[int, ...]
-    rows: dict[int, list[dict[str, Any]]]
-    states: dict[int, list[Tensor]]
-    last: dict[int, list[Tensor]]
+    rows: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    states: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    last: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     looks: list[dict[str, Any]] = field(default_factory=list)
     added: list[dict[str, Any]] = field(default_factory=list)
     added_states: list[Tensor] = field(default_factory=list)
@@ -144,7 +145,7 @@ def sample_text(
     task: Task, settings: ContentsSettings, layers: tuple[int, ...], random: np.random.Generator, step: Any
 ) -> Sampled:
     """Write a text and sample its states at every n-th step; `step` is called after each evaluation."""
-    kept = Sampled(layers, {at: [] for at in layers}, {at: [] for at in layers}, {at: [] for at in layers})
+    kept = Sampled(layers)
     moment: Moment | None = None
 
     @contextmanager
@@ -161,7 +162,8 @@ def sample_text(
         for one in writer.steps(watch):
             moment = one.moment()
             if one.seen is not None:
-                _sample(kept, task, settings, moment, *one.seen, random)
+                recording, states = one.seen
+                _sample(kept, task, settings, moment, recording, states, random)
             step()
     if moment is not None:
         kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
@@ -188,7 +190,7 @@ def _sample(
         "step": moment.index,
         "block": moment.block,
         "progress": float(masked_S.sum() / open_S.sum()),
-        "frequent": _most_frequent(moment.ids_S[~masked_S]),
+        "frequent": int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1,
     }
     embedding = _embedding(task)
     ids_W = torch.tensor(moment.ids_S[open_S & ~masked_S], device=embedding.device)
@@ -202,20 +204,12 @@ def _sample(
         pairs_P2 = matched_pairs(sink_S, place_S, moment.ids_S, random, settings.pairs)
         kept.looks += _looks(about["step"], layer, place_S, sink_S, pairs_P2)
         first = sum(len(part) for part in kept.states[layer]) // 2
-        for number, position in enumerate(pairs_P2.reshape(-1)):
-            kept.rows[layer].append(
-                about
-                | {
-                    "layer": layer,
-                    "pair": first + number // 2,
-                    "population": POPULATIONS[number % 2],
-                    "place": PLACES[place_S[position]],
-                    "position": int(position),
-                    "token_now": int(moment.ids_S[position]),
-                    "heads": int(heads_LS[attention, position]),
-                    "received": float(received_LHS[attention, :, position].max()),
-                }
-            )
+        for number, position in enumerate(pairs_P2.reshape(-1).tolist()):
+            row = {"layer": layer, "pair": first + number // 2, "population": POPULATIONS[number % 2]}
+            row |= {"place": PLACES[place_S[position]], "position": position}
+            row |= {"token_now": int(moment.ids_S[position]), "heads": int(heads_LS[attention, position])}
+            row["received"] = float(received_LHS[attention, :, position].max())
+            kept.rows[layer].append(about | row)
         at_N = torch.as_tensor(pairs_P2.reshape(-1))
         for part, depth in ((kept.states, layer), (kept.last, states.layers)):
             depth_SD = states.depths_BSD[depth][0]
@@ -228,23 +222,14 @@ def _embedding(task: Task) -> Tensor:
     return model.get_input_embeddings().weight.detach()
 
 
-def _most_frequent(ids: np.ndarray) -> int:
-    return int(np.bincount(ids).argmax()) if len(ids) else -1
-
-
 def _looks(step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray) -> list[dict]:
-    here = [place_S == place for place in range(len(PLACES))]
+    """How many positions, sinks and pairs there are at each place that is there."""
+    among = {"positions": place_S, "sinks": place_S[sink_S], "pairs": place_S[pairs_P2[:, 0]]}
+    counts = {name: np.bincount(places, minlength=len(PLACES)).tolist() for name, places in among.items()}
     return [
-        {
-            "step": step,
-            "layer": layer,
-            "place": PLACES[place],
-            "positions": int(there_S.sum()),
-            "sinks": int((there_S & sink_S).sum()),
-            "pairs": int((place_S[pairs_P2[:, 0]] == place).sum()),
-        }
-        for place, there_S in enumerate(here)
-        if there_S.any()
+        {"step": step, "layer": layer, "place": place} | {name: found[number] for name, found in counts.items()}
+        for number, place in enumerate(PLACES)
+        if counts["positions"][number]
     ]
 
 

@@ -16,6 +16,7 @@ from sinklab.analysis import linear_probes as probes
 from sinklab.analysis.intervals import percentile_interval
 from sinklab.analysis.linear_probes import Score
 from sinklab.records.reading import Run
+from sinklab.studies.base import columns_of
 from sinklab.studies.contents.lens import MEASURES
 from sinklab.studies.contents.samples import PLACES, POPULATIONS
 from sinklab.studies.contents.settings import TARGETS, ContentsSettings
@@ -39,8 +40,8 @@ class Slice:
 
     place: str
     layer: int
-    columns: dict[str, dict[str, np.ndarray]]
-    """Population -> columns of the table `samples`."""
+    columns: dict[str, pd.DataFrame]
+    """Population -> rows of the table `samples`."""
     states: dict[str, Tensor]
     """Population -> (N, D)."""
     means: dict[str, Tensor]
@@ -57,33 +58,28 @@ class Slice:
 
 def slices(run: Run, samples: pd.DataFrame, layer: int) -> list[Slice]:
     """The sampled states of one layer by place, from the table `samples`; memory is that of this layer's states."""
-    table = samples[samples["layer"] == layer]
+    table = samples[samples["layer"] == layer].reset_index(drop=True)
     if table.empty:
         return []
-    states: list[Tensor] = []
-    found: dict[str, list[Tensor]] = {f"{name}{of}": [] for name in MEANS for of in ("", " of another")}
-    parts = run.parts("states")
-    for number, rows in table.groupby("text", sort=True):
-        part = int(str(number))
-        states.append(torch.from_numpy(run.array("states", f"layer{layer}", part)))
-        # half-way round, and so of another part of the corpus
-        another = parts[(parts.index(part) + len(parts) // 2) % len(parts)]
-        for of, text in (("", part), (" of another", another)):
-            for name, values_ND in _means(run, text, rows["step"].to_numpy()).items():
-                found[f"{name}{of}"].append(values_ND)
-    states_ND, whole = torch.cat(states), {name: torch.cat(values) for name, values in found.items()}
+    parts, texts = run.parts("states"), table.groupby("text", sort=True)["step"]
+    # half-way round, and so of another part of the corpus
+    another = dict(zip(parts, [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]], strict=True))
+    states = [torch.from_numpy(run.array("states", f"layer{layer}", int(text))) for text in texts.groups]
+    states_ND, own, other = torch.cat(states), list[dict[str, Tensor]](), list[dict[str, Tensor]]()
+    for text, steps in texts:
+        own.append(_means(run, int(text), steps.to_numpy()))
+        other.append(_means(run, another[int(text)], steps.to_numpy()))
     made = []
     for place in PLACES:
-        chosen = {
-            population: np.flatnonzero((table["place"] == place) & (table["population"] == population))
-            for population in POPULATIONS
-        }
-        rows_N = chosen["sink"]
-        if len(rows_N):
-            columns = {key: {name: table[name].to_numpy()[at] for name in table} for key, at in chosen.items()}
-            apart = {key: states_ND[at] for key, at in chosen.items()}
-            means, others = ({name: whole[f"{name}{of}"][rows_N] for name in MEANS} for of in ("", " of another"))
-            text_N = torch.from_numpy(columns["sink"]["text"].astype(np.int64))
+        here = table[table["place"] == place]
+        columns = {key: here[here["population"] == key] for key in POPULATIONS}
+        if len(columns["sink"]):
+            apart = {key: states_ND[rows.index.tolist()] for key, rows in columns.items()}
+            rows_N = columns["sink"].index.tolist()
+            means, others = (
+                {name: torch.cat([one[name] for one in found])[rows_N] for name in MEANS} for found in (own, other)
+            )
+            text_N = torch.tensor(columns["sink"]["text"].tolist())
             made.append(Slice(place, layer, columns, apart, means, others, text_N))
     return made
 
@@ -102,7 +98,7 @@ class Rows:
 
     def __init__(self, count_RG: Tensor) -> None:
         self._count_RG = count_RG
-        self.columns: dict[str, list[Any]] = {}
+        self.rows: list[dict[str, Any]] = []
 
     def add(self, part: Slice, about: dict[str, Any], scores: dict[str, Score], extra: dict[str, dict]) -> None:
         """The scores of both populations, on the same texts."""
@@ -113,8 +109,7 @@ class Rows:
             low, high = percentile_interval(value_R)
             row = {"place": part.place, "layer": part.layer, **about, "population": population}
             row |= {"value": value, "low": low, "high": high} | extra.get(population, extra.get("", {}))
-            for name, cell in row.items():
-                self.columns.setdefault(name, []).append(cell)
+            self.rows.append(row)
 
 
 def lens_rows(part: Slice, texts: int, into: Rows) -> None:
@@ -132,9 +127,9 @@ def _measure(part: Slice, population: str, name: str) -> Tensor:
         length = states_ND.square().sum(1).mean().clamp(min=1e-300)
         return (states_ND - states_ND.mean(0)).square().sum(1) / length
     if name == "first":
-        rank_N = torch.from_numpy(part.columns[population]["log10_rank"].astype(np.float64))
+        rank_N = torch.tensor(part.columns[population]["log10_rank"].tolist(), dtype=torch.float64)
         return torch.where(rank_N.isnan(), rank_N, (rank_N == 0).double())
-    return torch.from_numpy(part.columns[population][name].astype(np.float64))
+    return torch.tensor(part.columns[population][name].tolist(), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -200,7 +195,7 @@ def _asked(targets: list[_Target], population: str, known_N: Tensor) -> dict[str
 
 def _targets(part: Slice, classes: int) -> list[_Target]:
     def numbers(name: str) -> dict[str, Tensor]:
-        return {key: torch.from_numpy(columns[name].astype(np.float64)) for key, columns in part.columns.items()}
+        return {key: torch.tensor(columns[name].tolist(), dtype=torch.float64) for key, columns in part.columns.items()}
 
     tokens, blocks = numbers("token"), numbers("block")
     # the same classes for both populations: those that are frequent in the two together
@@ -240,4 +235,4 @@ def contents_tables(
             lens_rows(part, texts, lens)
             probe_rows(part, fold_G, settings, probed)
         progress()
-    return {name: rows.columns for name, rows in (("lens", lens), ("probes", probed)) if rows.columns}
+    return {name: columns_of(found.rows) for name, found in (("lens", lens), ("probes", probed)) if found.rows}
