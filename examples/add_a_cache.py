@@ -1,4 +1,5 @@
-"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs as it stands."""
+"""A cache in one file: the first columns and those nearest to the block (StreamingLLM's). It runs as it stands.
+One that evicts nothing has one method, `columns`: see `sinklab.sampling.caches.DualCache`. Load it by --plugin FILE."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A checkpoint family in one file: Llama's arithmetic, a config and tensor names of its own. It runs as it stands."""
+"""A checkpoint family in one file: Llama under other names. ``sinklab info FOLDER --plugin FILE.py`` reads it."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""A kind of added sink in one file: keys without values, so that attention can go nowhere. It runs as it stands."""
+"""An added sink in one file: keys without values. ``sinklab train --plugin FILE --sink-kind keys --sink-count 1``"""
 
 import tempfile
 

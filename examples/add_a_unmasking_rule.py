@@ -1,4 +1,8 @@
-"""An unmasking rule in one file: confidence that falls from left to right. It runs as it stands."""
+"""An unmasking rule in one file: confidence that falls from left to right. It runs as it stands.
+
+``sinklab generate "The sea" --plugin add_a_unmasking_rule.py --rule discounted:discount=0.1`` writes with it, and
+`sinklab.testing.check_unmasking_rule` holds it to what the loop relies on.
+"""
 
 from dataclasses import dataclass
 

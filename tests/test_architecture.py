@@ -5,6 +5,7 @@ import collections
 import graphlib
 import importlib
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -184,6 +185,22 @@ def test_no_module_is_a_splinter_of_another() -> None:
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_every_room_of_the_table_exists(room: str) -> None:
     assert (SOURCE / room / "__init__.py").is_file() or (SOURCE / f"{room}.py").is_file()
+
+
+def test_the_files_that_the_page_names_exist() -> None:
+    root = SOURCE.parents[1]
+    page = (root / "ARCHITECTURE.md").read_text("utf-8")
+    named = [path for words in re.findall(r"`([\w/{},.]+/[\w{},.]*)`", page) for path in spelt_out(words)]
+    assert len(named) > 60
+    assert [path for path in named if not (SOURCE / path).exists() and not (root / path).exists()] == []
+
+
+def spelt_out(path: str) -> list[str]:
+    """``a/{b,c}.py`` as a/b.py and a/c.py."""
+    if (braces := re.search(r"{([^}]*)}", path)) is None:
+        return [path]
+    before, after = path[: braces.start()], path[braces.end() :]
+    return [one for part in braces[1].split(",") for one in spelt_out(before + part + after)]
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,10 @@ def test_a_plugin_file_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest
     missing, broken, taken = (tmp_path / f"{name}.py" for name in ("missing", "broken", "taken"))
     with pytest.raises(ValueError, match=r"a plug-in is a Python file, but .*missing\.py is none; give the path"):
         load_plugin(missing)
-    broken.write_text("import there_is_no_such_module", "utf-8")
-    with pytest.raises(ValueError, match=r"the plug-in .*broken\.py cannot be loaded: .*there_is_no_such_module"):
+    broken.write_text("\nimport there_is_no_such_module", "utf-8")
+    with pytest.raises(
+        ValueError, match=r"the plug-in .*broken\.py cannot be loaded: .*there_is_no_such_module.*line 2"
+    ):
         load_plugin(broken)
     taken.write_text(PLUGIN.format(name="mask_sinks"), "utf-8")
     with pytest.raises(ValueError, match=r"'mask_sinks' is defined twice, in .*mask_sinks and in .*; rename one"):
@@ -257,3 +259,9 @@ def test_settings_are_checked_in_one_place() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Settings(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "remedy"), [("top:k=1", r"parse\("), (object(), r"@dataclass\(frozen=True\)")])
+def test_what_has_no_fields_has_no_text(given: object, remedy: str) -> None:
+    with pytest.raises(ValueError, match=f"made of the fields of a dataclass, got .*; .*{remedy}"):
+        interventions.as_text(given)

@@ -19,6 +19,7 @@ import dataclasses
 import importlib.util
 import re
 import sys
+import traceback
 import types
 import typing
 import warnings
@@ -173,6 +174,9 @@ def _options(value: Any) -> list[dataclasses.Field]:
     """The fields of a value in the order of its class's parameters: those that only keywords reach come last."""
     if isinstance(value, type):
         raise ValueError(f"text and JSON are those of a value, got the class {value.__name__}; pass an instance")
+    if not dataclasses.is_dataclass(value):
+        remedy = "make a value of it: parse(…)" if isinstance(value, str) else "write @dataclass(frozen=True) above it"
+        raise ValueError(f"text and JSON are made of the fields of a dataclass, got {value!r}; {remedy}")
     return sorted((field for field in dataclasses.fields(value) if field.init), key=lambda field: bool(field.kw_only))
 
 
@@ -275,7 +279,9 @@ def load_plugin(file: str | Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f" (line {lines[-1]})" if lines else ""
+        raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
 
 
 rules = Registry("sink rule", "sinklab.sinks.rules")

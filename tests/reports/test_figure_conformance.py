@@ -117,3 +117,17 @@ def test_runs_of_a_kind_without_a_page_have_figures(scratch, tmp_path) -> None:
         pass
     with pytest.raises(ValueError, match=r"is of kind 'benchmark'; `sinklab table1 --render` and"):
         draw_all(open_run(tmp_path / "scored"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "kind", "message"),
+    [
+        ("layer", "absorbd", "study", "By layer there is no 'absorbd'; did you mean 'absorbed'"),
+        ("layers", "absorbed", "study", "The axis is 'layers'; did you mean 'layer'"),
+        ("layer", "absorbed", "studie", r"of kind 'study'\.$"),
+    ],
+)
+def test_a_misspelt_declaration_is_told(runs, scratch, x, y, kind, message) -> None:
+    drawn = figure("misspelt", x=x, y=(y,), kind=kind, label="nothing")(lambda axes, look: None)
+    with pytest.raises(ValueError, match=message):
+        drawn(runs["study"])

@@ -1,12 +1,14 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from sinklab.probing import trace
+from sinklab.probing import CallView, Statistic, trace
 from sinklab.records import open_run
+from sinklab.registry import statistics
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.study import study
 from tiny_diffusion import TEXT, tiny_loaded
@@ -209,6 +211,26 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings,
 def test_settings_that_fit_no_model_are_refused_as_they_are_made(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StudySettings(**change)
+
+
+@dataclass(frozen=True)
+class Powered(Statistic):
+    """A statistic with an option that is a float."""
+
+    axes = ("batch", "layer", "head")
+    reads = ("received",)
+    power: float = 2.0
+
+    def measure(self, view: CallView) -> Tensor:
+        return (view.shared["received"] ** self.power).sum(-1)
+
+
+def test_a_statistic_with_options_has_the_label_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(statistics._classes, "powered", Powered)
+    chosen = StudySettings(statistics=("powered:power=3", "powered:power=2"))
+    assert chosen.statistics == ("received", "powered:power=3.0", "powered")
+    with pytest.raises(ValueError, match="has no field 'powr'; did you mean 'power'"):
+        StudySettings(statistics=("powered:powr=3",))
 
 
 def test_all_statistics_and_received_always() -> None:

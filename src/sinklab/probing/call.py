@@ -97,7 +97,12 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D), mask 4-D or None."""
+    """Arguments of one call with all axes present: query (B, H, Q, D), key, value (B, K, S, D), mask 4-D or None.
+
+    An intervention answers with ``dataclasses.replace(call, query_BHQD=…)`` and leaves tensors as they are: those of
+    the call belong to the model. ``layer`` is the path of the attention module, ``mask`` bool (True: seen) or additive,
+    ``scale`` None for 1/√D; ``layout`` and ``fold`` say how the model laid its axes out, and stay as they are.
+    """
 
     layer: str
     query_BHQD: Tensor

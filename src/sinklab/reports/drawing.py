@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from sinklab.errors import unknown
+from sinklab.errors import near, unknown
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures
 from sinklab.reports.runs import Runs, as_shown
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("png", "svg", "pdf")
+AXES = ("layer", "step")
 NEEDS = {
     "attention": "recorded attention: {path} has none.",
     "monitor": "a sink monitor, and {path} has none. Train with --monitor-every.",
@@ -113,8 +114,11 @@ def figure(
 
     With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
     axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
-    alone. Without ``y``, it
-    draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and ``look``, a Theme.
+    alone. Without ``y``, it draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and
+    ``look``, a Theme.
+
+    The columns are those of ``as_studies(run)[0].over("layer")``: a study's by layer are the fields of
+    `sinklab.reports.LayerFacts` and mobility, a training run's those of its monitor.
 
     Args:
         name: unique; of the files, and in the registry.
@@ -133,7 +137,10 @@ def figure(
             curves = tuple(Curve(one) if isinstance(one, str) else one for one in y)
 
             def draw(readers: list[Any], axes: Axes | None = None, *, look: Theme) -> Axes:
-                kept = having(readers, needs, lambda run: _has(run.over(x), curves))
+                try:
+                    kept = having(readers, needs, lambda run: _has(run.over(x), curves))
+                except NotRecorded as error:
+                    raise NotRecorded(f"{error}{_misspelt(readers[0].over(x), x, curves)}") from None
                 own, plot = axes is None, own_axes(axes, 4.6, 2.8)
                 extra = _draw_curves(plot, drawn_as(kept, look), x, curves)
                 plot.set(xlabel=x, ylabel=label)
@@ -177,6 +184,16 @@ def _has(table: pd.DataFrame, curves: Sequence[Curve]) -> bool:
     """Whether there are numbers for the curves that are required, or else for one."""
     required = [curve for curve in curves if curve.required] or curves
     return any(len(values := _values(table, curve)) and np.isfinite(values).any() for curve in required)
+
+
+def _misspelt(table: pd.DataFrame, x: str, curves: Sequence[Curve]) -> str:
+    """The names near an axis or a column that is not there: what seems not to be recorded may be misspelt."""
+    if table.empty:
+        hint = "" if x in AXES else near(x, AXES)
+        return f" The axis is {x!r}; {hint}" if hint else ""
+    asked = {name for curve in curves for name in re.findall(r"[A-Za-z_]\w*", curve.of)} - {*table.columns}
+    hints = {name: near(name, table.columns) for name in sorted(asked)}
+    return "".join(f" By {x} there is no {name!r}; {hint}" for name, hint in hints.items() if hint)
 
 
 def _values(table: pd.DataFrame, curve: Curve) -> np.ndarray:

@@ -57,7 +57,9 @@ def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None
                 f"{found!r}. Make a report of each kind."
             )
         remedy = _COMMANDS.get(found if found not in READERS else expected, _COMMANDS.get(expected, ""))
-        raise ValueError(f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}; {remedy}.")
+        raise ValueError(
+            f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
+        )
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)

@@ -72,7 +72,11 @@ def _check_tensors(folder: Path, config: dict) -> None:
     targets = [part.target for parts in tensors.values() for part in parts]
     assert sorted(targets) == sorted(names_to_fill(model)), "a tensor of the model is filled twice, or never"
     assert not new, f"tensors start anew that the checkpoint should have: {sorted(new)}"
-    assert tensors.keys() == weights.shapes.keys(), "the plan names other tensors than the checkpoint has"
+    absent, unread = sorted(tensors.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - tensors.keys())
+    assert not (absent or unread), (
+        f"the plan names other tensors than the checkpoint has: {absent} are not there and {unread} are not read; "
+        "see tensor_names"
+    )
     for source, parts in tensors.items():
         numbers = torch.empty(weights.shapes[source], device="meta").numel()
         taken = sum(model.get_parameter(part.target).numel() for part in parts)

@@ -51,7 +51,8 @@ def check_intervention(edit: Intervention, model: Any = None) -> None:
     key that it hides receives nothing.
 
     Args:
-        edit: a value such as ``MaskSinks(k=2)`` that acts within three forwards of 16 tokens.
+        edit: a value such as ``MaskSinks(k=2)`` that acts within three forwards of 16 tokens. Of a text make it with
+            ``interventions.parse(text)``.
         model: a `DiffusionLM`; None for the packaged "tiny".
 
     Raises:

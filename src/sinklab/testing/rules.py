@@ -20,7 +20,8 @@ def check_rule(rule: Rule) -> None:
     is one and it does not refuse, is what a sink exceeds; the rule is written as text and as JSON and read again.
 
     Args:
-        rule: a value, such as ``Excess(3.0)``; one that needs at most 24 keys.
+        rule: a value, such as ``Excess(3.0)``; one that needs at most 24 keys. Of a text make it
+            with ``rules.parse(text)``.
 
     Raises:
         AssertionError: naming what does not hold.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
+    kind: Any = getattr(study, "Settings", None)
+    frozen = dataclasses.is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009
+    assert frozen, f"{study!r} has no Settings, a frozen dataclass in its class; pass an instance of the study"
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         with _counted(None) as written:

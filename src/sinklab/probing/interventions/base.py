@@ -33,7 +33,19 @@ class CallSite:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerIntervention:
-    """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a registered name.
+    """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a registered name::
+
+        @interventions.register("temper")
+        @dataclass(frozen=True, kw_only=True)
+        class Temper(LayerIntervention):
+            temperature: float = 2.0
+
+            def edit(self, call, site):
+                query_BHQD = call.query_BHQD.clone()
+                query_BHQD[:, site.heads] /= self.temperature
+                return replace(call, query_BHQD=query_BHQD)
+
+    One that hides keys is a `KeyIntervention`, which logs them.
 
     Raises ValueError for layers and heads that are no numbers or names.
     """

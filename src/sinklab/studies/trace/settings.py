@@ -89,6 +89,8 @@ class StudySettings(DecodingSettings, Checked):
         for name in names:
             if name not in STATISTICS and name.partition(":")[0] not in known_statistics:
                 raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
+        # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
+        names = tuple(n if n in STATISTICS else known_statistics.as_text(known_statistics.parse(n)) for n in names)
         mine = (*(name for name in STATISTICS if name in names), *(name for name in names if name not in STATISTICS))
         object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
         object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
