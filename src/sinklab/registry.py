@@ -297,7 +297,9 @@ figures = Registry(
     "sinklab.reports.paths",
     "sinklab.reports.scores",
 )
-studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
+studies = Registry(
+    "study", "sinklab.studies.curve.study", "sinklab.studies.trace.study", "sinklab.studies.benchmarks.study"
+)
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger")
 fast_products = Registry("fast product", "sinklab.fast.onednn")

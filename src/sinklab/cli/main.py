@@ -21,7 +21,7 @@ from sinklab.cli.command import command, value_of
 from sinklab.cli.generating import generate, info
 from sinklab.cli.probing import probe
 from sinklab.cli.showing import compare, report, tour
-from sinklab.cli.tables import evaluate_command, onetoken, table1
+from sinklab.cli.tables import onetoken, table1
 from sinklab.cli.training import train_command
 
 ABOUT = (
@@ -66,7 +66,6 @@ OTHERS: dict[str, Callable[..., None]] = {
     "report": report,
     "compare": compare,
     "list": list_registered,
-    "eval": evaluate_command,
     "battery": battery,
     "probe": probe,
     "caches": caches,
