@@ -201,7 +201,8 @@ def conduct(
     if not models:
         raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
     places = [out / folder for folder in folder_names(models)] if several else [out]
-    if not (resume or getattr(settings, "resume", False)):
+    # of several processes another one may have begun already
+    if Processes.here().is_first and not (resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
     if len(models) > 1:
