@@ -31,9 +31,9 @@ _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_b
 class Cell:
     """A number of a group of runs that differ in their seed alone."""
 
-    value: float
-    stderr: float
-    runs: int
+    value: float = math.nan
+    stderr: float = math.nan
+    runs: int = 0
     samples: int = 0
     task: str = ""
     metric: str = ""
@@ -102,6 +102,9 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     """The runs as blocks: by how they were trained; benchmarks join the training run whose model they scored."""
     runs = as_trainings(trainings) if trainings else []
     homes = {(one.run.path / "model").resolve(): one for one in runs}
+    # by the very weights, where the folder was moved since
+    files = [(one.run.path / "model" / "weights.sha256", one) for one in reversed(runs)]
+    by_weights = {file.read_text().strip(): one for file, one in files if file.is_file()}
     blocks: dict[str, Experiment] = {}
     for one in runs:
         if one.run.info.settings.get("objective") == "autoregressive":
@@ -111,7 +114,8 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
-        home = homes.get(Path(str(bench.model.get("name"))).resolve()) or _by_weights(bench, runs)
+        home = homes.get(Path(str(bench.model.get("name"))).resolve())
+        home = home or by_weights.get(str(bench.model.get("weights_sha256")))
         if home is not None:
             key, start, label = _described(_base(home, homes))
         else:
@@ -120,15 +124,6 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
             label = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
         blocks.setdefault(key, Experiment(start, label)).benchmarks.append(bench)
     return list(blocks.values())
-
-
-def _by_weights(bench: Benchmark, runs: Sequence[Training]) -> Training | None:
-    """The training run that left these very weights, where the folder was moved since."""
-    for one in runs:
-        noted = one.run.path / "model" / "weights.sha256"
-        if noted.is_file() and noted.read_text().strip() == bench.model.get("weights_sha256"):
-            return one
-    return None
 
 
 def _is_tuned(one: Training) -> bool:
@@ -196,7 +191,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
             for paper in paper_rows:
                 here = about | {"row": paper.name, "variant": paper.variant}
                 for column, score in zip(table.benchmarks, paper.scores, strict=True):
-                    rows.append(here | {"column": column} | asdict(Cell(score, math.nan, 0)) | {"command": ""})
+                    rows.append(here | {"column": column} | asdict(Cell(score)) | {"command": ""})
         for block in (block for block in blocks if _belongs(block, table)):
             about = {"table": table.number, "block": block.label, "source": "measured"}
             for name, of_variant in table.variants:
@@ -204,8 +199,7 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
                 for column in (*table.benchmarks, *RUNS_ONLY):
                     cell = _cell(block, of_variant, table.variants[0][1], column, metric)
                     command = "" if cell else _command(table, block, of_variant, column)
-                    number = asdict(cell or Cell(math.nan, math.nan, 0))
-                    rows.append(here | {"column": column} | number | {"command": command})
+                    rows.append(here | {"column": column} | asdict(cell or Cell()) | {"command": command})
     return pd.DataFrame(rows)
 
 
@@ -229,10 +223,8 @@ def _command(table: PaperTable, block: Experiment, of_variant: str, column: str)
         laptop, published = RECIPES[table.start]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
     if column in RUNS_ONLY:
-        has_sinks = of_variant not in ("plain", "gate")
-        return {LOSS: f"sinklab curve --model {model}", SHARE: "train with --monitor-every" * has_sinks, LESS: ""}[
-            column
-        ]
+        watched = "" if of_variant in ("plain", "gate") else "train with --monitor-every"
+        return {LOSS: f"sinklab curve --model {model}", SHARE: watched, LESS: ""}[column]
     flags = COLUMNS[column]["flags"]
     how = f"{'smdm' if 'smdm' in flags else 'chain'}-{flags.split()[-1]}" if flags else "two-stage"
     if column == "GSM8K":
@@ -270,12 +262,10 @@ def _text(cell: pd.Series) -> str:
 def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:
     """The commands that fill the cells of a table that are missing; benchmarks with the same settings in one."""
     part = numbers[(numbers["table"] == table) & (numbers["command"] != "")]
-    together: dict[str, list[str]] = {}
+    together: dict[str, dict[str, None]] = {}
     for command in part["command"]:
-        tasks = re.search(r"--tasks (\S+)", command)
-        alike = re.sub(r"--tasks \S+", "--tasks …", command)
-        listed = together.setdefault(alike, [])
-        listed += [tasks[1]] if tasks and tasks[1] not in listed else []
+        tasks = together.setdefault(re.sub(r"--tasks \S+", "--tasks …", command), {})
+        tasks |= dict.fromkeys(re.findall(r"--tasks (\S+)", command))
     return [alike.replace("…", ",".join(tasks)) for alike, tasks in together.items()]
 
 

@@ -76,8 +76,8 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         "fewshot_seed": FEWSHOT_SEED,
         "sinklab": settings.kept(),
     }
-    whole |= {"date": time.time(), "lm_eval_version": metadata.version("lm_eval")}
-    whole["transformers_version"] = metadata.version("transformers")
+    versions = {f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")}
+    whole |= {"date": time.time()} | versions
     add_tokenizer_info(whole, model)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-") as beside:
         # given the name of a file, it puts everything beside that file
