@@ -15,8 +15,8 @@ from typing import Any
 
 REFUSED = ("ctypes.dlsym", "ctypes.addressof", "socket.", "subprocess.", "shutil.", "pty.", "gc.", "urllib.", "http.")
 REFUSED_OS = ("fork", "forkpty", "exec", "posix_spawn", "spawn", "system", "kill", "killpg", "startfile")
-CHANGING_OS = ("remove", "rename", "rmdir", "mkdir", "chmod", "chown", "link", "symlink", "truncate", "utime")
-CHANGING_OS += ("chflags",)
+CHANGING_OS: tuple[str, ...] = ("remove", "rename", "rmdir", "mkdir", "chmod", "chown", "link", "symlink", "truncate")
+CHANGING_OS += ("utime", "chflags")
 OTHERS = ("sys._current_frames", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill", "os.chdir")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
