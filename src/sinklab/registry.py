@@ -314,6 +314,7 @@ figures = Registry(
 studies = Registry(
     "study",
     "sinklab.studies.battery.study",
+    "sinklab.studies.benchmarks.study",
     "sinklab.studies.caches.study",
     "sinklab.studies.contents.study",
     "sinklab.studies.curve.study",

@@ -2,17 +2,17 @@
 
 import json
 import shlex
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.cli.command import Reading
-from sinklab.cli.tables import Evaluation, evaluate_command
+from sinklab.cli.command import checked, conduct, typed
 from sinklab.records import open_run
 from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import Evaluation
 from tiny_diffusion import save_tiny
 
 
@@ -34,11 +34,15 @@ def model(tmp_path: Path) -> str:
     return str(save_tiny(tmp_path / "model", 1, context=160))
 
 
+def evaluated(model: str, settings: EvalSettings) -> None:
+    print("\n".join(conduct(Evaluation(), (model,), Path("out"), settings)))
+
+
 def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.CaptureFixture) -> None:
-    settings = Evaluation(
+    settings = EvalSettings(
         tasks=("gsm8k,gsm8k",), data="data", limit=2, num_fewshot=0, new_tokens=6, block_length=None, mask_sinks=1
     )
-    evaluate_command(model, Path("out"), Reading(), settings)
+    evaluated(model, settings)
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0].startswith("gsm8k: exact_match (strict-match) 0.0000 ± 0.0000 on 2 documents")
@@ -48,28 +52,28 @@ def test_a_benchmark_is_scored_masked_and_resumed(model: str, capsys: pytest.Cap
     assert (run.info.settings["tasks"], run.info.settings["mask_sinks"]) == (["gsm8k"], 1)
     assert run.table("samples")["prompt"][0] == "Question: What is 0 and 0?\nAnswer:"
     with pytest.raises(ValueError, match="out is taken; choose another folder"):
-        evaluate_command(model, Path("out"), Reading(), settings)
-    again = Evaluation(**{field.name: getattr(settings, field.name) for field in fields(settings)} | {"resume": True})
-    evaluate_command(model, Path("out"), Reading(), again)
+        evaluated(model, settings)
+    evaluated(model, replace(settings, resume=True))
     assert "writing 2 answers, 2 of them there already" in capsys.readouterr().err
 
 
 def test_mistakes_show_before_a_model_is_read(model: str) -> None:
     for settings, message in (
-        (Evaluation(tasks=("gsm9k",), data="data"), "unknown task 'gsm9k'; did you mean 'gsm8k'"),
-        (Evaluation(tasks=("piqa",), data="data"), "piqa needs its"),
-        (Evaluation(tasks=("humaneval",), data="data"), "allow it with --run-code"),
-        (Evaluation(control="randon"), "did you mean 'random'"),
-        (Evaluation(tasks=()), "at least one task"),
+        ({"tasks": ("gsm9k",), "data": "data"}, "unknown task 'gsm9k'; did you mean 'gsm8k'"),
+        ({"tasks": ("piqa",), "data": "data"}, "piqa needs its"),
+        ({"tasks": ("humaneval",), "data": "data"}, "allow it with --run-code"),
+        ({"control": "randon"}, "did you mean 'random'"),
+        ({"tasks": ()}, "at least one task"),
     ):
         with pytest.raises(ValueError, match=message):
-            evaluate_command("no such model", Path("out"), Reading(), settings)
+            evaluated("no such model", checked(typed(EvalSettings()), **settings))
         assert not Path("out").exists()
 
 
 def test_the_command_takes_the_same_settings_as_python() -> None:
-    assert Evaluation(tasks=("piqa, race",), limit=3).checked() == EvalSettings(tasks=("piqa", "race"), limit=3)
-    assert evaluate_command.__name__ == "eval"
+    given = checked(typed(EvalSettings()), tasks=("piqa, race",), limit=3)
+    assert given == EvalSettings(tasks=("piqa", "race"), limit=3)
+    assert Evaluation().name == "eval"
 
 
 def test_it_runs_from_the_command_line(model: str, capsys: pytest.CaptureFixture) -> None:

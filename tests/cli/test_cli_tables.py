@@ -7,11 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sinklab.cli import main, tables
+from sinklab.cli import main
 from sinklab.cli.command import checked, conduct, typed
 from sinklab.cli.tables import onetoken, table1
 from sinklab.records import RunWriter, open_run
 from sinklab.studies.base import folder_names
+from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny
 
@@ -118,7 +119,7 @@ def test_table1_prints_measured_beside_published(
     monkeypatch.setattr(
         "sinklab.studies.benchmarks.run.evaluate", scored(lambda k: [1] * (90 - 8 * k) + [0] * (10 + 8 * k))
     )
-    table1((model,), Path("out"), settings=tables.Cells(tasks=("gsm8k",)), figures=())
+    table1((model,), Path("out"), settings=typed(EvalSettings(tasks=("gsm8k",))), figures=())
     printed = capsys.readouterr().out
     assert (
         "│ GSM8K │ tiny         │ measured  │ 0.900 ± 0.030 │ 0.820 ± 0.038 │ 0.500 ± 0.050 │ 0.100 ± 0.030" in printed

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sinklab.records import RunWriter, open_run
-from sinklab.studies.benchmarks.settings import EvalSettings
-from sinklab.studies.benchmarks.table1 import Plan, cell_name, table1
+from sinklab.studies.benchmarks.settings import EvalSettings, Plan
+from sinklab.studies.benchmarks.table1 import cell_name, table1
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

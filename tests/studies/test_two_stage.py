@@ -11,7 +11,7 @@ from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks
 from sinklab.sampling import DecodingSettings
 from sinklab.studies.benchmarks.settings import EvalSettings, two_stage_settings
-from sinklab.studies.benchmarks.two_stage import TwoStage, TwoStageAnswer, scored, two_stage, two_stage_documents
+from sinklab.studies.benchmarks.two_stage import TwoStage, TwoStageAnswer, scored, two_stage_documents
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -25,6 +25,10 @@ QUICK = replace(two_stage_settings(), steps=6)
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
     return tiny_loaded(context=128)
+
+
+def two_stage(loaded: Loaded, questions, *, numbers=None, **protocol):
+    return TwoStage(loaded, **protocol).answers(questions, numbers)
 
 
 def ordered(answers) -> list[TwoStageAnswer]:

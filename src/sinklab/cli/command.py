@@ -202,7 +202,8 @@ def conduct(
         remedy = f"sinklab {study.name} tiny" if study.positional else "--model tiny"
         raise ValueError(f"a {study.name} needs at least one model; give {remedy}, for example")
     places = [out / folder for folder in folder_names(models)] if several else [out]
-    if not resume:
+    # of several processes another one may have begun already
+    if Processes.here().is_first and not (resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
     if len(models) > 1:

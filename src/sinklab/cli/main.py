@@ -18,7 +18,7 @@ from sinklab import registry
 from sinklab.cli.command import command, value_of
 from sinklab.cli.generating import generate, info
 from sinklab.cli.showing import compare, report, tour
-from sinklab.cli.tables import evaluate_command, onetoken, table1
+from sinklab.cli.tables import onetoken, table1
 from sinklab.cli.training import train_command
 
 ABOUT = (
@@ -63,7 +63,6 @@ OTHERS: dict[str, Callable[..., None]] = {
     "report": report,
     "compare": compare,
     "list": list_registered,
-    "eval": evaluate_command,
     "table1": table1,
     "onetoken": onetoken,
 }

@@ -1,117 +1,40 @@
-"""`sinklab eval`, `table1` and `onetoken`: benchmarks and the papers' tables."""
+"""`sinklab table1` and `onetoken`: the papers' tables."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from sinklab.cli.command import Reading
+from sinklab.cli.command import MARK, Reading, checked, typed
 from sinklab.cli.progress import working
-from sinklab.cli.watching import loaded_here, run_settings
 from sinklab.studies.base import folder_names
-from sinklab.studies.benchmarks.settings import EvalSettings
-from sinklab.studies.processes import Processes, refuse_taken
+from sinklab.studies.benchmarks.settings import EvalSettings, Plan
+from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:
     from sinklab.reports.printed import Printed
 
 
-@dataclass(frozen=True)
-class Evaluation(EvalSettings):
-    """The settings of a benchmark run as the command line takes them."""
-
-    def __post_init__(self) -> None:
-        """Nothing is checked while arguments are parsed: the run makes its own settings, and says what is wrong in one
-        line.
-        """
-
-    def checked(self) -> EvalSettings:
-        """The settings themselves. Raises ValueError for what makes no sense."""
-        return run_settings(EvalSettings, self)
-
-
-def evaluate_command(
-    model: str = "tiny",
-    out: Path = Path("runs/eval"),
-    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    settings: tyro.conf.OmitArgPrefixes[Evaluation] = Evaluation(),
-) -> None:
-    """Score a model on benchmarks, with its sinks or without them.
-
-    Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score continuations by a
-    Monte Carlo bound; autoregressive ones write token after token and score exactly. --mask-sinks K hides the K keys
-    that received most at the step before from every head while the model writes (where it scores: that receive most in
-    a clean pass over the same text). The run folder holds the scores, every prompt and answer, and what the sinks did
-    in the very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept as it comes:
-    --resume goes on after an interruption. Under `accelerate launch` the documents are dealt to the processes.
-
-    Benchmarks are read from files below --data, or from the Hub when it is left out. HumanEval runs what the model
-    wrote, in a process of its own with limits, and only with --run-code.
-
-    Try
-        sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
-        sinklab eval --tasks piqa,arc_easy --data benchmarks --limit 20 --mc-samples 16 --out runs/choices
-        sinklab eval --model tiny-sink --tasks gsm8k --data benchmarks --mask-sinks 5 --limit 8 --out runs/masked
-        sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
-        sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks gsm8k --chat --resume
-        accelerate launch --num_processes 4 -m sinklab.cli eval --tasks hellaswag --device cuda --out runs/hellaswag
-
-    Args:
-        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
-        out: folder to write; it must be empty or absent, but for --resume.
-        reading: how the weights are read.
-        settings: what to score, and how.
-    """
-    # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    checked = settings.checked()
-    first = Processes.here().is_first
-    if not checked.resume and first:
-        refuse_taken(out)
-    from sinklab.studies.benchmarks.offline import needs_lm_eval
-    from sinklab.studies.benchmarks.run import evaluate
-    from sinklab.studies.benchmarks.tables import score_lines
-
-    needs_lm_eval()
-    with working() as progress:
-        folder = evaluate(checked, lambda: loaded_here(model, reading), out, progress=progress)
-    if first:
-        print("\n".join([*score_lines(folder), f"run folder: {folder}"]))
-
-
-evaluate_command.__name__ = "eval"
-
-
-@dataclass(frozen=True)
-class Cells(Evaluation):
-    """The settings of the table's cells as the command line takes them."""
-
-    tasks: tuple[str, ...] = ("gsm8k", "humaneval")
-    """Benchmarks, separated by commas or spaces."""
-    mask_sinks: tyro.conf.Suppress[int | None] = None
-    """Differs from cell to cell."""
-    control: tyro.conf.Suppress[str] = "sinks"
-    """Differs from cell to cell."""
-    chat: tyro.conf.Suppress[bool] = False
-    """Asked for the whole table."""
-    resume: tyro.conf.Suppress[bool] = False
-    """A table always goes on."""
+CELLS: Any = typed(EvalSettings(tasks=("gsm8k", "humaneval")), "mask_sinks", "control", "chat", "resume")
+"""The settings of the table's cells as the command line takes them: what differs from cell to cell is not asked."""
+CELLS_TYPE: Any = MARK.OmitArgPrefixes[type(CELLS)]
+PLAN: Any = typed(Plan(), "chat")
+PLAN_TYPE: Any = MARK.OmitArgPrefixes[type(PLAN)]
 
 
 def table1(
     model: tuple[str, ...] = ("tiny", "tiny-sink"),
     out: Path = Path("runs/table1"),
-    ks: tuple[int, ...] = (0, 1, 5, 10),
-    controls: tuple[Literal["sinks", "random", "recent", "lowest"], ...] = ("sinks",),
     chat: Literal["auto", "yes", "no"] = "auto",
     render: tuple[Path, ...] = (),
     figures: tuple[str, ...] = ("png",),
     reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    settings: tyro.conf.OmitArgPrefixes[Cells] = Cells(),
+    plan: PLAN_TYPE = PLAN,
+    settings: CELLS_TYPE = CELLS,
 ) -> None:
     """Table 1 of the analysis paper: accuracy with 0, 1, 5 and 10 sinks masked, beside what the paper prints.
 
@@ -130,19 +53,19 @@ def table1(
     Args:
         model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
         out: folder for the cells and the table.
-        ks: numbers of sinks to mask; 0 is always there.
-        controls: what to mask: sinks, and as many random, recent or lowest columns beside them.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.
         figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
         reading: how the weights are read.
+        plan: which cells.
         settings: how the cells are scored.
     """
     from sinklab.studies.benchmarks.table1_report import write_table1
 
-    folders: list[Path] = list(render)
+    folders = list(render)
     if not render:
-        folders = _cells(model, out, (ks, controls, {"yes": True, "no": False}.get(chat)), reading, settings)
+        cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
+        folders = _scored(model, out, cells, reading, checked(settings))
     if not Processes.here().is_first:
         return
     _show([write_table1(folders, out, figures)])
@@ -199,20 +122,13 @@ def _show(tables: list[Printed]) -> None:
     print(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
 
 
-def _cells(
-    model: tuple[str, ...], out: Path, plan: tuple[Any, ...], reading: Reading, settings: Evaluation
-) -> list[Path]:
-    from functools import partial
-
-    from sinklab.studies.benchmarks.table1 import Plan
-    from sinklab.studies.benchmarks.table1 import table1 as scored
-
+def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings) -> list[Path]:
     # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
     os.environ.setdefault("TQDM_DISABLE", "1")
+    from sinklab.studies.benchmarks.table1 import table1 as scored
+
     if not model:
         raise ValueError("the table needs at least one model; give --model tiny, for example")
-    loaders = {
-        folder: partial(loaded_here, name, reading) for name, folder in zip(model, folder_names(model), strict=True)
-    }
+    loaders = {folder: partial(reading.load, name) for name, folder in zip(model, folder_names(model), strict=True)}
     with working() as progress:
-        return scored(loaders, settings.checked(), out, Plan(*plan), progress=progress)
+        return scored(loaders, settings, out, plan, progress=progress)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import Intervention
@@ -76,16 +77,7 @@ def score(
     scorer = Scorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
     written = is_greedy(scorer, asked) if greedy and is_diffusion else {}
     # under a random control equal masks meet different columns
-    merge = not is_random(edits)
-
-    def plan(request: Request) -> Plan:
-        tokens = len(request.continuation)
-        if not is_diffusion:
-            return whole(tokens)
-        if settings.estimator == "chain_rule":
-            return chain_rule(tokens)
-        return monte_carlo(tokens, request.group, settings, merge=merge)
-
+    plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
     results: dict[int, Scored] = {}
     for job in scorer.run(Job.of(request, plan(request)) for request in asked):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
@@ -94,6 +86,16 @@ def score(
         if progress is not None:
             progress()
     return [results[number] for number in range(len(asked))]
+
+
+def _plan(settings: LikelihoodSettings | None, request: Request, *, merge: bool) -> Plan:
+    """The rows that a request asks for; of an autoregressive model, without settings, the text as it is."""
+    tokens = len(request.continuation)
+    if settings is None:
+        return whole(tokens)
+    if settings.estimator == "chain_rule":
+        return chain_rule(tokens)
+    return monte_carlo(tokens, request.group, settings, merge=merge)
 
 
 def rolling(

@@ -80,7 +80,7 @@ def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: S
         _check_ids(loaded, number, context, continuation, limit)
         group = digest(context, () if context else continuation) if groups is None else int(groups[number])
         if not is_diffusion:
-            context = context or (_start(loaded),)
+            context = context or (start_token(loaded, "a context", "give a context"),)
         # an autoregressive model does not read the last token
         dropped = max(0, len(context) + len(continuation) - limit - (not is_diffusion))
         asked.append(Request(number, context[dropped:], continuation, group, dropped))
@@ -108,13 +108,18 @@ def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, lim
         )
 
 
-def _start(loaded: Loaded) -> int:
+def start_token(loaded: Loaded, empty: str, remedy: str) -> int:
+    """What an autoregressive model reads before a text: its beginning, else its end of text.
+
+    Raises:
+        ValueError: where it has neither: names what is empty, and the remedy.
+    """
     special = loaded.special
     start = special.bos if special.bos is not None else special.eos
     if start is None:
         raise ValueError(
-            f"{loaded.name} is autoregressive and needs a token to start from, but a context is empty and the model "
-            "names no beginning or end of text; give a context"
+            f"{loaded.name} is autoregressive and needs a token to start from, but {empty} is empty and the model "
+            f"names no beginning or end of text; {remedy}"
         )
     return start
 

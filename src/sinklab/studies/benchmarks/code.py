@@ -92,19 +92,12 @@ def program_of(prompt: str, completion: str, entry_point: str) -> str:
     if completion.lstrip("\n")[:1] in (" ", "\t") and not first[1].strip():
         return prompt + completion[: first.start()]
     fenced = [code for code in _FENCE.findall(completion) if code.strip()] or [completion[: first.start()]]
-    chosen = next((code for code in fenced if _defines(code, entry_point)), fenced[0])
-    return _joined(prompt, chosen, entry_point)
-
-
-def _joined(prompt: str, code: str, entry_point: str) -> str:
-    if not _defines(code, entry_point):
-        return prompt + code
-    before = re.split(rf"^def {re.escape(entry_point)}\b", prompt, maxsplit=1, flags=re.MULTILINE)[0]
-    return f"{before.rstrip()}\n\n{code}" if before.strip() else code
-
-
-def _defines(code: str, name: str) -> bool:
-    return re.search(rf"^def {re.escape(name)}\b", code, re.MULTILINE) is not None
+    head = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
+    whole = next((code for code in fenced if head.search(code)), None)
+    if whole is None:
+        return prompt + fenced[0]
+    before = head.split(prompt, maxsplit=1)[0]
+    return f"{before.rstrip()}\n\n{whole}" if before.strip() else whole
 
 
 DRIVER = Path(__file__).with_name("code_driver.py")

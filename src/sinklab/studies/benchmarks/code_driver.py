@@ -15,19 +15,8 @@ from typing import Any
 
 REFUSED = ("ctypes.dlsym", "ctypes.addressof", "socket.", "subprocess.", "shutil.", "pty.", "gc.", "urllib.", "http.")
 REFUSED_OS = ("fork", "forkpty", "exec", "posix_spawn", "spawn", "system", "kill", "killpg", "startfile")
-CHANGING_OS = (
-    "remove",
-    "rename",
-    "rmdir",
-    "mkdir",
-    "chmod",
-    "chown",
-    "link",
-    "symlink",
-    "truncate",
-    "utime",
-    "chflags",
-)
+CHANGING_OS: tuple[str, ...] = ("remove", "rename", "rmdir", "mkdir", "chmod", "chown", "link", "symlink", "truncate")
+CHANGING_OS += ("utime", "chflags")
 OTHERS = ("sys._current_frames", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill", "os.chdir")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -36,16 +25,10 @@ def limit(seconds: int, memory: int, size: int) -> None:
     """Lower what this process may use, for good."""
     import resource
 
-    for name, most in (
-        ("RLIMIT_CPU", seconds),
-        ("RLIMIT_AS", memory),
-        ("RLIMIT_FSIZE", size),
-        ("RLIMIT_NOFILE", 32),
-        ("RLIMIT_CORE", 0),
-        ("RLIMIT_NPROC", 0),
-    ):
+    limits = {"CPU": seconds, "AS": memory, "FSIZE": size, "NOFILE": 32, "CORE": 0, "NPROC": 0}
+    for name, most in limits.items():
         try:
-            kind = getattr(resource, name)
+            kind = getattr(resource, f"RLIMIT_{name}")
             hard = resource.getrlimit(kind)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (most, most))

@@ -92,8 +92,6 @@ def tasks(
             (what was looked for and how to get it), and a task that runs code where that is not allowed.
     """
     needs_lm_eval()
-    from lm_eval.tasks import TaskManager
-
     wanted = list(dict.fromkeys(names))
     if not wanted:
         raise ValueError(f"at least one task is needed, but there is none; known are {', '.join(OFFLINE)}")
@@ -109,11 +107,17 @@ def tasks(
         raise ValueError(f"benchmark files lie in a folder, but {folder} is none; give the folder that holds them")
     # apart from what another process makes of other data at the same time
     asked = hashlib.sha256(repr((str(folder.resolve()), num_fewshot)).encode()).hexdigest()[:12]
-    made = root / f"tasks-{asked}"
-    for name in wanted:
-        write_text(made / f"{name}.yaml", dumped(_on_files(name, folder, root, num_fewshot)))
-    manager = TaskManager(include_path=str(made), include_defaults=False)
+    manager = _manager(root / f"tasks-{asked}", {name: _on_files(name, folder, root, num_fewshot) for name in wanted})
     return _loaded(manager, wanted), manager
+
+
+def _manager(folder: Path, configs: dict[str, dict[str, Any]]) -> Any:
+    """lm-eval's manager of these tasks alone, their files written into the folder."""
+    from lm_eval.tasks import TaskManager
+
+    for name, config in configs.items():
+        write_text(folder / f"{name}.yaml", dumped(config))
+    return TaskManager(include_path=str(folder) if configs else None, include_defaults=False)
 
 
 def needs_lm_eval() -> None:
@@ -148,7 +152,7 @@ def _on_files(name: str, data: Path, cache: Path, num_fewshot: int | None) -> di
 
     source, config = source_of(name), base(name)
     whole = {**(load_yaml(config["include"], resolve_func=False) if "include" in config else {}), **config}
-    graded = "test" if "test" in source.files else "validation"
+    graded = source.graded
     shots = whole.get("num_fewshot") or 0
     # lm-eval leaves a task's own 0 as it is, whatever is asked for
     if num_fewshot is not None and whole.get("num_fewshot") != 0:
@@ -164,9 +168,8 @@ def _on_files(name: str, data: Path, cache: Path, num_fewshot: int | None) -> di
         "dataset_kwargs": {"data_files": paths, "cache_dir": str(cache / "datasets")},
         "training_split": "train" if examples else None,
         "fewshot_split": whole.get("fewshot_split") if examples else None,
-        "validation_split": "validation" if graded == "validation" else None,
-        "test_split": "test" if graded == "test" else None,
     }
+    config |= {f"{split}_split": split if split == graded else None for split in ("validation", "test")}
     return config
 
 
@@ -175,9 +178,7 @@ def _from_hub(names: Sequence[str], cache: Path) -> tuple[list[Any], Any]:
 
     ours = sorted(set(names) & set(OFFLINE))
     made = cache / f"hub-tasks-{hashlib.sha256(repr(ours).encode()).hexdigest()[:12]}"
-    for name in ours:
-        write_text(made / f"{name}.yaml", dumped(base(name)))
-    manager = TaskManager(include_path=str(made) if ours else None, include_defaults=False)
+    manager = _manager(made, {name: base(name) for name in ours})
     if len(ours) == len(names):
         return _loaded(manager, names), manager
     # lm-eval reads thousands of files to know all of its tasks
@@ -218,10 +219,9 @@ def hub_failure(name: str, error: Exception) -> str:
     if name not in OFFLINE:
         return f"{name} needs its data set from the Hub, but it could not be loaded ({fact}); connect, or give a folder"
     source = source_of(name)
-    split = "test" if "test" in source.files else "validation"
     return (
         f"{name} needs the Hub data set {source.hub}, but it could not be loaded ({fact}); on a machine with a network "
-        f"run {source.command(Path('DATA'), split)} and give the folder DATA (--data, in Python data=)"
+        f"run {source.command(Path('DATA'), source.graded)} and give the folder DATA (--data, in Python data=)"
     )
 
 

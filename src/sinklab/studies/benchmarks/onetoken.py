@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_b
 class Cell:
     """A number of a group of runs that differ in their seed alone."""
 
-    value: float
-    stderr: float
-    runs: int
+    value: float = math.nan
+    stderr: float = math.nan
+    runs: int = 0
     samples: int = 0
     task: str = ""
     metric: str = ""
@@ -102,35 +102,28 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     """The runs as blocks: by how they were trained; benchmarks join the training run whose model they scored."""
     runs = as_trainings(trainings) if trainings else []
     homes = {(one.run.path / "model").resolve(): one for one in runs}
+    # by the very weights, where the folder was moved since
+    files = [(one.run.path / "model" / "weights.sha256", one) for one in reversed(runs)]
+    by_weights = {file.read_text().strip(): one for file, one in files if file.is_file()}
     blocks: dict[str, Experiment] = {}
     for one in runs:
         if one.run.info.settings.get("objective") == "autoregressive":
             continue
-        base = _base(one, homes)
-        block = blocks.setdefault(_key(base), Experiment(_start(base), _label(base)))
-        block.trainings.append(one)
+        key, start, label = _described(_base(one, homes))
+        blocks.setdefault(key, Experiment(start, label)).trainings.append(one)
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
-        home = homes.get(Path(str(bench.model.get("name"))).resolve()) or _by_weights(bench, runs)
+        home = homes.get(Path(str(bench.model.get("name"))).resolve())
+        home = home or by_weights.get(str(bench.model.get("weights_sha256")))
         if home is not None:
-            base = _base(home, homes)
-            key, start, label = _key(base), _start(base), _label(base)
+            key, start, label = _described(_base(home, homes))
         else:
             sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
             key, start = json.dumps(["unknown", sizes]), "unknown"
             label = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
         blocks.setdefault(key, Experiment(start, label)).benchmarks.append(bench)
     return list(blocks.values())
-
-
-def _by_weights(bench: Benchmark, runs: Sequence[Training]) -> Training | None:
-    """The training run that left these very weights, where the folder was moved since."""
-    for one in runs:
-        noted = one.run.path / "model" / "weights.sha256"
-        if noted.is_file() and noted.read_text().strip() == bench.model.get("weights_sha256"):
-            return one
-    return None
 
 
 def _is_tuned(one: Training) -> bool:
@@ -153,20 +146,17 @@ def _start(base: Training) -> str:
     return "autoregressive" if base.run.info.settings.get("init_from") else "scratch"
 
 
-def _key(base: Training) -> str:
-    settings = {key: value for key, value in base.run.info.settings.items() if key not in FREE | _OF_VARIANT}
-    return json.dumps([_start(base), settings], sort_keys=True)
-
-
-def _label(base: Training) -> str:
-    """In words: where it began, how large it is, what it has read."""
-    settings = base.run.info.settings
+def _described(base: Training) -> tuple[str, str, str]:
+    """What runs of one experiment have in common; how it began; in words: from where, how large, what it has read."""
+    settings, start = base.run.info.settings, _start(base)
+    alike = {key: value for key, value in settings.items() if key not in FREE | _OF_VARIANT}
     tokens = int(settings.get("steps") or 0) * int(settings.get("batch") or 0) * int(settings.get("length") or 0)
     size = base.run.info.model.get("parameters")
     parts = [f"{_short(size)} parameters"] if size else []
     parts += [f"{_short(tokens)} tokens"] if tokens and not settings.get("epochs") else []
-    start = settings.get("init_from")
-    return ", ".join([f"from {Path(str(start)).parent.name or start}" if start else "from scratch", *parts])
+    model = settings.get("init_from")
+    label = ", ".join([f"from {Path(str(model)).parent.name or model}" if model else "from scratch", *parts])
+    return json.dumps([start, alike], sort_keys=True), start, label
 
 
 def _short(count: float) -> str:
@@ -201,37 +191,28 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
             for paper in paper_rows:
                 here = about | {"row": paper.name, "variant": paper.variant}
                 for column, score in zip(table.benchmarks, paper.scores, strict=True):
-                    rows.append(here | {"column": column} | asdict(Cell(score, math.nan, 0)) | {"command": ""})
-        for block in _belonging(table, blocks):
+                    rows.append(here | {"column": column} | asdict(Cell(score)) | {"command": ""})
+        for block in (block for block in blocks if _belongs(block, table)):
             about = {"table": table.number, "block": block.label, "source": "measured"}
             for name, of_variant in table.variants:
                 here = about | {"row": name, "variant": of_variant}
                 for column in (*table.benchmarks, *RUNS_ONLY):
                     cell = _cell(block, of_variant, table.variants[0][1], column, metric)
                     command = "" if cell else _command(table, block, of_variant, column)
-                    number = asdict(cell or Cell(math.nan, math.nan, 0))
-                    rows.append(here | {"column": column} | number | {"command": command})
+                    rows.append(here | {"column": column} | asdict(cell or Cell()) | {"command": command})
     return pd.DataFrame(rows)
 
 
-def _belonging(table: PaperTable, blocks: Sequence[Experiment]) -> list[Experiment]:
+def _belongs(block: Experiment, table: PaperTable) -> bool:
     """Tables 1 and 2 differ in how models began; the others take whatever has two of their variants."""
-    if table.number <= 2:
-        return [block for block in blocks if block.start == table.start and block.variants & _wanted(table)]
-    return [block for block in blocks if len(block.variants & _wanted(table)) > 1]
-
-
-def _wanted(table: PaperTable) -> set[str]:
-    return {name for _, name in table.variants}
+    shared = len(block.variants & {name for _, name in table.variants})
+    return shared > 0 and block.start == table.start if table.number <= 2 else shared > 1
 
 
 def _cell(block: Experiment, of_variant: str, first: str, column: str, metric: str | None) -> Cell | None:
     """Of a variant; `first` is that of the table's first row."""
-    if column == LESS:
-        return block.less(of_variant, first)
-    if column in RUNS_ONLY:
-        return {LOSS: block.loss, SHARE: block.share}[column](of_variant)
-    return block.score(of_variant, column, metric)
+    of_runs = {LOSS: block.loss, LESS: partial(block.less, other=first), SHARE: block.share}
+    return of_runs[column](of_variant) if column in of_runs else block.score(of_variant, column, metric)
 
 
 def _command(table: PaperTable, block: Experiment, of_variant: str, column: str) -> str:
@@ -242,10 +223,8 @@ def _command(table: PaperTable, block: Experiment, of_variant: str, column: str)
         laptop, published = RECIPES[table.start]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
     if column in RUNS_ONLY:
-        has_sinks = of_variant not in ("plain", "gate")
-        return {LOSS: f"sinklab curve --model {model}", SHARE: "train with --monitor-every" * has_sinks, LESS: ""}[
-            column
-        ]
+        watched = "" if of_variant in ("plain", "gate") else "train with --monitor-every"
+        return {LOSS: f"sinklab curve --model {model}", SHARE: watched, LESS: ""}[column]
     flags = COLUMNS[column]["flags"]
     how = f"{'smdm' if 'smdm' in flags else 'chain'}-{flags.split()[-1]}" if flags else "two-stage"
     if column == "GSM8K":
@@ -283,12 +262,10 @@ def _text(cell: pd.Series) -> str:
 def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:
     """The commands that fill the cells of a table that are missing; benchmarks with the same settings in one."""
     part = numbers[(numbers["table"] == table) & (numbers["command"] != "")]
-    together: dict[str, list[str]] = {}
+    together: dict[str, dict[str, None]] = {}
     for command in part["command"]:
-        tasks = re.search(r"--tasks (\S+)", command)
-        alike = re.sub(r"--tasks \S+", "--tasks …", command)
-        listed = together.setdefault(alike, [])
-        listed += [tasks[1]] if tasks and tasks[1] not in listed else []
+        tasks = together.setdefault(re.sub(r"--tasks \S+", "--tasks …", command), {})
+        tasks |= dict.fromkeys(re.findall(r"--tasks (\S+)", command))
     return [alike.replace("…", ",".join(tasks)) for alike, tasks in together.items()]
 
 
@@ -308,19 +285,18 @@ def write_onetoken(folders: Iterable[str | Path], out: str | Path, *, metric: st
     numbers = onetoken_numbers(experiments(found.benchmarks, found.trainings), metric=metric)
     written = []
     for table in ONE_TOKEN:
-        notes = [
-            *ONE_TOKEN_FACTS["notes"],
-            *(f"missing: `{command}`" for command in missing_commands(numbers, table.number)),
-        ]
-        if not (numbers[numbers["table"] == table.number]["source"] == "measured").any():
+        part = numbers[numbers["table"] == table.number]
+        commands = missing_commands(numbers, table.number)
+        notes = [*ONE_TOKEN_FACTS["notes"], *(f"missing: `{command}`" for command in commands)]
+        if "measured" not in set(part["source"]):
             laptop, published = RECIPES[table.start]
+            variants = ", ".join(VARIANTS.get(name, name) for name in sorted({name for _, name in table.variants}))
             notes.append(
-                f"no run of these folders belongs here: `sinklab train {laptop}` with the variants "
-                f"{', '.join(VARIANTS.get(name, name) for name in sorted(_wanted(table)))} (as published: {published})"
+                f"no run of these folders belongs here: `sinklab train {laptop}` with the variants {variants} (as "
+                f"published: {published})"
             )
         notes += [f"not finished, so left out: {path}" for path in found.unfinished]
         text = onetoken_text(numbers, table.number)
         title = f"One Token Is Enough, Table {table.number}: {table.title}"
-        part = numbers[numbers["table"] == table.number]
         written.append(write_printed(Path(out) / f"onetoken-{table.number}", title, text, part, notes))
     return written

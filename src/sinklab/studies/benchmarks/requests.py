@@ -16,7 +16,7 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.tracing import trace
 from sinklab.scoring.answers import needs_own_batch
 from sinklab.scoring.likelihood import rolling, score
-from sinklab.scoring.requests import limit_of
+from sinklab.scoring.requests import limit_of, start_token
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.sinks.states import MASKED, PROMPT
@@ -88,28 +88,18 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
         # beyond its repeats a request only fills up a distributed batch
         nth = seen[named] if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits) else 0
         seen[named] += 1
-        ids, new_tokens, cut = fitted(started(loaded, model.tok_encode(text)), asked, context)
+        ids, new_tokens, cut = fitted(_begun(loaded, model.tok_encode(text)), asked, context)
         of = (request_key(named, nth), request.task_name or "", request.doc_id or 0)
         how = (paced(own, new_tokens, asked), cut, is_watched(settings, request.doc_id))
         jobs.append(Job(*of, ids, until, new_tokens, *how))
     return jobs
 
 
-def started(loaded: Loaded, ids: list[int]) -> list[int]:
-    """The ids that a model can start from: an autoregressive one needs one at least.
-
-    Raises:
-        ValueError: where there is none, and the model names no beginning or end of text.
-    """
+def _begun(loaded: Loaded, ids: list[int]) -> list[int]:
+    """The ids that a model can start from: an autoregressive one needs one at least."""
     if ids or loaded.family == "diffusion":
         return ids
-    bos = loaded.special.bos if loaded.special.bos is not None else loaded.special.eos
-    if bos is None:
-        raise ValueError(
-            f"{loaded.name} is autoregressive and needs a token to start from, but this request has an empty context "
-            "and the model names no beginning of text; choose another task"
-        )
-    return [bos]
+    return [start_token(loaded, "the context of this request", "choose another task")]
 
 
 def is_watched(settings: EvalSettings, document: int | None) -> bool:

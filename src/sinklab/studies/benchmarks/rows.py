@@ -80,12 +80,9 @@ def _text(path: Path) -> str:
 def _plain(path: Path) -> list[Row]:
     if _kind(path) == ".parquet":
         return _parquet(path)
-    rows = []
     # a line ends at a line feed alone: JSON may hold U+2028 as it is
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        rows.append(json_object(line, f"{path}, line {number}"))
+    lines = enumerate(_text(path).split("\n"), 1)
+    rows = [json_object(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
     if rows and "label" not in rows[0] and labels.is_file():
         given = _text(labels).split()
@@ -120,15 +117,8 @@ def _six_lines(path: Path) -> list[Row]:
         begun = re.search(r"[.!?][\"')]*\s+([a-z][^.!?]*)$", context)
         # the sentence that the endings go on with, which lm-eval capitalises, is not set apart in this form
         cut = begun.start(1) if begun else len(context)
-        rows.append(
-            {
-                "activity_label": label,
-                "ctx_a": context[:cut].rstrip(),
-                "ctx_b": context[cut:],
-                "label": lines[at + 1].strip(),
-                "endings": lines[at + 2 : at + 6],
-            }
-        )
+        row = {"activity_label": label, "ctx_a": context[:cut].rstrip(), "ctx_b": context[cut:]}
+        rows.append(row | {"label": lines[at + 1].strip(), "endings": lines[at + 2 : at + 6]})
     return rows
 
 
@@ -173,13 +163,9 @@ def _arc(row: Row, where: str) -> Row:
     if "query" in row:
         # llm-foundry's form: the prompt's first word stands in the data, answers have no letters
         given = _taken(row, where, "query", "choices", "gold")
-        letters = list(_LETTERS[: len(given["choices"])])
+        letters, question = list(_LETTERS[: len(given["choices"])]), str(given["query"]).removeprefix("Question: ")
         choices = {"text": list(given["choices"]), "label": letters}
-        return {
-            "question": str(given["query"]).removeprefix("Question: "),
-            "choices": choices,
-            "answerKey": letters[int(given["gold"])],
-        }
+        return {"question": question, "choices": choices, "answerKey": letters[int(given["gold"])]}
     given = _taken(row, where, "question", "answerKey")
     if isinstance(given["question"], dict):
         # the authors' form
@@ -237,6 +223,11 @@ class Source:
     folders: tuple[str, ...]
     files: Mapping[str, tuple[str, ...]]
     """Split -> patterns, relative to one of the folders; the first one that is there is taken."""
+
+    @property
+    def graded(self) -> str:
+        """The split whose documents are scored."""
+        return "test" if "test" in self.files else "validation"
 
     def find(self, data: Path, split: str) -> list[Path]:
         """The parts of a split in order; none where no file is there."""

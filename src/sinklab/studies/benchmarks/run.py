@@ -9,8 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -77,8 +76,8 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         "fewshot_seed": FEWSHOT_SEED,
         "sinklab": settings.kept(),
     }
-    whole |= {"date": time.time(), "lm_eval_version": metadata.version("lm_eval")}
-    whole["transformers_version"] = metadata.version("transformers")
+    versions = {f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")}
+    whole |= {"date": time.time()} | versions
     add_tokenizer_info(whole, model)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".lm_eval-") as beside:
         # given the name of a file, it puts everything beside that file
@@ -141,59 +140,52 @@ def evaluate(
     if task_objects is not None:
         settings = dataclasses.replace(settings, tasks=tuple(_name(task) for task in task_objects))
     # tasks first: what is wrong with them shows before a large model is read
-    work = _Work.of(settings, task_objects)
+    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
+    given = _tasks(settings, wanted) if wanted else None
+    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
+    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
     loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
 
     from sinklab.studies.benchmarks.harness_model import SinklabLM
 
     asked = SinklabLM(loaded, settings=settings, progress=progress)
-    about: dict[str, Any] = {"kind": "benchmark", "model": _described(loaded), "settings": settings.kept()}
-    with ExitStack() as stack:
-        run = None
-        if processes.is_first:
-            writer = RunWriter(path, **about, seed=settings.seed, resume=settings.resume)
-            run = stack.enter_context(writer)
+    described = {name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")}
+    about: dict[str, Any] = {"kind": "benchmark", "model": described, "settings": settings.kept()}
+    first = processes.is_first
+    with RunWriter(path, **about, seed=settings.seed, resume=settings.resume) if first else nullcontext() as run:
         # the folder is there, and it is this run's, before a process writes into it
         processes.wait()
         asked.cache = RequestCache(path, processes.rank, request_key(about))
-        work.score(asked, run)
+        _score(asked, run, given, documents)
         processes.wait()
     return path
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What is to be scored, its data loaded."""
+def _score(
+    model: SinklabLM, run: RunWriter | None, given: dict[str, Any] | None, documents: list[dict[str, Any]]
+) -> None:
+    """Ask for everything; the first process, which has the run, writes the tables.
 
-    tasks: dict[str, Any] | None
-    """As lm-eval's `evaluate` takes them; None where it has nothing to do."""
-    documents: list[dict[str, Any]]
-    """Questions of the two-stage protocol, which is no task of lm-eval."""
-
-    @classmethod
-    def of(cls, settings: EvalSettings, objects: Sequence[Any] | None) -> _Work:
-        wanted = list(objects or [name for name in settings.tasks if name != TWO_STAGE])
-        documents: list[dict[str, Any]] = []
-        if objects is None and TWO_STAGE in settings.tasks:
-            documents = two_stage.two_stage_documents(settings.data, settings.limit)
-        return cls(_tasks(settings, wanted) if wanted else None, documents)
-
-    def score(self, model: SinklabLM, run: RunWriter | None) -> None:
-        """Ask for everything; the first process, which has the run, writes the tables."""
-        if self.documents:
-            two_stage.answer_all(model, self.documents)
-        results = None if self.tasks is None else _scored(model, self.tasks)
-        told = model.gather_object(model.told)
-        if run is None:
-            return
-        answers = {key: answer for part in told or () for key, answer in part.items()}
-        scores, samples = tables.rows_of(results, answers) if results else ([], [])
-        if self.documents:
-            more = two_stage.rows(self.documents, answers, published=model.settings.published)
-            scores, samples = [*scores, *more[0]], [*samples, *more[1]]
-        tables.write(run, scores, samples, answers)
-        if results is not None:
-            write(run.path, results, model)
+    Args:
+        model: of lm-eval.
+        run: the run folder, open.
+        given: tasks as lm-eval's `evaluate` takes them; None where it has nothing to do.
+        documents: questions of the two-stage protocol, which is no task of lm-eval.
+    """
+    if documents:
+        two_stage.answer_all(model, documents)
+    results = None if given is None else _scored(model, given)
+    told = model.gather_object(model.told)
+    if run is None:
+        return
+    answers = {key: answer for part in told or () for key, answer in part.items()}
+    scores, samples = tables.rows_of(results, answers) if results else ([], [])
+    if documents:
+        more = two_stage.rows(documents, answers, published=model.settings.published)
+        scores, samples = [*scores, *more[0]], [*samples, *more[1]]
+    tables.write(run, scores, samples, answers)
+    if results is not None:
+        write(run.path, results, model)
 
 
 def _name(task: Any) -> str:
@@ -224,10 +216,6 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
-
-
-def _described(loaded: Loaded) -> dict[str, Any]:
-    return {name: value for name, value in describe(loaded).items() if not name.startswith("recorded_")}
 
 
 def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sinklab.errors import Checked, known_fields, limited
+from sinklab.errors import Checked, free_fields, known_fields, limited
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.settings import ESTIMATORS, NOISES
 
@@ -54,8 +54,6 @@ def two_stage_settings(given: DecodingSettings | None = None, *, published: bool
 CONTROLS = ("sinks", "random", "recent", "lowest")
 TWO_STAGE = "gsm8k_two_stage"
 """The sink-token paper's own protocol, no task of lm-eval."""
-PACE = ("batch", "likelihood_batch", "resume")
-"""Fields that say how fast, not what: a run may go on with others."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,9 @@ class EvalSettings(DecodingSettings, Checked):
     """Noisy copies per continuation (LLaDA 128, SMDM 1024)."""
     likelihood_cfg_scale: float = 0.0
     """Classifier-free guidance of likelihoods; 0 is off."""
-    batch: int = limited(8, at_least=1)
+    batch: int = limited(8, at_least=1, free=True)
     """Prompts that are written together, where their answers do not depend on it (gsm8k_two_stage as published: 64)."""
-    likelihood_batch: int = limited(32, at_least=1)
+    likelihood_batch: int = limited(32, at_least=1, free=True)
     """Rows per forward where likelihoods are estimated."""
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
@@ -109,7 +107,7 @@ class EvalSettings(DecodingSettings, Checked):
     """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over batches of 64)."""
     record_sinks: int | None = limited(16, at_least=0)
     """Watch the attention of the first so many documents of each task; None watches all, 0 none."""
-    resume: bool = False
+    resume: bool = limited(False, free=True)
     """Go on with an interrupted run; answers that are there are not asked for again."""
 
     def __post_init__(self) -> None:
@@ -146,7 +144,37 @@ class EvalSettings(DecodingSettings, Checked):
 
     def kept(self) -> dict[str, Any]:
         """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in PACE}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free_fields(self)}
+
+
+@dataclass(frozen=True)
+class Plan(Checked):
+    """Which cells Table 1 of the analysis paper has.
+
+    Raises ValueError for numbers and controls that make no sense with any model.
+    """
+
+    ks: tuple[int, ...] = (0, 1, 5, 10)
+    """Numbers of masked sinks; 0 is the unmasked run that the others are compared with, and always there."""
+    controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS)
+    """What is masked: sinks, and as many random, recent or lowest columns beside them."""
+    chat: bool | None = None
+    """Put questions into the model's chat format; None: where the model has one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
+        object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
+        if self.ks[0] < 0:
+            raise ValueError(f"ks are numbers of masked sinks, at least 0, got {self.ks[0]}; leave it out")
+        if not self.controls:
+            raise ValueError("the table needs at least one of the controls, such as sinks; got none")
+
+    def cells(self, tasks: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+        """(task, k, control), the unmasked ones first."""
+        for task in tasks:
+            yield task, 0, "sinks"
+            yield from ((task, k, control) for control in self.controls for k in self.ks if k)
 
 
 def settings_from(given: Mapping[str, Any], also: tuple[str, ...] = ()) -> EvalSettings:

@@ -4,54 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.errors import one_of
 from sinklab.records.reading import open_run
 from sinklab.records.storage import RUN_FILE
+from sinklab.studies.benchmarks import offline, run
 from sinklab.studies.benchmarks.offline import RUNS_CODE
-from sinklab.studies.benchmarks.settings import CONTROLS, TWO_STAGE, EvalSettings
+from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings, Plan
 from sinklab.studies.processes import Processes, Progress, as_progress
 
-KS = (0, 1, 5, 10)
 TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
 """Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which cells the table has.
-
-    Raises ValueError for numbers and controls that make no sense with any model.
-    """
-
-    ks: tuple[int, ...] = KS
-    """Numbers of masked sinks; 0 is the unmasked run that the others are compared with, and always there."""
-    controls: tuple[str, ...] = ("sinks",)
-    """What is masked: sinks, and as many random, recent or lowest columns beside them."""
-    chat: bool | None = None
-    """Put questions into the model's chat format; None: where the model has one."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
-        object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
-        if self.ks[0] < 0:
-            raise ValueError(f"ks are numbers of masked sinks, at least 0, got {self.ks[0]}; leave it out")
-        for control in self.controls:
-            one_of("each of the controls", control, CONTROLS)
-        if not self.controls:
-            raise ValueError("the table needs at least one of the controls, such as sinks; got none")
-
-    def cells(self, tasks: Sequence[str]) -> Iterator[tuple[str, int, str]]:
-        """(task, k, control), the unmasked ones first."""
-        for task in tasks:
-            yield task, 0, "sinks"
-            yield from ((task, k, control) for control in self.controls for k in self.ks if k)
 
 
 def table1(
@@ -98,12 +65,14 @@ def table1(
     if any(todo.values()):
         _check_tasks(settings)
     for name, load in models.items():
-        asked = _Model(load)
+        loaded = cache(load)
         for folder in todo[name]:
             cell = cells[name][folder]
             what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
             progress.stage(f"{name}, {cell.tasks[0]}, {what}")
-            _write(asked, folder, cell, plan.chat, progress)
+            chat = getattr(loaded().tokenizer, "chat_template", None) is not None if plan.chat is None else plan.chat
+            cell = dataclasses.replace(cell, chat=chat, resume=(folder / RUN_FILE).is_file())
+            run.evaluate(cell, loaded, folder, progress=progress)
     return [folder for of_model in cells.values() for folder in of_model]
 
 
@@ -116,37 +85,14 @@ def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettin
 
 
 def _check_tasks(settings: EvalSettings) -> None:
-    from sinklab.studies.benchmarks import offline
-
     offline.needs_lm_eval()
     if names := [name for name in settings.tasks if name != TWO_STAGE]:
         offline.tasks(names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)
 
 
-class _Model:
-    """A model that is loaded when it is first needed."""
-
-    def __init__(self, load: Callable[[], Loaded]) -> None:
-        self._load = load
-
-    @cached_property
-    def loaded(self) -> Loaded:
-        return self._load()
-
-
 def cell_name(task: str, k: int, control: str = "sinks") -> str:
     """The folder of a cell."""
     return f"{task}-k{k}" if control == "sinks" or not k else f"{task}-k{k}-{control}"
-
-
-def _write(asked: _Model, folder: Path, cell: EvalSettings, chat: bool | None, progress: Progress) -> None:
-    from sinklab.studies.benchmarks.run import evaluate
-
-    if chat is None:
-        chat = getattr(asked.loaded.tokenizer, "chat_template", None) is not None
-    there = (folder / RUN_FILE).is_file()
-    cell = dataclasses.replace(cell, chat=chat, resume=there)
-    evaluate(cell, lambda: asked.loaded, folder, progress=progress)
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.benchmarks.published import KS, TABLE1_NOTES, TITLES, published_model, published_table1
-from sinklab.studies.benchmarks.read import Benchmark, Score, found_in, paired_drop
+from sinklab.studies.benchmarks.read import Benchmark, found_in, paired_drop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,6 +74,8 @@ POINTS = 0.05
 """What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
 TITLE = "Accuracy with sinks masked (analysis paper, Table 1)"
 VERDICT = "more than 5 points lost"
+COLUMNS = ("task", "model", "source", "control", "k", "accuracy", "stderr", "samples", "drop", "drop_low", "drop_high")
+COLUMNS += ("relative", "verdict", "no_answer", "removed")
 
 
 def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
@@ -89,22 +91,19 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
         ValueError: when two folders hold the same cell.
     """
     listed = list(benchmarks)
-    names = _names(listed)
+    # a label for each model under its settings
+    firsts = {one.alike: one.run for one in reversed(listed)}
+    order = list(dict.fromkeys(one.alike for one in listed))
+    names = dict(zip(order, labels([firsts[alike] for alike in order]), strict=True))
     rows: list[dict[str, object]] = []
     tasks = dict.fromkeys(task for one in listed for task in one.tasks)
     for task in sorted(tasks, key=lambda task: [*TITLES, task].index(task)):
-        for alike in dict.fromkeys(one.alike for one in listed):
-            group = [one for one in listed if one.alike == alike and task in one.tasks]
-            rows += _measured(task, names[alike], group)
+        for alike, model in names.items():
+            rows += _measured(task, model, [one for one in listed if one.alike == alike and task in one.tasks])
         rows += _published(task)
-    return pd.DataFrame(rows)
-
-
-def _names(benchmarks: list[Benchmark]) -> dict[str, str]:
-    """A label for each model under its settings."""
-    firsts = {one.alike: one for one in reversed(benchmarks)}
-    order = [alike for alike in dict.fromkeys(one.alike for one in benchmarks)]
-    return dict(zip(order, labels([firsts[alike].run for alike in order]), strict=True))
+    numbers = pd.DataFrame(rows)
+    numbers = numbers.reindex(columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)])
+    return numbers.fillna({"verdict": "–"})
 
 
 def _measured(task: str, model: str, group: list[Benchmark]) -> list[dict[str, object]]:
@@ -124,27 +123,18 @@ def _measured(task: str, model: str, group: list[Benchmark]) -> list[dict[str, o
         score = one.score(task)
         if score is None:
             continue
-        row = _row(task, model, MEASURED, k, control) | {"accuracy": score.value, "stderr": score.stderr}
-        row |= {"samples": score.samples, "no_answer": score.no_answer, "removed": _removed(one, task)}
-        row |= {"metric": score.metric, "filter": score.filter, "run": str(one.run.path)}
+        row: dict[str, object] = {"task": task, "model": model, "source": MEASURED, "control": control, "k": k}
+        row |= asdict(score) | {"removed": _removed(one, task), "run": str(one.run.path)}
+        row["accuracy"] = row.pop("value")
         if k and base is not None and plain is not None:
-            row |= _drop(plain, paired_drop(base.right(task, plain), one.right(task, score)))
+            row |= _drop(plain.value, *paired_drop(base.right(task, plain), one.right(task, score)))
         rows.append(row)
     return rows
 
 
-def _row(task: str, model: str, source: str, k: int, control: str = "sinks") -> dict[str, object]:
-    numbers = ("accuracy", "stderr", "samples", "drop", "drop_low", "drop_high", "relative")
-    row: dict[str, object] = {"task": task, "model": model, "source": source, "control": control, "k": k}
-    return row | dict.fromkeys(numbers, math.nan) | {"verdict": "–", "no_answer": math.nan, "removed": math.nan}
-
-
-def _drop(plain: Score, drop: tuple[float, float, float]) -> dict[str, object]:
-    return {
-        **dict(zip(("drop", "drop_low", "drop_high"), drop, strict=True)),
-        "relative": drop[0] / plain.value if plain.value else math.nan,
-        "verdict": verdict(plain.value, *drop[1:]),
-    }
+def _drop(plain: float, drop: float, low: float, high: float) -> dict[str, object]:
+    numbers = {"drop": drop, "drop_low": low, "drop_high": high, "relative": drop / plain if plain else math.nan}
+    return numbers | {"verdict": verdict(plain, low, high)}
 
 
 def verdict(plain: float, low: float, high: float) -> str:
@@ -168,11 +158,11 @@ def _published(task: str) -> list[dict[str, object]]:
     for model, cells in published_table1(task).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(KS, cells, strict=True):
-            row = _row(task, model, PUBLISHED, k) | {"accuracy": value, "stderr": stderr}
+            row: dict[str, object] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}
+            row |= {"accuracy": value, "stderr": stderr}
             if k:
-                reach = Z * math.hypot(error, stderr)
-                drop = plain - value
-                row |= _drop(Score(plain, error, 0, math.nan, "", ""), (drop, drop - reach, drop + reach))
+                reach, drop = Z * math.hypot(error, stderr), plain - value
+                row |= _drop(plain, drop, drop - reach, drop + reach)
             rows.append(row)
     return rows
 
@@ -188,9 +178,7 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for task, of_task in numbers.groupby("task", sort=False):
         met = {published_model(str(name)) for name in of_task.loc[of_task["source"] == MEASURED, "model"]}
-        groups = [
-            (key, cells) for key, cells in of_task.groupby(["source", "model", "control"], sort=False) if len(cells)
-        ]
+        groups = list(of_task.groupby(["source", "model", "control"], sort=False))
         groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
         for (source, model, control), cells in groups:
             by_k = {int(cell["k"]): cell for _, cell in cells.iterrows()}
@@ -255,12 +243,10 @@ def write_table1(folders: Iterable[str | Path], out: str | Path, formats: Iterab
     """
     found = found_in(folders)
     if not found.benchmarks:
-        left = [f"{path} is unfinished" for path in found.unfinished[:3]]
+        left = ", ".join(f"{path} is unfinished" for path in found.unfinished[:3])
         raise ValueError(
-            "Table 1 is made from benchmark runs that came to their end, and there is none"
-            + ("; " if left else "")
-            + ", ".join(left)
-            + "; run sinklab table1 (it goes on where it stopped) or sinklab eval"
+            f"Table 1 is made from benchmark runs that came to their end, and there is none{left and '; '}{left}; run "
+            "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
     numbers = table1_numbers(found.benchmarks)
     notes, stem = table1_notes(numbers, found.unfinished), Path(out) / "table1"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,11 +133,8 @@ class TwoStage:
         for number in prompts.keys() - room.keys():
             yield TwoStageAnswer(number, "", None, fits=False)
         if self.published:
-            batches: dict[int, dict[int, list[int]]] = defaultdict(dict)
-            for number, ids in room.items():
-                batches[number // BATCH][number] = ids
-            for batch, rows in batches.items():
-                yield from self._pooled(batch, rows)
+            for batch, rows in groupby(room, lambda number: number // BATCH):
+                yield from self._pooled(batch, {number: room[number] for number in rows})
             return
         # where noise or other rows would decide, a row is decoded alone
         alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
@@ -205,13 +202,6 @@ class TwoStage:
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
             _, facts = followed(writer, watch=watch)
         return writer.ids_BS.tolist(), writer.evaluations, facts
-
-
-def two_stage(
-    loaded: Loaded, questions: Sequence[str], *, numbers: Sequence[int] | None = None, **protocol: Any
-) -> Iterator[TwoStageAnswer]:
-    """The answers of `TwoStage(loaded, **protocol)`."""
-    return TwoStage(loaded, **protocol).answers(questions, numbers)
 
 
 @dataclass(frozen=True)
