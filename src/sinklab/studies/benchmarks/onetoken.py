@@ -211,7 +211,7 @@ def _belongs(block: Experiment, table: PaperTable) -> bool:
 
 def _cell(block: Experiment, of_variant: str, first: str, column: str, metric: str | None) -> Cell | None:
     """Of a variant; `first` is that of the table's first row."""
-    of_runs = {LOSS: block.loss, LESS: partial(block.less, other=first), SHARE: block.share}
+    of_runs: dict[str, Any] = {LOSS: block.loss, LESS: partial(block.less, other=first), SHARE: block.share}
     return of_runs[column](of_variant) if column in of_runs else block.score(of_variant, column, metric)
 
 

@@ -74,8 +74,8 @@ POINTS = 0.05
 """What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
 TITLE = "Accuracy with sinks masked (analysis paper, Table 1)"
 VERDICT = "more than 5 points lost"
-COLUMNS = ("task", "model", "source", "control", "k", "accuracy", "stderr", "samples", "drop", "drop_low", "drop_high")
-COLUMNS += ("relative", "verdict", "no_answer", "removed")
+COLUMNS: tuple[str, ...] = ("task", "model", "source", "control", "k", "accuracy", "stderr", "samples", "drop")
+COLUMNS += ("drop_low", "drop_high", "relative", "verdict", "no_answer", "removed")
 
 
 def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
