@@ -17,10 +17,10 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Inputs(Source):
-    """Where prompts come from, and where a run goes on."""
+    """Where prompts come from, and whether a run is resumed."""
 
     resume: bool = False
-    """Go on with an interrupted run where it stopped; with the same settings."""
+    """Resume an interrupted run where it stopped, with the same settings."""
 
 
 def prompts_of(prompt: tuple[str, ...], inputs: Inputs) -> tuple[str, ...]:
