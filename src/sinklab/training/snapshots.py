@@ -187,7 +187,7 @@ MEASURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One measurement of a model. Shares (of 1) are means over rows, mask ratios, queries and heads; see ``MEASURES``."""
+    """One measurement of a model. Shares are means over rows, mask ratios, queries and heads; see ``MEASURES``."""
 
     layers: Mapping[str, np.ndarray]
     """(L,) by measure"""
