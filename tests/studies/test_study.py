@@ -152,7 +152,7 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"heldout_length": 0}, "heldout_length must be 1 to 63"),
         ({"heldout_rows": 0}, r"heldout_rows must be at least 1, but is 0; heldout=\"\" skips"),
         ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
-        ({"mask_sinks": (40,)}, "fewer than all keys, but asks for 40 of the .* keys of 'The old man' with 10 new"),
+        ({"mask_sinks": (40,)}, "fewer than all keys, but is to hide 40 of the .* keys of 'The old man' with 10 new"),
         ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
         ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, -1 for the last, but 2 is not"),
         ({"heads": (-5,)}, "heads must be numbers from 0 to 3, -1 for the last, but -5 is not"),
@@ -162,7 +162,7 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
         ({"edits": ("mask_sinks:k=1",), "heldout": "text"}, "cannot be computed, because the run is written under"),
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
-        ({"chat": True}, "no chat format that is known"),
+        ({"chat": True}, "no known chat format"),
         (
             {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual", "heldout": ""},
             "would overwrite what cache=dual remembers",
