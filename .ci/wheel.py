@@ -34,7 +34,7 @@ for name in sinklab.__all__:
     getattr(sinklab, name)
 
 packaged = sorted(file.parent for file in (root / "checkpoints" / "packaged").rglob("model.safetensors"))
-assert packaged, f"no packaged model in {root / 'models' / 'packaged'}"
+assert packaged, f"no packaged model in {root / 'checkpoints' / 'packaged'}"
 for folder in packaged:
     loaded = load(folder.name)
     ids = loaded.tokenizer("It was a dark night.", return_tensors="pt")["input_ids"]

@@ -24,10 +24,12 @@ import torch
 
 from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
+from sinklab.reports.drawing import write_figure
+from sinklab.reports.style import theme_named
 from sinklab.reports.tables import markdown
-from sinklab.studies.battery.figures import battery_by_removed, battery_by_skill, saved
-from sinklab.studies.battery.run import score_battery
+from sinklab.studies.battery.figures import battery_by_removed, battery_by_skill
 from sinklab.studies.battery.settings import BatterySettings
+from sinklab.studies.battery.study import score_battery
 from sinklab.studies.battery.tables import battery_contrasts, battery_gate, battery_scores, battery_sentences
 from sinklab.training import recipe
 
@@ -159,10 +161,11 @@ def _figures(runs: dict[str, Run]) -> None:
         # models were asked four levels, decoders two: easy levels are what all have
         for level in EASY:
             figure = battery_by_skill(some, controls=CONTROLS, labels=shown, levels=(level,))
-            saved(figure, RESULTS / f"{name}_level_{level}.png")
+            write_figure(figure, RESULTS / f"{name}_level_{level}", ("png",), theme_named("light"))
     both = [name for name in ("denoising", "autoregressive") if name in runs]
     if len(both) == 2:
-        saved(battery_by_removed([runs[name] for name in both], labels=both), RESULTS / "removed.png")
+        figure = battery_by_removed([runs[name] for name in both], labels=both)
+        write_figure(figure, RESULTS / "removed", ("png",), theme_named("light"))
 
 
 def main() -> None:

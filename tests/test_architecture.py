@@ -39,10 +39,10 @@ MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
-OWED_SPLINTERS = {"sinklab.cli.probing"}
+OWED_SPLINTERS: set[str] = set()
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_180, 22_900, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_100, 22_800, 400, 60
 FUNCTION_LINES, PARAMETERS = 64, 9
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 

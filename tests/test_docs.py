@@ -5,6 +5,7 @@ A python block below `<!-- not run: why -->` is only compiled. `.ci/run` runs th
 `<!-- test -->`.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from sinklab.registry import caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules
+
+ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules)
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- *(?P<marker>[^\n]*?) *-->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
@@ -54,6 +58,27 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     shell([sys.executable, str(example)], tmp_path)
+
+
+ADDED = ("rule", "statistic", "intervention", "sink", "unmasking_rule", "cache", "family", "figure", "study")
+# what ARCHITECTURE.md and the guides offer to inherit from; none of them is registered itself
+BASES = {"Statistic", "KeyIntervention", "Sink", "ChoosingCache", "Family", "Study", "Checked"}
+
+
+def test_there_is_an_example_of_every_kind_that_can_be_added() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("add_a_*.py")} == {f"add_a_{kind}.py" for kind in ADDED}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_a_kind_is_added_in_forty_lines_without_a_sibling(kind: str) -> None:
+    text = (ROOT / "examples" / f"add_a_{kind}.py").read_text("utf-8")
+    assert len(text.splitlines()) <= 40
+    bases = {
+        ast.unparse(base) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) for base in node.bases
+    }
+    assert bases <= BASES
+    siblings = {one.__name__ for known in ALL for one in known.values() if isinstance(one, type)}
+    assert not bases & siblings
 
 
 @pytest.mark.parametrize("marker", ["install", "test"])

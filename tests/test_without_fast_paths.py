@@ -78,7 +78,11 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path: Path) -
 
 
 def test_every_purpose_has_its_fast_path() -> None:
-    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_products)] == [["layers"], ["liger"], ["onednn"]]
+    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_products)] == [
+        ["layers"],
+        ["liger", "one_pass"],
+        ["onednn"],
+    ]
     assert fast_path(Registry("fast nothing", "sinklab.absent.folder"), "anything") is None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sinklab.sampling.loop import denoise
     from sinklab.sinks.rules import Excess, find_sinks
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Canvas",

@@ -1,6 +1,5 @@
 """The masked-token objective of masked diffusion language models."""
 
-# B batch, S sequence
 # B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from sinklab.errors import one_of
 
 TimeSampler = Literal["iid", "low_discrepancy"]
 
@@ -42,8 +43,7 @@ def sample_times(
         )
     if batch < 1:
         raise ValueError(f"batch must be at least 1 to draw times, but is {batch}")
-    if sampler not in get_args(TimeSampler):
-        raise ValueError(f"sampler must be one of {', '.join(get_args(TimeSampler))}, but is {sampler!r}")
+    one_of("sampler", sampler, get_args(TimeSampler))
     if sampler == "iid":
         u_B = torch.rand(batch, generator=generator, device=device)
     else:
@@ -140,7 +140,7 @@ def masked_token_loss(
     tokens = tokens_B if reduction == "row" else tokens_B.sum()
     if not bool(tokens.all()):
         raise ValueError("the loss is a mean over maskable tokens, but there is none to divide by; drop such rows")
-    exact_MV = logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+    exact_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
     ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
     row_M = masked_BS.nonzero()[:, 0]
     weighted_M = ce_M / t_B.to(ce_M)[row_M]

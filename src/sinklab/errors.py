@@ -90,7 +90,7 @@ class Checked:
                 raise ValueError(f"{field.name} must not be empty")
             for one in value if isinstance(value, tuple) else (value,):
                 if one is not None:
-                    hold(field, one)
+                    check_limits(field, one)
 
 
 def free_fields(settings: Any) -> frozenset[str]:
@@ -106,7 +106,7 @@ _LIMITS = {
 }
 
 
-def hold(field: dataclasses.Field, value: Any) -> None:
+def check_limits(field: dataclasses.Field, value: Any) -> None:
     """Raises ValueError unless a value is within what `limited` says of its field."""
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])

@@ -35,6 +35,10 @@ PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
 
 
+class DefinedTwice(ValueError):
+    """A name that two classes claim."""
+
+
 class Registry(Mapping[str, Any]):
     """Classes by name. ``registry[name]`` raises ValueError for an unknown name, listing the near ones."""
 
@@ -50,7 +54,7 @@ class Registry(Mapping[str, Any]):
         def put(kind: Class) -> Class:
             there = self._classes.get(name)
             if there is not None and (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
-                raise ValueError(
+                raise DefinedTwice(
                     f"the {self.what} {name!r} is defined twice, in {there.__module__} and in {kind.__module__}; "
                     "rename one of them"
                 )
@@ -63,8 +67,9 @@ class Registry(Mapping[str, Any]):
         _load_installed()
         for module in self._modules:
             if module not in _loaded and importlib.util.find_spec(module.rpartition(".")[0]):
-                _loaded.add(module)
                 import_module(module)
+                # one that fails does so again: nothing of the package is silently left out
+                _loaded.add(module)
         return self._classes
 
     def __getitem__(self, name: str) -> Any:
@@ -243,12 +248,15 @@ def _number(text: str, kind: type) -> Any:
 
 
 def _load_installed() -> None:
-    """Import the plug-ins of installed packages, once; a broken one is named and left out."""
+    """Import the plug-ins of installed packages, once; a broken one is named and left out, a taken name an error."""
     for entry in () if PLUGINS in _loaded else entry_points(group=PLUGINS):
         try:
             _loaded.add(PLUGINS)
             entry.load()
-        except Exception as error:  # a stranger's module may fail in any way
+        except DefinedTwice:
+            _loaded.discard(PLUGINS)
+            raise
+        except Exception as error:  # a plug-in may fail in any way
             warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
     _loaded.add(PLUGINS)
 
@@ -297,9 +305,16 @@ figures = Registry(
     "sinklab.reports.paths",
     "sinklab.reports.scores",
 )
-studies = Registry("study", "sinklab.studies.curve.study", "sinklab.studies.trace.study")
+studies = Registry(
+    "study",
+    "sinklab.studies.battery.study",
+    "sinklab.studies.caches.study",
+    "sinklab.studies.contents.study",
+    "sinklab.studies.curve.study",
+    "sinklab.studies.trace.study",
+)
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
-fast_losses = Registry("fast loss", "sinklab.fast.liger")
+fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
 
 

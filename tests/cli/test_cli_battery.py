@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.utils import logging
 
 from sinklab.cli import main
-from sinklab.cli.battery import Battery, battery, labels, of_its_kind
+from sinklab.cli.command import conduct
 from sinklab.records import open_run
+from sinklab.studies.base import folder_names
+from sinklab.studies.battery import Battery, BatterySettings
+from sinklab.studies.battery.settings import of_kind
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 
 SMALL = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 2, "ks": (5,), "new_tokens": 4}
+
+
+def battery(models: tuple[str, ...], out: Path, *, settings: Any = None, resume: bool = False) -> None:
+    print("\n".join(conduct(Battery(), models, out, settings or BatterySettings(), resume=resume)))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_models_of_both_kinds_are_scored_side_by_side(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Battery(**SMALL, conditions=("pure", "blocks-2"), controls=("sinks", "random"))
+    settings = BatterySettings(**SMALL, conditions=("pure", "blocks-2"), controls=("sinks", "random"))
     battery(models, tmp_path / "out", settings=settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
@@ -78,32 +86,32 @@ def test_what_makes_no_sense_is_refused(models: tuple[str, str], tmp_path: Path)
     with pytest.raises(ValueError, match="battery needs at least one model"):
         battery((), tmp_path)
     with pytest.raises(ValueError, match="did you mean 'copying'"):
-        battery(models, tmp_path / "out", settings=Battery(skills=("copyng",)))
+        battery(models, tmp_path / "out", settings=BatterySettings(skills=("copyng",)))
     with pytest.raises(ValueError, match="no model can be loaded from 'tny'"):
         battery(("tny",), tmp_path / "out")
     with pytest.raises(
         ValueError, match=r"none of .*/dlm/model can have greedy: .* leave it out, or name such a model"
     ):
-        battery(models[:1], tmp_path / "out", settings=Battery(conditions=("greedy", "pure")))
+        battery(models[:1], tmp_path / "out", settings=BatterySettings(conditions=("greedy", "pure")))
     assert not (tmp_path / "out").exists()
 
 
 def test_every_model_has_a_folder_of_its_own_name() -> None:
-    assert labels(["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]) == [
+    assert folder_names(["tiny", "runs/battery/model", "owner/name", "runs/battery-causal/model/"]) == [
         "tiny",
         "battery",
         "name",
         "battery-causal",
     ]
-    assert labels(["a/battery/model", "b/battery/model", "c/battery", "model"]) == [
+    assert folder_names(["a/battery/model", "b/battery/model", "c/battery", "model"]) == [
         "battery",
-        "battery-again-1",
-        "battery-again-2",
+        "battery-2",
+        "battery-3",
         "model",
     ]
 
 
 def test_each_model_takes_the_conditions_of_its_kind() -> None:
     names = ("pure", "greedy+window-8", "blocks-6")
-    assert of_its_kind(tiny_loaded(), names) == ("pure", "blocks-6")
-    assert of_its_kind(tiny_llama(), names) == ("greedy+window-8",)
+    assert of_kind(tiny_loaded().family, names) == ("pure", "blocks-6")
+    assert of_kind(tiny_llama().family, names) == ("greedy+window-8",)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.cli.caching import QUICK, Asked, caches
+from sinklab.cli.command import conduct
 from sinklab.records import open_run
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches import Caches, CacheSettings
 from tiny_diffusion import TEXT, save_tiny
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("model") / "m", sink=1, context=60)
+
+
+def caches(model, out, settings):
+    print("\n".join(conduct(Caches(), (model,), out, settings)))
 
 
 def settings(tmp_path, **changes):
@@ -26,7 +30,7 @@ def settings(tmp_path, **changes):
         "block_length": 6,
         "texts": 1,
     }
-    return Asked(**{**small, "repeats": 1, "text": str(tmp_path / "text.txt"), "sparse": True, **changes})
+    return CacheSettings(**{**small, "repeats": 1, "text": str(tmp_path / "text.txt"), "sparse": True, **changes})
 
 
 def test_the_table_is_printed_and_kept(folder, tmp_path, capsys):
@@ -55,4 +59,4 @@ def test_without_time_and_texts(folder, tmp_path, capsys):
 def test_settings_are_checked_before_anything_loads(tmp_path):
     with pytest.raises(ValueError, match="rows must be at least 2, but is 0"):
         caches("no such model", tmp_path / "run", settings=settings(tmp_path, rows=0))
-    CacheSettings(**vars(QUICK))
+    CacheSettings()

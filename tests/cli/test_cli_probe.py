@@ -7,15 +7,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sinklab.cli.probing import Contents, probe
-from sinklab.cli.watching import Inputs
+from sinklab.cli.command import Inputs, Reading, command, typed
 from sinklab.records import RunWriter, open_run
 from sinklab.reports.samples import NotRecorded
-from sinklab.studies.contents import figures
+from sinklab.studies.contents import ContentsSettings, Probe, figures
 from sinklab.studies.contents.figures import contents_figure, contents_places, contents_sentences
 from tiny_diffusion import TEXT, save_tiny
 
 SMALL = {"new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "draws": 20, "layers": (0, 2)}
+
+
+def probe(
+    prompt: tuple[str, ...], model: str, out: Path, inputs: Inputs, settings: ContentsSettings, *, resume: bool = False
+) -> None:
+    given = {"prompt": prompt, "model": model, "out": out, "inputs": inputs, "resume": resume, "reading": Reading()}
+    command("probe", Probe())(**given, settings=typed(settings, "prompts"))
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +47,8 @@ def test_the_command_says_what_was_found(
     one = partial(figures.save_contents_figures, places=("future",))
     monkeypatch.setattr(figures, "save_contents_figures", one)
     inputs = Inputs(prompts=prompts, samples=4)
-    settings = Contents(choose="strongest", **SMALL)
-    probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
+    settings = ContentsSettings(choose="strongest", **SMALL)
+    probe((), model, tmp_path / "run", inputs, settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("the strongest keys of each head, sinks or not, in 4 texts.")
     assert [line.split()[0] for line in lines[1:5]] == ["block", "future", "committed", "prompt"]
@@ -51,8 +57,8 @@ def test_the_command_says_what_was_found(
     assert lines[7] == "figures: contents-future.png"
     assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="is taken"):
-        probe(model=model, out=tmp_path / "run", inputs=inputs, settings=settings)
-    probe(model=model, out=tmp_path / "run", inputs=Inputs(prompts, 4, resume=True), settings=settings)
+        probe((), model, tmp_path / "run", inputs, settings)
+    probe((), model, tmp_path / "run", inputs, settings, resume=True)
     assert capsys.readouterr().out.splitlines() == lines
     assert contents_places(open_run(tmp_path / "run")) == ["block", "future", "committed", "prompt"]
 
@@ -60,8 +66,8 @@ def test_the_command_says_what_was_found(
 def test_places_without_sinks_are_said_and_not_drawn(
     model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Contents(epsilon=500.0, **SMALL)
-    probe(model=model, out=tmp_path / "run", inputs=Inputs(prompts=prompts), settings=settings)
+    settings = ContentsSettings(epsilon=500.0, **SMALL)
+    probe((), model, tmp_path / "run", Inputs(prompts=prompts), settings)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("sinks by ε = 500, in 5 texts.")
     assert lines[2].endswith("0 % of the positions of a layer are chosen, 0 pairs sampled; nothing to compare.")
@@ -71,15 +77,15 @@ def test_places_without_sinks_are_said_and_not_drawn(
 
 
 def test_bad_input_is_told(model: str, prompts: Path, tmp_path: Path) -> None:
-    out, settings = tmp_path / "run", Contents(**SMALL)
+    out, settings = tmp_path / "run", ContentsSettings(**SMALL)
     with pytest.raises(ValueError, match="there are both: 'The' and --prompts"):
-        probe(("The",), model, out, Inputs(prompts=prompts), settings=settings)
+        probe(("The",), model, out, Inputs(prompts=prompts), settings)
     with pytest.raises(ValueError, match="give it with --prompts FILE"):
-        probe(("The",), model, out, Inputs(samples=3), settings=settings)
+        probe(("The",), model, out, Inputs(samples=3), settings)
     with pytest.raises(ValueError, match="3 folds need as many texts, but there are 1"):
-        probe(("The",), model, out, settings=settings)
+        probe(("The",), model, out, Inputs(), settings)
     with pytest.raises(ValueError, match="pairs must be at least 1, but is 0"):
-        probe(("The",), model, out, settings=Contents(pairs=0))
+        probe(("The",), model, out, Inputs(), ContentsSettings(pairs=0))
     assert not out.exists()
 
 

@@ -137,13 +137,13 @@ def test_steps_by_marks_or_by_forwards(marked: bool, steps) -> None:
 
 
 def test_other_steps_are_not_measured(monkeypatch) -> None:
-    numbers, own = [], tracing.measured
+    numbers, own = [], tracing.read_in_one_pass
 
     def spy(view, *rest):
         numbers.append(view.call.layer)
         return own(view, *rest)
 
-    monkeypatch.setattr(tracing, "measured", spy)
+    monkeypatch.setattr(tracing, "read_in_one_pass", spy)
     model = HandWritten()
     with trace(model, steps=(2,)) as recording:
         for _ in range(5):

@@ -89,7 +89,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
     model.sink_form = "sequence"
 
     def loss_and_gradients():
-        assert sink.takes_part(model)
+        assert sink.runs_in_sequence(model)
         model.zero_grad()
         loss = model(IDS, labels=IDS).loss
         loss.backward()
@@ -99,7 +99,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
     beside = traced(lambda: run(loss_and_gradients), other)
     assert all(map(torch.equal, alone, beside))
     with trace(model):
-        assert not sink.takes_part(model)
+        assert not sink.runs_in_sequence(model)
         model(IDS)
 
 

@@ -22,11 +22,13 @@ from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.studies.battery import run as battery
 from sinklab.studies.battery import settings as battery_settings
-from sinklab.studies.battery.run import Cell, Removed, accuracy, answer, score_battery
+from sinklab.studies.battery.run import Cell, Removed, accuracy, answer
 from sinklab.studies.battery.settings import BatterySettings, Condition
+from sinklab.studies.battery.study import Battery, score_battery
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.writing import follow
+from sinklab.testing import check_study
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -278,6 +280,11 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkey
         assert again.table(name).equals(whole.table(name)), name
     with pytest.raises(ValueError, match=r"settings\['problems'\] is 3, and now it is 4"):
         score_battery(loaded, replace(settings, problems=4), tmp_path / "run", resume=True)
+
+
+def test_the_study_conforms() -> None:
+    small = BatterySettings(skills=("copying",), levels=(1,), problems=2, ks=(2,), controls=("random",), new_tokens=2)
+    check_study(Battery(), tiny_loaded(), small)
 
 
 def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: Path) -> None:

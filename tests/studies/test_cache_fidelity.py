@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records import open_run
 from sinklab.studies.caches.figures import draw_caches
 from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, revealed, written
-from sinklab.studies.caches.run import cache_fidelity, costs, held_bytes, interval
+from sinklab.studies.caches.run import costs, held_bytes
 from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import Caches, cache_fidelity
+from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -189,7 +192,7 @@ def test_protection_is_the_paired_difference_at_equal_budget(run):
     line = run.table("protection").query("metric == 'divergence' and family == 'random'").iloc[0]
     delta_R = rows["random", 0.5, "now"] - rows["random", 0.5, ""]
     assert line["difference"] == pytest.approx(delta_R.mean())
-    assert (line["low"], line["high"]) == pytest.approx(interval(delta_R.sort_index().to_numpy(), 0))
+    assert (line["low"], line["high"]) == pytest.approx(bootstrap_mean(delta_R.sort_index().to_numpy(), seed=0))
     assert line["rows"] == 3
 
 
@@ -211,6 +214,11 @@ def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
     )
     assert not [text for text in told if text.startswith("revealing")]
     assert resumed.table("policies").equals(run.table("policies"))
+
+
+def test_the_study_conforms(corpus):
+    small = dataclasses.replace(SMALL, text=str(corpus), keep=(), refreshed=(), repeats=0, new_tokens=6, texts=1)
+    check_study(Caches(), tiny_loaded(context=40), small)
 
 
 def test_the_figure_is_drawn(run, tmp_path):

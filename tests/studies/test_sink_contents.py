@@ -14,10 +14,11 @@ from sinklab.records import Run, open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.studies.contents.lens import LogitLens
-from sinklab.studies.contents.run import sink_contents
 from sinklab.studies.contents.samples import sample_text
 from sinklab.studies.contents.settings import TARGETS, ContentsSettings
+from sinklab.studies.contents.study import Probe, sink_contents
 from sinklab.studies.contents.tables import READ
+from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -182,6 +183,11 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
     assert told == [f"writing text {n} of 6 and sampling states" for n in (4, 5, 6)] + ["reading the states"]
     for name in ("samples", "lens", "probes"):
         pd.testing.assert_frame_equal(again.table(name), run.table(name))
+
+
+def test_the_study_conforms() -> None:
+    small = replace(SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), draws=5)
+    check_study(Probe(), tiny_loaded(1), small)
 
 
 def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""Counts of several samples that add up, and the ratios they come to."""
+"""What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+
+from sinklab.sinks.normalize import even_share, fitted, widened
 
 
 @dataclass(frozen=True)
@@ -42,3 +45,26 @@ def _as_text(value: Any) -> str:
 def ratio(top: Any, bottom: Any) -> Any:
     """``top / bottom`` element by element, NaN where bottom is 0."""
     return top / np.where(np.asarray(bottom) > 0, bottom, np.nan)
+
+
+def slabs(received: Any, visible: Any, positions: Any, axes: int) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
+    """Index, ``even_share`` received and visible of every slab of the last ``axes`` axes, in numpy.
+
+    Going slab by slab keeps the working memory at a few slabs, however long the run is.
+    """
+    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
+    whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
+    seen = None if visible is None else fitted(widened(visible), whole, np, "visible")
+    count = None if positions is None else fitted(widened(positions)[..., None], whole, np, "positions")
+    seen = None if seen is None else _leading(seen, whole.shape, axes)
+    count = None if count is None else _leading(count, whole.shape, axes)
+    for index in np.ndindex(whole.shape[:-axes]):
+        part_seen = None if seen is None else seen[index]
+        part_count = None if count is None else count[index][..., 0]
+        yield (index, *even_share(whole[index], part_seen, part_count))
+
+
+def _leading(array: np.ndarray, shape: tuple[int, ...], axes: int) -> np.ndarray:
+    """``array`` with the leading axes of ``shape``; the last ``axes`` keep their length 1, which saves work."""
+    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    return np.broadcast_to(array, (*shape[:-axes], *array.shape[-axes:]))

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import ratio
+from sinklab.analysis.counts import ratio, slabs
 from sinklab.analysis.trends import MotionSummary, summarised, trend
-from sinklab.sinks.normalize import main_sink, slabs
+from sinklab.sinks.normalize import main_sink
 from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 
 

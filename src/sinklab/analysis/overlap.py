@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, ratio
-from sinklab.sinks.normalize import slabs
+from sinklab.analysis.counts import Counts, ratio, slabs
 
 
 def jaccard(one: Any, other: Any) -> np.ndarray:

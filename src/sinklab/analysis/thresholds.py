@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, ratio
-from sinklab.sinks.normalize import slabs
+from sinklab.analysis.counts import Counts, ratio, slabs
 from sinklab.sinks.rules import Excess, Gu, Rule, Top, find_sinks
 
 EPSILONS = tuple(np.linspace(0, 10, 21).tolist())

@@ -16,7 +16,6 @@ from sinklab.checkpoints.families import CheckpointPlan
 from sinklab.checkpoints.weights import Weights
 from sinklab.compat import choose_attention, indivisible_layers, mark_initialized
 from sinklab.errors import near
-from sinklab.models import diffusion_lm
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
@@ -251,10 +250,17 @@ def fill(
                 whole = weights.whole(source)
                 target.copy_(part.take(whole) if part.take else whole)
             _put(model, part.target, target)
-    diffusion_lm.rebuild(model.model, device_in(devices, "model.rotary_emb"))
+    compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     model.tie_weights()
     if model.config.tie_word_embeddings and HEAD in weights.shapes and HEAD not in plan:
         _check_tied(model, weights)
+
+
+def compute_rotary(decoder: Any, device: torch.device | str) -> None:
+    """Compute the rotary frequencies of a decoder whose buffers are on the meta device; they stay float32."""
+    rotary = decoder.rotary_emb
+    for name, buffer in type(rotary)(decoder.config).named_buffers():
+        setattr(rotary, name, buffer.to(device))
 
 
 def _check_tied(model: PreTrainedModel, weights: Weights) -> None:

@@ -146,7 +146,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
     of_model: Any = tuple[str, ...] if several else str
     kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
-    kinds["out"] = Path, Path("runs") / name
+    kinds["out"] = Path, Path("runs") / (study.place or name)
     if study.parts:
         kinds["resume"] = bool, False
     kinds["reproduce"] = Path | None, again
@@ -199,7 +199,8 @@ def conduct(
     several = isinstance(study.model, tuple)
     # the last model may be hours away: a folder that is taken, and a model that is not there, show now
     if not models:
-        raise ValueError(f"a {study.name} needs at least one model; give --model tiny, for example")
+        remedy = f"sinklab {study.name} tiny" if study.positional else "--model tiny"
+        raise ValueError(f"a {study.name} needs at least one model; give {remedy}, for example")
     places = [out / folder for folder in folder_names(models)] if several else [out]
     if not resume:
         for place in places:
@@ -209,11 +210,12 @@ def conduct(
 
         for model in models:
             describe(model)
+    each = study.of_models(models, settings)
     with working() as progress:
-        for model, place in zip(models, places, strict=True):
+        for model, place, own in zip(models, places, each, strict=True):
             if several:
                 progress.stage(f"loading {model}")
-            study(partial(reading.load, model), place, settings, progress=progress, resume=resume)
+            study(partial(reading.load, model), place, own, progress=progress, resume=resume)
         if not Processes.here().is_first:
             return []
         runs = [open_run(folder) for place in places for folder in study.folders(place)]

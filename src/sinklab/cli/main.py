@@ -15,11 +15,8 @@ from typing import Annotated
 import tyro
 
 from sinklab import registry
-from sinklab.cli.battery import battery
-from sinklab.cli.caching import caches
 from sinklab.cli.command import command, value_of
 from sinklab.cli.generating import generate, info
-from sinklab.cli.probing import probe
 from sinklab.cli.showing import compare, report, tour
 from sinklab.cli.tables import evaluate_command, onetoken, table1
 from sinklab.cli.training import train_command
@@ -67,9 +64,6 @@ OTHERS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "list": list_registered,
     "eval": evaluate_command,
-    "battery": battery,
-    "probe": probe,
-    "caches": caches,
     "table1": table1,
     "onetoken": onetoken,
 }

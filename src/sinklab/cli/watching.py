@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sinklab.cli.command import Inputs as Source
 from sinklab.cli.command import Reading
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
 
 Settings = TypeVar("Settings")
-
-
-@dataclass(frozen=True)
-class Inputs(Source):
-    """Where prompts come from, and whether a run is resumed."""
-
-    resume: bool = False
-    """Resume an interrupted run where it stopped, with the same settings."""
-
-
-def prompts_of(prompt: tuple[str, ...], inputs: Inputs) -> tuple[str, ...]:
-    """The prompts of the command line or of its file."""
-    return inputs.read(prompt)
 
 
 def run_settings(kind: type[Settings], given: Any, **changes: Any) -> Settings:

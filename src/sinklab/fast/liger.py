@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from sinklab.models.loss import chunked_cross_entropy, compute_dtype
+from sinklab.fast.loss import chunked_cross_entropy, compute_dtype
 from sinklab.registry import fast_losses
 
 _EXTRA = "install it with pip install liger-kernel on a machine with a CUDA GPU, or leave liger out"
@@ -44,8 +44,8 @@ def chosen(liger: bool | None, device: torch.device) -> bool:
     return True
 
 
-def cross_entropy(states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor) -> Tensor:
-    """What :func:`~sinklab.models.loss.chunked_cross_entropy` returns, by Liger's kernel, which chooses its chunks."""
+def cross_entropy(states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int) -> Tensor:
+    """What :func:`~sinklab.fast.loss.chunked_cross_entropy` returns, by Liger's kernel, which chooses its chunks."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     dtype = compute_dtype(states_MD)
@@ -66,9 +66,9 @@ def weighs_rows(device: torch.device) -> bool:
     gradients = []
     # the first forward pass may already be under no_grad
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        for of in (partial(chunked_cross_entropy, chunk=8), cross_entropy):
+        for of in (chunked_cross_entropy, cross_entropy):
             states, weight = (value.clone().requires_grad_() for value in (states_MD, weight_RD))
-            gradients.append(torch.autograd.grad(of(states, weight, labels_M, weights_M), (states, weight)))
+            gradients.append(torch.autograd.grad(of(states, weight, labels_M, weights_M, 8), (states, weight)))
     # a GPU may multiply float32 in TF32; wrong row weights are off by their ratio, up to eight
     return all(torch.allclose(ours, theirs, rtol=0.05, atol=0.05) for ours, theirs in zip(*gradients, strict=True))
 
@@ -78,6 +78,6 @@ class Liger:
     """Liger's fused linear cross-entropy."""
 
     @staticmethod
-    def serving(liger: bool | None, device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+    def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
         """`cross_entropy` where `chosen` says so."""
         return cross_entropy if chosen(liger, device) else None

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.compat import config_keys
-from sinklab.errors import hold, limited, near, one_of
+from sinklab.errors import check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, Sink, sink_of
 from sinklab.registry import sinks
 
@@ -158,7 +158,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         for field in dataclasses.fields(self):
             if field.name in OWN and field.name != "backbone":
                 setattr(self, field.name, settings.pop(field.name, field.default))
-                hold(field, getattr(self, field.name))
+                check_limits(field, getattr(self, field.name))
         _check_sink(self)
         _check_vocabulary(self)
         if self.gate_bias is not None:
@@ -217,7 +217,7 @@ class DiffusionLMConfig(PreTrainedConfig):
         return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
-        """The config that holds the decoder's sizes (asked for by transformers)."""
+        """The config that holds the decoder's sizes (transformers calls it)."""
         return self
 
 

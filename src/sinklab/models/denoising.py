@@ -37,7 +37,7 @@ class CanvasGeometry:
     def of(cls, model: Any, ids_BS: Tensor, attention_BS: Tensor | None) -> CanvasGeometry:
         """Computed for a canvas of these ids and this padding."""
         config, length = model.config, ids_BS.shape[1]
-        real_BS = masks.padding(ids_BS, attention_BS)
+        real_BS = masks.real_positions(ids_BS, attention_BS)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=ids_BS.device)
         backend, like = model.model.config._attn_implementation, ids_BS.new_empty(0, dtype=model.dtype)

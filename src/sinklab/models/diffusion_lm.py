@@ -22,21 +22,9 @@ from sinklab.models.sinks.base import tensors_of
 from sinklab.models.sinks.prefix import InSequence, SinkPrefix
 
 
-def attach(decoder: Any, dtype: str) -> None:
-    """Round the cosines and sines of a transformers decoder to ``dtype`` (nothing to do for ``float32``)."""
-    if dtype != "float32":
-        decoder.rotary_emb.register_forward_hook(_round_to_bfloat16)
-
-
 def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """The hook that rounds the cosines and sines of a decoder's rotary embedding."""
     return tuple(table.bfloat16().to(table.dtype) for table in tables)
-
-
-def rebuild(decoder: Any, device: torch.device | str) -> None:
-    """Compute the frequencies of a decoder whose buffers are on the meta device; they stay float32."""
-    rotary = decoder.rotary_emb
-    for name, buffer in type(rotary)(decoder.config).named_buffers():
-        setattr(rotary, name, buffer.to(device))
 
 
 class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
@@ -65,7 +53,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
-        attach(self.model, config.rope_dtype)
+        if config.rope_dtype == "bfloat16":
+            self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
         sink_module.attach(self.model)
         if (sink := config.sink) is not None:
             for name in sink.tensors:
@@ -147,24 +136,24 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             raise ValueError(
                 f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
             )
-        real_BS = masks.padding(input_ids, attention_mask)
+        real_BS = masks.real_positions(input_ids, attention_mask)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
         embeds_BSD = self.model.embed_tokens(input_ids)
         sinks, sink = self.config.sink_count, self.config.sink
         prefix: Any = sink_prefix
-        in_sequence = prefix is None and sink_module.takes_part(self)
+        in_sequence = prefix is None and sink_module.runs_in_sequence(self)
         if in_sequence and sink is not None:
             prefix = InSequence(sinks, sink.values)
             sinks_NE = sink.embeddings(self)
-            embeds_BSD = sink_module.in_front(sinks_NE, embeds_BSD)
+            embeds_BSD = sink_module.prepended(sinks_NE, embeds_BSD)
             sink_ids = sink_module.positions(self.config, length, lengths_B, sinks_NE.device)
-            position_ids = sink_module.in_front(sink_ids, position_ids)
+            position_ids = sink_module.prepended(sink_ids, position_ids)
             # transformers takes positions that start anew for a second text, which a causal pass would keep apart
             needs_mask = causal and self.config.sink_side == "end"
         else:
             prefix = self.sink_prefix(length, lengths_B) if prefix is None else prefix
-            needs_mask = prefix is not None and masks.is_made_in_compiling(self.model)
+            needs_mask = prefix is not None and masks.transformers_makes_one(self.model)
         if needs_mask and real_BS is None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=embeds_BSD.device)
         mask = masks.attention_mask(
@@ -240,7 +229,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> ModelDenoiser:
         """This model as a function from (ids, wanted positions) to logits, for canvases with this padding.
 
-        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may stand for it. Its
+        With ``plain=True`` it is :meth:`forward` itself, bit for bit; else a fast decoder may take its place. Its
         ``session()`` remembers keys and values between evaluations, for decoding with a cache. Make a new one after the
         weights change: what does not depend on the text is computed once.
         """

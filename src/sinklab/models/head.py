@@ -4,6 +4,7 @@
 # R rows of the head, V vocabulary
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -13,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from sinklab.models.loss import chunked_cross_entropy
 from sinklab.registry import fast_losses, fast_path
 
 
@@ -42,15 +42,15 @@ class Head(nn.Linear):
         module (FSDP, ZeRO-3) does.
 
         Raises:
-            ValueError: if a label is no row of the head, or Liger is asked for where it cannot run.
+            ValueError: if a label is no row of the head, or Liger is required where it cannot run.
         """
         if labels_M is not None and weights_M is not None:
             check_labels(labels_M, self.out_features)
-            if fused := fast_path(fast_losses, liger, states_MD.device):
-                return fused(states_MD, self.weight, labels_M, weights_M)
+            if fast := fast_path(fast_losses, liger, states_MD.device):
+                return fast(states_MD, self.weight, labels_M, weights_M, chunk)
             if liger:
                 raise ValueError("Liger's loss is asked for, but no fast loss is installed; leave liger out")
-            return chunked_cross_entropy(states_MD, self.weight, labels_M, weights_M, chunk=chunk)
+            return recomputed_loss(self.forward, states_MD, labels_M, weights_M, chunk)
         logits_MR = super().forward(states_MD)
         if self.vocab_size == self.out_features:
             return logits_MR
@@ -98,7 +98,7 @@ class ResizableVocabulary(PreTrainedModel):
         return embedding
 
 
-NOT_ASKED = -100
+IGNORE_INDEX = -100
 """The label of a position that is not in the loss."""
 
 
@@ -151,7 +151,7 @@ class LossTargets:
             raise ValueError(f"head_chunk must be at least 1 position, but is {head_chunk}")
         if labels.shape != shape or labels.dtype != torch.int64:
             raise ValueError(
-                f"labels must be an int64 tensor of the shape of input_ids {shape} ({NOT_ASKED} where nothing is "
+                f"labels must be an int64 tensor of the shape of input_ids {shape} ({IGNORE_INDEX} where nothing is "
                 f"asked), but are {labels.dtype} of shape {tuple(labels.shape)}"
             )
         if label_weights is not None and (label_weights.shape != shape or not label_weights.is_floating_point()):
@@ -159,7 +159,7 @@ class LossTargets:
                 f"label_weights must be a float tensor of the shape of labels {shape}, but are "
                 f"{label_weights.dtype} of shape {tuple(label_weights.shape)}"
             )
-        positions_M = (labels.flatten() != NOT_ASKED).nonzero()[:, 0]
+        positions_M = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
         weights_BS = torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
         return cls(positions_M, labels_M, weights_BS.flatten()[positions_M], head_chunk, liger)
@@ -177,12 +177,19 @@ class LossTargets:
             raise ValueError(
                 f"Liger's loss needs the model's own head, but it is a {type(head).__name__}; leave it out"
             )
-        # adapters and quantised heads have no weight of their own to multiply with: recompute their logits instead
-        parts = zip(*(part.split(self.chunk) for part in (states_MD, self.labels_M, self.weights_M)), strict=True)
-        return torch.stack([checkpoint(_summed, head, *part, use_reentrant=False) for part in parts]).sum()
+        # adapters and quantised heads have no weight of their own that a fast loss could multiply with
+        return recomputed_loss(head, states_MD, self.labels_M, self.weights_M, self.chunk)
 
 
-def _summed(head: Any, states_CD: Tensor, labels_C: Tensor, weights_C: Tensor) -> Tensor:
-    logits_CV = head(states_CD)
+def recomputed_loss(
+    logits: Callable[[Tensor], Tensor], states_MD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int
+) -> Tensor:
+    """Σ weight · cross-entropy of these logits, ``chunk`` positions at a time: the backward pass makes them again."""
+    parts = zip(*(part.split(chunk) for part in (states_MD, labels_M, weights_M)), strict=True)
+    return torch.stack([checkpoint(_summed, logits, *part, use_reentrant=False) for part in parts]).sum()
+
+
+def _summed(logits: Callable[[Tensor], Tensor], states_CD: Tensor, labels_C: Tensor, weights_C: Tensor) -> Tensor:
+    logits_CV = logits(states_CD)
     exact_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     return (F.cross_entropy(exact_CV, labels_C, reduction="none") * weights_C).sum()

@@ -19,8 +19,8 @@ tried.
 """
 
 
-def padding(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """The padding as bool (B, S), True for text, or None when there is none (so that no mask is built).
+def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """Where there is text, bool (B, S), or None without any padding (so that no mask is built).
 
     Raises:
         ValueError: if shapes disagree, or a row is all padding.
@@ -44,7 +44,7 @@ def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: tor
     """Positions of the text (1 or B, S), from ``start`` on; padding takes none.
 
     Args:
-        real_BS: from :func:`padding`.
+        real_BS: from :func:`real_positions`.
         length: S.
         start: position of the first token of text.
         device: where to put them.
@@ -70,7 +70,7 @@ def attention_mask(
     None when nothing is hidden, or the kernel's own causal flag says it all.
 
     Args:
-        real_BS: from :func:`padding`; all True makes a mask where nothing is hidden, too.
+        real_BS: from :func:`real_positions`; all True makes a mask where nothing is hidden, too.
         length: S.
         sinks: N; every query sees them.
         causal: text sees only text to its left.
@@ -96,7 +96,11 @@ def attention_mask(
     if causal:
         seen_B1QS = seen_B1QS & torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
     if visible is not None:
-        _check_visible(visible, length)
+        if visible.dtype != torch.bool or visible.ndim not in (2, 3) or visible.shape[-2:] != (length, length):
+            raise ValueError(
+                f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} (True = the query, a "
+                f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
+            )
         seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
     rows = sinks if in_sequence and seen_B1QS.shape[2] > 1 else 0
     seen_B1QK = F.pad(seen_B1QS, (sinks, 0, rows, 0), value=True)
@@ -105,14 +109,6 @@ def attention_mask(
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
 
 
-def is_made_in_compiling(decoder: Any) -> bool:
+def transformers_makes_one(decoder: Any) -> bool:
     """Whether transformers would make a mask of its own, which does not know the sinks, for this compiled decoder."""
     return MAKES_ITS_OWN and is_compiled(decoder) and decoder.config._attn_implementation == "sdpa"
-
-
-def _check_visible(visible: Tensor, length: int) -> None:
-    if visible.dtype != torch.bool or visible.ndim not in (2, 3) or visible.shape[-2:] != (length, length):
-        raise ValueError(
-            f"visible must be a bool tensor of shape (S, S) or (B, S, S) with S = {length} (True = the query, a row, "
-            f"may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
-        )

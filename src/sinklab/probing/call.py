@@ -1,6 +1,5 @@
 """One attention call as the tap sees it: the arguments of scaled_dot_product_attention in one form."""
 
-# B batch, H query heads, Q queries, S keys, N sink columns in front of the keys, T canvas positions
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from sinklab.attention.scores import Scores, real_queries, visible_queries
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Who may see whom before any intervention; worked out when first asked for."""
+    """Which queries may see which keys before any intervention; computed on first use."""
 
     mask: Tensor | None
     shape: tuple[int, int, int]
@@ -109,29 +108,30 @@ class AttentionCall:
     scale: float | None
     dropout_p: float
     visibility: Visibility
-    layout: str
-    fold: int
+    output_shape: torch.Size
+    """Of the output where the call was made, but for its last axis: axes may be folded or missing there."""
 
     @classmethod
     def of(cls, layer: str, module: nn.Module, given: dict[str, Any], visibilities: VisibilityCache) -> AttentionCall:
         """Read the arguments by name. Raises ValueError for axes that are not (batch, [head,] position, dim)."""
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
-        layout = _layout(layer, query, key, module)
-        sight_mask, fold = mask, query.shape[-2]
-        if layout == "headless":
+        output_shape = query.shape[:-1]
+        if query.dim() == 3 and key.dim() == 3:
             query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
             mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
-            sight_mask = mask
-        elif layout == "packed":
+        elif query.dim() != 4 or key.dim() != 4:
+            raise ValueError(
+                f"{layer or 'the model'} calls scaled_dot_product_attention with query {tuple(query.shape)}: traces "
+                "read (batch, head, position, dim) or (batch, position, dim); reshape before the call"
+            )
+        elif _is_folded(query, key, module):
             query = query.flatten(1, 2).unsqueeze(2)
             if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
                 mask = mask.flatten(1, 2).unsqueeze(2)
-                sight_mask, fold = mask, query.shape[-2]
-        if mask is not None:
-            mask = mask[(None,) * (4 - mask.dim())]
-        batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         is_causal = bool(given.get("is_causal", False))
-        visibility = visibilities.of(sight_mask, batch, queries, keys, is_causal)
+        # by the mask object that all layers share, not by a view of it
+        visibility = visibilities.of(mask, query.shape[0], query.shape[2], key.shape[2], is_causal)
+        mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         return cls(
             layer,
             query,
@@ -142,8 +142,7 @@ class AttentionCall:
             given.get("scale"),
             given.get("dropout_p", 0.0),
             visibility,
-            layout,
-            fold,
+            output_shape,
         )
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
@@ -158,17 +157,11 @@ class AttentionCall:
             scale=self.scale,
             enable_gqa=self.query_BHQD.shape[1] != self.key_BKSD.shape[1],
         )
-        if self.layout == "headless":
-            return out_BHQD.squeeze(1)
-        if self.layout == "packed":
-            return out_BHQD.squeeze(2).unflatten(1, (-1, self.fold))
-        return out_BHQD
+        return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
         """An output in the layout of the original call as (B, H, Q, D)."""
-        if self.layout == "headless":
-            return out.unsqueeze(1)
-        return out.flatten(1, 2).unsqueeze(2) if self.layout == "packed" else out
+        return out.reshape(*self.query_BHQD.shape[:3], out.shape[-1])
 
     @property
     def masking(self) -> dict[str, Any]:
@@ -181,7 +174,7 @@ class AttentionCall:
 
     @cached_property
     def received_BHS(self) -> Tensor:
-        """Column sums over the real queries of this call, edits included; shared by all who ask."""
+        """Column sums over the real queries of this call, edits included; computed once."""
         real_BQ = self.visibility.real_BQ
         groups_BGQ = None if real_BQ is None else real_BQ.unsqueeze(1)
         received = attention_statistics(self.scores(), ("received",), groups_BGQ=groups_BGQ)["received"]
@@ -202,24 +195,20 @@ class AttentionCall:
             mask = mask.expand(batch, -1, -1, -1)
             mask = mask.gather(2, at_B111.expand(-1, mask.shape[1], 1, mask.shape[3]))
         if self.is_causal:
-            # torch counts from the upper left corner: query i sees the keys up to i.
+            # Causal masks are top-left aligned, as in torch: query i sees the keys up to i.
             seen_B11S = torch.arange(keys, device=last_B.device) <= at_B111
-            mask = (
-                seen_B11S if mask is None else mask.where(seen_B11S, False if mask.dtype == torch.bool else -math.inf)
-            )
+            mask = seen_B11S if mask is None else narrowed(mask, seen_B11S)
         return attention_map(query_BH1D, self.key_BKSD, mask=mask, scale=self.scale)[:, :, 0]
 
 
-def _layout(layer: str, query: Tensor, key: Tensor, module: nn.Module) -> str:
-    if query.dim() == 3 and key.dim() == 3:
-        return "headless"
-    if query.dim() != 4 or key.dim() != 4:
-        raise ValueError(
-            f"{layer or 'the model'} calls scaled_dot_product_attention with query {tuple(query.shape)}: traces read "
-            "(batch, head, position, dim) or (batch, position, dim); reshape before the call"
-        )
-    # transformers folds the query heads of one key head into the query axis when it decodes one token under a mask.
+def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
+    """A boolean or additive mask that also hides what is not in `keep`."""
+    return mask & keep if mask.dtype == torch.bool else mask.masked_fill(~keep, -math.inf)
+
+
+def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:
+    """Whether the query axis holds the query heads of one key head: so transformers decodes one token under a mask."""
     groups = getattr(module, "num_key_value_groups", 1)
     heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
-    packed = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups
-    return "packed" if packed and heads == query.shape[1] * groups else "plain"
+    folded = groups > 1 and query.shape[1] == key.shape[1] and query.shape[2] == groups
+    return folded and heads == query.shape[1] * groups

@@ -32,8 +32,8 @@ def count_layers(model: nn.Module) -> int | None:
     return None
 
 
-class _Counter(Listener):
-    """Comes before any edit: counts forwards, sees runs begin, and reads layers and the sink prefix off the calls."""
+class _ForwardObserver(Listener):
+    """Comes before any edit: counts forwards, sees runs begin, and takes layers and the sink prefix from the calls."""
 
     def __init__(self, log: InterventionLog) -> None:
         self.log = log
@@ -42,15 +42,15 @@ class _Counter(Listener):
 
     def begin(self) -> None:
         run = decoding_run()
-        # Forwards of no run (a loop of the caller's, or something read off between two steps) begin and end none.
+        # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and end none.
         if run is not None and run is not self.run and not self.log.is_probing:
             self.run = run
             self.log.start()
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.seen = True
-        self.log.note_layer(call.layer)
-        self.log.note_prefix(call)
+        self.log.layers.setdefault(call.layer, len(self.log.layers))
+        self.log.prefix_of(call)
         return call
 
     def finish(self) -> None:
@@ -63,7 +63,7 @@ class _Counter(Listener):
         if not self.settled:
             self.settled = True
             for handler in log.handlers:
-                handler.settle()
+                handler.check_layers()
 
 
 @contextmanager
@@ -100,16 +100,16 @@ def intervene(
     if forwards_per_step < 1:
         raise ValueError(f"forwards_per_step counts the forwards of a step, at least 1, got {forwards_per_step}")
     log = InterventionLog(measure=measure, layer_count=count_layers(model) if isinstance(model, nn.Module) else None)
-    counter = _Counter(log)
+    observer = _ForwardObserver(log)
     with ExitStack() as stack:
-        tap = stack.enter_context(tapped(model, counter))
+        tap = stack.enter_context(tapped(model, observer))
         log._tap = tap
         for edit in edits:
             stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log
         tap.flush()
-    if tap.forwards > seen_before and not counter.seen:
+    if tap.forwards > seen_before and not observer.seen:
         raise ValueError(no_call_message(model, tap.forwards - seen_before))
     for handler in log.handlers:
         handler.end()

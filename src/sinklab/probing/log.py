@@ -49,6 +49,14 @@ class RemovalRecord:
     label: str
     """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """Its numbers as columns of `InterventionLog.table`, one row per batch row, layer and head."""
+        row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
+        layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
+        table = {"forward": np.full(len(row), self.forward), "layer": layers, "head": heads, "row": row}
+        names = ("removed", "mass", "realised", "overlap", "left")
+        return table | {name: getattr(self, f"{name}_BLH").flatten().numpy() for name in names}
+
 
 @dataclass
 class InterventionLog:
@@ -62,14 +70,13 @@ class InterventionLog:
     idle: dict[str, str] = field(default_factory=dict)
     """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
     prefix: int | None = None
-    """Sink columns in front of the keys, read off the first forward of the sequence."""
+    """Sink columns in front of the keys, as the first forward of the sequence shows them."""
     measure: bool = True
     """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
     """Module paths of the attention calls seen so far, each with its number in the order of execution."""
     layer_count: int | None = field(default=None, repr=False)
     """Number of attention calls of a forward; None before it is known."""
-    labels: list[str] = field(default_factory=list, repr=False)
     handlers: list[Any] = field(default_factory=list, repr=False)
     """What carries the interventions out, in the order they were given."""
     is_probing: bool = False
@@ -140,21 +147,12 @@ class InterventionLog:
         left as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys themselves, sink columns
         included. Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
         """
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in _NUMBERS}
-        table: dict[str, Any] = {}
-        labels: list[str] = []
-        for removal in self.removals:
-            index_BLH = np.indices(removal.removed_BLH.shape).reshape(3, -1)
-            labels += [removal.label] * index_BLH.shape[1]
-            parts["forward"].append(np.full(index_BLH.shape[1], removal.forward))
-            parts["row"].append(index_BLH[0])
-            parts["layer"].append(np.asarray(removal.layer_numbers)[index_BLH[1]])
-            parts["head"].append(np.asarray(removal.heads)[index_BLH[2]])
-            for name in ("removed", "mass", "realised", "overlap", "left"):
-                parts[name].append(getattr(removal, f"{name}_BLH").reshape(-1).numpy())
-        for name, kind in _NUMBERS.items():
-            table[name] = np.concatenate(parts[name]).astype(kind) if parts[name] else np.empty(0, kind)
-        table["edit"] = labels
+        parts = [removal.columns() for removal in self.removals]
+        table: dict[str, Any] = {
+            name: np.concatenate([np.empty(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe")
+            for name, kind in _NUMBERS.items()
+        }
+        table["edit"] = [removal.label for removal in self.removals for _ in range(removal.removed_BLH.numel())]
         if keys:
             # Fixed positions share one tensor from step to step: its lists are made once.
             columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
@@ -164,19 +162,14 @@ class InterventionLog:
 
     def named(self, name: str) -> str:
         """Used by handlers: the label of one more edit of this name."""
-        count = sum(label.split("#")[0] == name for label in self.labels) + 1
-        self.labels.append(name if count == 1 else f"{name}#{count}")
-        return self.labels[-1]
+        count = sum(handler.label.split("#")[0] == name for handler in self.handlers) + 1
+        return name if count == 1 else f"{name}#{count}"
 
-    def note_layer(self, layer: str) -> int:
-        """Used by handlers: the number of a layer in the order of execution."""
-        return self.layers.setdefault(layer, len(self.layers))
-
-    def note_prefix(self, call: AttentionCall) -> int:
+    def prefix_of(self, call: AttentionCall) -> int:
         """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
 
-        Read off the canvas that runs where the model says so, else off the first call of the sequence, which
-        should be a full one: keys that are seen, less the queries that are not padding.
+        Taken from the canvas that runs where the denoiser announces one, else from the first call of the sequence,
+        which should be a full one: keys that are seen, less the queries that are not padding.
         """
         if self.prefix is None:
             self.prefix = call.visibility.prefix

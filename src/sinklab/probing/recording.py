@@ -49,16 +49,16 @@ class LayerStack:
         with torch.inference_mode(False), torch.no_grad():
             if self._store is not None:
                 return self._store[rows].cpu().movedim(0, self._axis).contiguous()
-            return stacked([self._parts[row].cpu().float() for row in rows], self._axis)
+            return padded_stack([self._parts[row].cpu().float() for row in rows], self._axis)
 
 
-def ordinary(tensor: Tensor) -> Tensor:
+def cpu_copy(tensor: Tensor) -> Tensor:
     """A tensor of its own on the CPU, which may be changed outside inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         return tensor.cpu().clone()
 
 
-def stacked(tensors: list[Tensor], dim: int) -> Tensor:
+def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
     """Tensors along a new axis, NaN where one of them is shorter than the longest."""
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) == 1:
@@ -105,11 +105,11 @@ class Frame:
         if rows:
             self.values = {name: parts.stacked(rows) for name, parts in self.parts.items()}
         self.parts.clear()
-        self.columns_Q = ordinary(self.columns_Q)
+        self.columns_Q = cpu_copy(self.columns_Q)
         # layers under one mask share one tensor, which is moved once
-        moved = {id(part): ordinary(part) for part in self.visible}
+        moved = {id(part): cpu_copy(part) for part in self.visible}
         self.visible = [moved[id(self.visible[row])] for row in rows]
-        self.state_BQ = None if self.state_BQ is None else ordinary(self.state_BQ)
+        self.state_BQ = None if self.state_BQ is None else cpu_copy(self.state_BQ)
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Frames:
         return [frame for _, frame, _ in self.marked] if self.marked else self.pending
 
 
-_BESIDE = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}
+_EXTRA_AXES = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}
 
 
 class Recording:
@@ -212,7 +212,7 @@ class Recording:
     @property
     def visible_by_layer(self) -> list[Tensor]:
         """Per step (B, layer, key): `visible` for models whose layers see different keys; NaN where there is no key."""
-        return [stacked([part.float() for part in frame.visible], 1) for frame in self._kept()]
+        return [padded_stack([part.float() for part in frame.visible], 1) for frame in self._kept()]
 
     @property
     def positions(self) -> list[Tensor]:
@@ -220,11 +220,13 @@ class Recording:
 
         Under a cache only some queries run: `received` and `visible` times positions / queries is as if all did.
         """
-        kept = self._kept()
-        seen = [[part[:, frame.prefix :] > 0 for part in frame.visible] for frame in kept]
-        widest = [max(parts, key=lambda part_BS: part_BS.shape[1]) for parts in seen]
-        alike = [[part for part in parts if part.shape == wide.shape] for parts, wide in zip(seen, widest, strict=True)]
-        return [torch.stack(parts).any(0).sum(-1) for parts in alike]
+
+        def count(frame: Frame) -> Tensor:
+            widest = max(part.shape[1] for part in frame.visible)
+            seen = [part[:, frame.prefix :] > 0 for part in frame.visible if part.shape[1] == widest]
+            return torch.stack(seen).any(0).sum(-1)
+
+        return [count(frame) for frame in self._kept()]
 
     @property
     def columns(self) -> list[Tensor]:
@@ -245,15 +247,15 @@ class Recording:
 
     @property
     def maps(self) -> dict[MapKey, Tensor]:
-        """The whole attention maps that were asked for and came by, (B, Q, key), by (step, layer, head) as given."""
+        """The whole attention maps that were requested and came by, (B, Q, key), by (step, layer, head) as given."""
         return {key: map_BQS for frame in self._frames.steps for (key, _), map_BQS in frame.maps.items()}
 
     def map(self, step: int, layer: int, head: int) -> Tensor:
-        """One of `maps`. Raises ValueError for one that was not asked for or never came, with those there are."""
+        """One of `maps`. Raises ValueError for one that was not requested or never came, naming those there are."""
         maps = self.maps
         if (step, layer, head) not in maps:
-            asked = (step, layer, head) in self._frames.scope.maps
-            fact = "was asked for, but its step never ran" if asked else "was not asked for"
+            is_requested = (step, layer, head) in self._frames.scope.maps
+            fact = "was asked for, but its step never ran" if is_requested else "was not asked for"
             raise ValueError(
                 f"the map of step {step}, layer {layer}, head {head} {fact}; there are {list(maps)}: "
                 f"trace(model, maps=[({step}, {layer}, {head})])"
@@ -261,14 +263,14 @@ class Recording:
         return maps[(step, layer, head)]
 
     def values(self, name: str) -> list[Tensor]:
-        """A statistic, one tensor a step. Raises ValueError for one that was not asked for."""
+        """A statistic, one tensor a step. Raises ValueError for one that was not recorded."""
         if name not in self.statistics:
             raise ValueError(f'{name!r} was not recorded, only {self.statistics}: trace(model, ("{name}", …))')
         return [frame.values[name] for frame in self._kept()]
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of `array(name)`. Raises ValueError for an unknown name."""
-        return ("step", *(_BESIDE[name] if name in _BESIDE else registry.statistics.parse(name).axes))
+        return ("step", *(_EXTRA_AXES[name] if name in _EXTRA_AXES else registry.statistics.parse(name).axes))
 
     def array(self, name: str) -> numpy.ndarray:
         """A statistic, "visible", "positions" or "query_state" of all recorded steps in one array (axes: `dims`).
@@ -276,7 +278,7 @@ class Recording:
         NaN where a step has no such key. What is counted by query stands at the query's canvas position, NaN where no
         query ran. Raises ValueError when nothing was recorded, or the statistic was not.
         """
-        tensors = [value.float() for value in getattr(self, name)] if name in _BESIDE else self.values(name)
+        tensors = [value.float() for value in getattr(self, name)] if name in _EXTRA_AXES else self.values(name)
         if not tensors:
             ran = len(self._frames.steps)
             raise ValueError(
@@ -286,7 +288,7 @@ class Recording:
             )
         if self.dims(name)[-1] == "position":
             tensors = [_spread(value, frame) for value, frame in zip(tensors, self._kept(), strict=True)]
-        return stacked(tensors, 0).numpy()
+        return padded_stack(tensors, 0).numpy()
 
     def _kept(self) -> list[Frame]:
         return [frame for frame in self._frames.steps if frame.is_recorded and frame.indices]

@@ -23,7 +23,7 @@ class Scope(TypedDict, total=False):
     maps: Iterable[MapKey]
 
 
-def whole(number: Any) -> int | None:
+def as_int(number: Any) -> int | None:
     """A whole number of any kind, numpy's too, as an int; None for anything else."""
     try:
         return None if isinstance(number, bool) else operator.index(number)
@@ -31,14 +31,14 @@ def whole(number: Any) -> int | None:
         return None
 
 
-def several(given: Any) -> Iterable[Any]:
+def as_iterable(given: Any) -> Iterable[Any]:
     """One number or name, or several, as several."""
     return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int, ...]:
     """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below `least`."""
-    found = [whole(number) for number in several(given)]
+    found = [as_int(number) for number in as_iterable(given)]
     numbers = tuple(number for number in found if number is not None)
     if len(numbers) < len(found):
         raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
@@ -51,7 +51,7 @@ def layer_names(given: Any) -> tuple[int | str, ...] | None:
     """`layers` of an edit as a tuple; None means all. Raises ValueError for what is neither number nor path."""
     if given is None:
         return None
-    found = [one if isinstance(one, str) else whole(one) for one in several(given)]
+    found = [one if isinstance(one, str) else as_int(one) for one in as_iterable(given)]
     layers = tuple(one for one in found if one is not None)
     if not layers or len(layers) < len(found):
         raise ValueError(
@@ -73,41 +73,33 @@ def head_numbers(given: Any) -> tuple[int, ...] | None:
 
 @dataclass
 class RecordingScope:
-    """What was chosen. Layers are known by name and number once the first forward has shown them."""
+    """What was chosen. Layers are known by name and number once the first forward has shown them.
 
-    layers: tuple[int | str, ...] | None = None
-    heads: tuple[int, ...] | None = None
+    Raises ValueError for what is no scope at all; layers and heads are held to the model as it runs.
+    """
+
+    layers: Any = None
+    """Numbers, paths and patterns, as given one or several, from then on a tuple; None for all."""
+    heads: Any = None
+    """Likewise, numbers of query heads."""
     steps: Container[int] | None = None
-    maps: tuple[MapKey, ...] = ()
+    maps: Iterable[MapKey] = ()
     total: int | None = None
     """Number of attention layers, where it is known; then negative numbers count from there."""
     known: list[str] = field(default_factory=list)
     """Paths of all attention layers in the order they ran in the first forward; empty before it ended."""
 
-    @classmethod
-    def of(
-        cls,
-        layers: Iterable[int | str] | int | str | None = None,
-        heads: Iterable[int] | int | None = None,
-        steps: Container[int] | None = None,
-        maps: Iterable[MapKey] = (),
-    ) -> RecordingScope:
-        """Raises ValueError for what is no scope at all; layers and heads are held to the model as it runs."""
+    def __post_init__(self) -> None:
+        steps = self.steps
         if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
             raise ValueError(f"steps is a container of step numbers such as range(0, 64, 8) or a set, got {steps!r}")
-        keys = []
-        for key in maps:
-            triple = tuple(whole(number) for number in several(key))
-            if len(triple) != 3 or None in triple:
-                raise ValueError(
-                    f"maps are triples of numbers (step, layer, head), got {key!r}: write maps=[(3, 5, 2)]"
-                )
-            keys.append(triple)
-        chosen, numbers = (None if given is None else tuple(dict.fromkeys(several(given))) for given in (layers, heads))
-        for name, given in (("layers", chosen), ("heads", numbers)):
-            if given is not None and not given:
-                raise ValueError(f"{name} names at least one, got none: leave it out to record all")
-        return cls(chosen, numbers, steps, tuple(keys))  # type: ignore[arg-type]
+        self.maps = [_map_key(key) for key in self.maps]
+        for name in ("layers", "heads"):
+            given = getattr(self, name)
+            if given is not None:
+                setattr(self, name, tuple(dict.fromkeys(as_iterable(given))))
+                if not getattr(self, name):
+                    raise ValueError(f"{name} names at least one, got none: leave it out to record all")
 
     def has_step(self, number: int) -> bool:
         """Whether this step is recorded."""
@@ -137,7 +129,7 @@ class RecordingScope:
         return list(dict.fromkeys(_head(head, layer, total) for head in self.heads))
 
     def maps_of(self, step: int, index: int, layer: str, total_heads: int) -> dict[MapKey, int]:
-        """The maps wanted of the layer that runs as number `index`, by the key as it was given, with their heads."""
+        """The maps to keep of the layer that runs as number `index`, by the key as it was given, with their heads."""
         return {
             key: _head(key[2], layer, total_heads)
             for key in self.maps
@@ -145,10 +137,10 @@ class RecordingScope:
         }
 
     def has_maps(self, step: int) -> bool:
-        """Whether a map of this step was asked for."""
+        """Whether a map of this step is to be kept."""
         return any(key[0] == step for key in self.maps)
 
-    def settle(self, paths: Sequence[str]) -> None:
+    def check_layers(self, paths: Sequence[str]) -> None:
         """The layers of the first forward. Raises ValueError for a chosen one that is not among them."""
         if self.known:
             return
@@ -165,6 +157,13 @@ class RecordingScope:
                     f"got {wanted}"
                 )
         self.known = list(paths)
+
+
+def _map_key(given: Any) -> MapKey:
+    numbers = [as_int(number) for number in as_iterable(given)]
+    if len(numbers) != 3 or None in numbers:
+        raise ValueError(f"maps are triples of numbers (step, layer, head), got {given!r}: write maps=[(3, 5, 2)]")
+    return tuple(numbers)  # type: ignore[return-value]
 
 
 def _head(head: int, layer: str, total: int) -> int:

@@ -1,10 +1,10 @@
-"""The statistics that a trace can record: what each of them reads off an attention call."""
+"""The statistics that a trace can record: what each of them measures in an attention call."""
 
 # B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim
 # G groups of queries: all real ones, then those in each state
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -167,26 +167,13 @@ def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
     return chosen
 
 
-def measured(view: CallView, chosen: Mapping[str, Statistic]) -> dict[str, Tensor]:
-    """These statistics of a call by label, layer axis left out. Raises ValueError for other axes than announced."""
-    found = {label: one.measure(view) for label, one in chosen.items()}
-    for label, value in found.items():
-        axes = [axis for axis in chosen[label].axes if axis != "layer"]
-        if value.dim() != len(axes):
-            raise ValueError(
-                f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
-                f"{tuple(value.shape)}: correct its `axes` or its `measure`"
-            )
-    return found
-
-
 def read_in_one_pass(view: CallView, reads: set[str]) -> dict[str, Tensor]:
     """What the statistics of a call read (`Statistic.reads`), in one pass over its scores."""
     call, by_state = view.call, "received_by_state" in reads
     is_known = view.heads is None and "received_BHS" in vars(call)
-    wanted: list[str] = [name for name in ("row_entropy", "row_logsumexp", "noop_bound") if name in reads]
+    wanted = reads - {"received", "received_by_state"}
     if by_state or ("received" in reads and not is_known):
-        wanted.append("received")
+        wanted.add("received")
     found: dict[str, Tensor] = {}
     if wanted:
         groups_BGQ = _groups(call, view.state_BQ if by_state else None) if "received" in wanted else None

@@ -19,7 +19,10 @@ from sinklab.probing.call import NAMES, AttentionCall, VisibilityCache
 
 
 class Listener:
-    """Who hangs on a tap. A forward begins with its first attention call and ends with `finish`, or `discard`."""
+    """Hears of every forward of a model: it begins with the first attention call and ends by `finish` or `discard`."""
+
+    tap: Tap
+    """What it listens to; there once it is `tapped`."""
 
     def begin(self) -> None:
         """A forward begins."""
@@ -60,8 +63,8 @@ class Tap(TorchFunctionMode):
         """Token ids that the running forward was given, if they are among its arguments."""
         self._modules = dict(model.named_modules())
         self._stack: list[str] = []
-        self._hooks: list[RemovableHandle] = []
-        self._sights = VisibilityCache()
+        self._handles: list[RemovableHandle] = []
+        self._visible = VisibilityCache()
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = False
@@ -69,12 +72,12 @@ class Tap(TorchFunctionMode):
 
     def attach(self) -> None:
         for path, module in self._modules.items():
-            self._hooks.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
+            self._handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
 
     def detach(self) -> None:
         self._listen(False)
-        for hook in self._hooks:
+        for hook in self._handles:
             hook.remove()
 
     def alike(self, layer: str) -> int:
@@ -119,15 +122,15 @@ class Tap(TorchFunctionMode):
 
     def is_elsewhere(self) -> bool:
         """Whether the current thread is not the one that taps the model."""
-        # The backward pass of a GPU replays layers in a thread of its own, while the one that asked for it waits.
+        # The backward pass of a GPU replays layers in a thread of its own; the caller of backward() waits.
         return threading.get_ident() != self.thread.ident and not is_replayed()
 
-    def refusal(self, deed: str) -> ValueError:
-        """The error for a deed of the current thread, when the tap is another's."""
+    def refusal(self, action: str) -> ValueError:
+        """The error for what the current thread does, when the tap belongs to another."""
         return ValueError(
             "a model is traced or edited by one thread at a time, which alone runs it meanwhile: thread "
             f"{self.thread.name!r} has a trace or intervention open on this {type(self.model).__name__}, and "
-            f"{threading.current_thread().name!r} {deed}. Open it in the thread that runs the model, or give each "
+            f"{threading.current_thread().name!r} {action}. Open it in the thread that runs the model, or give each "
             "thread a copy of its own, made before (copy.deepcopy(model))"
         )
 
@@ -139,7 +142,7 @@ class Tap(TorchFunctionMode):
         if self._calls is None:
             return
         self._calls = None
-        self._sights.clear()
+        self._visible.clear()
         for listener in self.listeners:
             if complete:
                 listener.finish()
@@ -157,7 +160,9 @@ class Tap(TorchFunctionMode):
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
         replay = is_replayed()
         layer = path if replay else self._name(path)
-        call = AttentionCall.of(layer, self._modules[path], dict(zip(NAMES, args, strict=False)) | kwargs, self._sights)
+        call = AttentionCall.of(
+            layer, self._modules[path], dict(zip(NAMES, args, strict=False)) | kwargs, self._visible
+        )
         edited = call
         for listener in self.listeners:
             edited = listener.edit(edited)
@@ -204,7 +209,7 @@ class _Hook:
         return {"act": None, "path": self.path}
 
 
-# Reentrant: a listener told of a forward's end may open a trace.
+# Reentrant: a listener may open a trace when a forward ends.
 _LOCK = threading.RLock()
 _ATTACHED: dict[int, Tap] = {}
 
@@ -225,7 +230,11 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
             try:
                 tap.flush()
             finally:
-                _leave(tap, listener)
+                with _LOCK:
+                    tap.listeners.remove(listener)
+                    if not tap.listeners:
+                        del _ATTACHED[id(model)]
+                        tap.detach()
 
 
 def _joined(model: nn.Module, listener: Listener) -> Tap:
@@ -239,16 +248,9 @@ def _joined(model: nn.Module, listener: Listener) -> Tap:
             tap.attach()
             _ATTACHED[id(model)] = tap
         tap.flush()
+        listener.tap = tap
         tap.listeners.append(listener)
     return tap
-
-
-def _leave(tap: Tap, listener: Listener) -> None:
-    with _LOCK:
-        tap.listeners.remove(listener)
-        if not tap.listeners:
-            del _ATTACHED[id(tap.model)]
-            tap.detach()
 
 
 def _refuse_compiled(model: nn.Module) -> None:

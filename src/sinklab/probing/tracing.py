@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, ordinary
+from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, cpu_copy
 from sinklab.probing.scope import RecordingScope, Scope
 from sinklab.probing.statistics import (
     STATE_OF,
@@ -21,10 +21,9 @@ from sinklab.probing.statistics import (
     QueryStates,
     Statistic,
     chosen_statistics,
-    measured,
     read_in_one_pass,
 )
-from sinklab.probing.tap import Listener, Tap, no_call_message, tapped
+from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
 class FrameRecorder(Listener):
@@ -36,19 +35,16 @@ class FrameRecorder(Listener):
         self.before = {label: one for label, one in chosen if not one.needs_output}
         self.after = {label: one for label, one in chosen if one.needs_output}
         self.reads = {name for _, one in chosen for name in one.reads}
-        self.tap: Tap | None = None
         self._open: Frame | None = None
         self._view: CallView | None = None
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
-        if self.tap is not None:
-            self.tap.flush()
+        self.tap.flush()
         marked, pending = self.frames.marked, self.frames.pending
         if not pending:
-            forwards = self.tap.forwards if self.tap is not None else 0
             if not marked:
-                raise ValueError(no_call_message(self.model, forwards))
+                raise ValueError(no_call_message(self.model, self.tap.forwards))
             raise ValueError("mark() ends a step, but no forward came since the last mark: mark once a step")
         first = pending[0]
         if not first.paths:
@@ -64,13 +60,9 @@ class FrameRecorder(Listener):
         is_recorded = is_new and self.scope.has_step(number)
         self._open = Frame(number, is_recorded, is_recorded or (is_new and self.scope.has_maps(number)))
 
-    @property
-    def _is_suspended(self) -> bool:
-        return self.tap is not None and self.tap.suspended > 0
-
     def observe(self, call: AttentionCall) -> None:
         frame, self._view = self._open, None
-        if frame is None or self._is_suspended:
+        if frame is None or self.tap.suspended:
             return
         index = len(frame.paths)
         frame.paths.append(call.layer)
@@ -81,7 +73,7 @@ class FrameRecorder(Listener):
         total = call.query_BHQD.shape[1]
         for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
             map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
-            frame.maps[(key, index)] = ordinary(map_BHQS[:, 0].float())
+            frame.maps[(key, index)] = cpu_copy(map_BHQS[:, 0].float())
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
             self._measure(frame, index, call, self.scope.heads_of(call.layer, total))
 
@@ -92,7 +84,7 @@ class FrameRecorder(Listener):
         view = CallView(call, heads, frame.state_BQ)
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
-            self._keep(frame, measured(view, self.before))
+            self._keep(frame, view, self.before)
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
@@ -103,15 +95,21 @@ class FrameRecorder(Listener):
         if view is not None and self._open is not None:
             view.output_BHQD = call.unrolled(out)
             with torch.no_grad():
-                self._keep(self._open, measured(view, self.after))
+                self._keep(self._open, view, self.after)
 
-    def _keep(self, frame: Frame, values: dict[str, Tensor]) -> None:
-        for label, value in values.items():
+    def _keep(self, frame: Frame, view: CallView, chosen: dict[str, Statistic]) -> None:
+        """Measure these in a call. Raises ValueError for one that gives other axes than it announces."""
+        for label, one in chosen.items():
+            value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
+            if value.dim() != len(axes):
+                raise ValueError(
+                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                    f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+                )
             if label not in frame.parts:
                 # Before the first forward has shown all layers, those of a kind with this one are expected.
-                known = len(self.scope.chosen_layers())
-                expected = known or (1 if self.tap is None else self.tap.alike(frame.paths[-1]))
-                frame.parts[label] = LayerStack(expected, self.frames.statistics[label].axes.index("layer"))
+                expected = len(self.scope.chosen_layers()) or self.tap.alike(frame.paths[-1])
+                frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
             frame.parts[label].add(value)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
@@ -127,23 +125,22 @@ class FrameRecorder(Listener):
         frame.columns_Q = torch.arange(queries) + frame.length - queries if columns_Q is None else columns_Q
 
     def _ids(self, call: AttentionCall) -> Tensor:
-        """Token ids of the canvas. Raises ValueError when nothing tells them."""
+        """Token ids of the canvas. Raises ValueError where neither the denoiser nor the arguments show them."""
         if call.visibility.running is not None:
             return call.visibility.running.ids_BS
-        given = None if self.tap is None else self.tap.ids_BS
-        if given is None:
+        if self.tap.ids_BS is None:
             raise ValueError(
                 "states of queries are told by token ids, but the model was given none (no integer tensor among its "
                 "arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass input_ids"
             )
-        return given
+        return self.tap.ids_BS
 
     def finish(self) -> None:
         frame, self._open = self._open, None
-        if frame is None or self._is_suspended:
+        if frame is None or self.tap.suspended:
             return
         if frame.paths:
-            self.scope.settle(frame.paths)
+            self.scope.check_layers(frame.paths)
             total = len(frame.paths)
             frame.maps = {
                 (key, index): map_BQS
@@ -212,10 +209,9 @@ def trace(
             )
     one_of("state_of", state_of, STATE_OF)
     states = None if canvas is None else QueryStates(model, canvas, state_of)
-    frames = Frames(chosen, RecordingScope.of(**scope), states is not None)
+    frames = Frames(chosen, RecordingScope(**scope), states is not None)
     recorder = FrameRecorder(model, frames, states)
     with tapped(model, recorder) as tap:
-        recorder.tap = tap
         seen_before = tap.forwards
         yield Recording(frames, recorder.mark)
     forwards = tap.forwards - seen_before

@@ -24,7 +24,7 @@ from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.base import CallSite
 from sinklab.probing.interventions.keys import KeyScores, choose, seeded_draw
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.interventions.removal import flags, restricted
+from sinklab.probing.interventions.removal import as_flags, restricted
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 
@@ -148,7 +148,7 @@ class _Columns(Listener):
     def observe(self, call: AttentionCall) -> None:
         if self.log.is_probing:
             heads = list(range(call.query_BHQD.shape[1]))
-            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.note_prefix(call), 0))
+            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix_of(call), 0))
 
     def choose(self, options: MaskSinks) -> None:
         """Hide these from now on. Raises ValueError where there are too few keys."""
@@ -156,7 +156,7 @@ class _Columns(Listener):
         masses = []
         for layer, standing in self.standings.items():
             columns_BHM, mass_BH = choose(options, replace(standing, draw=draw))
-            self.gone[layer] = flags(columns_BHM, standing.received_BHS.shape[-1])
+            self.gone[layer] = as_flags(columns_BHM, standing.received_BHS.shape[-1])
             masses.append(mass_BH.float().mean())
         self.mass = float(torch.stack(masses).mean())
 

@@ -3,7 +3,6 @@
 # K keys; "..." stands for any axes in front of the key axis
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,15 +23,14 @@ def namespace(array: Any) -> ModuleType:
 
 def widened(array: Any, xp: ModuleType = np) -> Any:
     """``array`` in at least single precision: sums of float16 overflow. With xp = numpy a tensor becomes an array."""
-    if hasattr(array, "detach"):
-        array = array.detach()
-        array = array if array.dtype.itemsize >= 4 and array.dtype.is_floating_point else array.float()
-        return array.cpu().numpy() if xp is np else array
-    if xp is np:
+    own = namespace(array)
+    if own is np and xp is np:
         array = np.asarray(array)
         return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
-    array = xp.as_tensor(array)
-    return array if array.dtype in (xp.float32, xp.float64) else array.float()
+    torch = xp if own is np else own
+    array = torch.as_tensor(array).detach()
+    array = array if array.dtype in (torch.float32, torch.float64) else array.float()
+    return array.cpu().numpy() if xp is np else array
 
 
 def even_share(received: Array, visible: Any = None, positions: Any = None) -> tuple[Array, Any]:
@@ -53,14 +51,13 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     """
     xp = namespace(received)
     a = widened(received, xp)
-    count: Any = None if positions is None else _fitted(widened(positions, xp)[..., None], a, xp, "positions")
+    count: Any = None if positions is None else fitted(widened(positions, xp)[..., None], a, xp, "positions")
     if visible is None:
         return a, (~xp.isnan(a)).sum(-1)[..., None] + xp.zeros_like(a[..., :1]) if count is None else count
-    seen = _fitted(widened(visible, xp), a, xp, "visible")
+    seen = fitted(widened(visible, xp), a, xp, "visible")
     if count is None:
         return a, seen
-    ran = xp.nan_to_num(seen).max(-1)
-    ran = (ran if xp is np else ran.values)[..., None]
+    ran = xp.amax(xp.nan_to_num(seen), -1)[..., None]
     here = (ran > 0) & (count > 0)
     factor = xp.where(here, count, xp.ones_like(count)) / xp.where(here, ran, xp.ones_like(ran))
     if bool((factor == 1).all()):
@@ -72,30 +69,8 @@ def even_share(received: Array, visible: Any = None, positions: Any = None) -> t
     return a * factor, seen * factor
 
 
-def slabs(received: Any, visible: Any, positions: Any, axes: int) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
-    """Index, ``even_share`` received and visible of every slab of the last ``axes`` axes, in numpy.
-
-    Going slab by slab keeps the working memory at a few slabs, however long the run is.
-    """
-    # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
-    whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
-    seen = None if visible is None else _fitted(widened(visible), whole, np, "visible")
-    count = None if positions is None else _fitted(widened(positions)[..., None], whole, np, "positions")
-    seen = None if seen is None else _leading(seen, whole.shape, axes)
-    count = None if count is None else _leading(count, whole.shape, axes)
-    for index in np.ndindex(whole.shape[:-axes]):
-        part_seen = None if seen is None else seen[index]
-        part_count = None if count is None else count[index][..., 0]
-        yield (index, *even_share(whole[index], part_seen, part_count))
-
-
-def _leading(array: np.ndarray, shape: tuple[int, ...], axes: int) -> np.ndarray:
-    """``array`` with the leading axes of ``shape``; the last ``axes`` keep their length 1, which saves work."""
-    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    return np.broadcast_to(array, (*shape[:-axes], *array.shape[-axes:]))
-
-
-def _fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
+def fitted(array: Any, a: Any, xp: ModuleType, name: str) -> Any:
+    """``array`` in the dtype and on the device of ``a``. Raises ValueError unless it broadcasts to it."""
     if xp is not np:
         array = array.to(a.device, a.dtype)
     elif array.dtype != a.dtype and a.dtype in (np.float32, np.float64):

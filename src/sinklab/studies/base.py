@@ -36,7 +36,7 @@ A long study is written in parts: `Study.parts` names the table that ends a part
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -57,6 +57,13 @@ if TYPE_CHECKING:
 def heldout_text(given: str | None) -> str:
     """The corpus of held-out text that was given, or the excerpt inside the package."""
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as the columns of a table; None where a row lacks one."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def text_of(loaded: Loaded, ids: Any) -> str:
@@ -173,6 +180,8 @@ class Study:
     """Of its run folders; the registered name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
     """The model of the command by default; a tuple where the command takes several."""
+    place: ClassVar[str] = ""
+    """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
     """Whether the command takes its models without ``--model``."""
     parts: ClassVar[str] = ""
@@ -190,6 +199,10 @@ class Study:
 
     def check(self, settings: Any) -> None:
         """Refuse what can be refused before a model is read."""
+
+    def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
+        """The settings for each model of a command, which may be of different kinds."""
+        return [settings] * len(models)
 
     def fit(self, loaded: Loaded, settings: Any) -> Any:
         """The settings as this model takes them."""

@@ -15,11 +15,11 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
 from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.materialize import compute_rotary
 from sinklab.checkpoints.resolve import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
 from sinklab.checkpoints.vocabularies import check_vocabulary
 from sinklab.errors import one_of
-from sinklab.models import diffusion_lm
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.gate import Gate
@@ -225,7 +225,7 @@ def causal_model(model: DiffusionLM) -> PreTrainedModel:
         causal: Any = AutoModelForCausalLM.from_config(config)
     causal.load_state_dict(model.state_dict(), strict=True, assign=True)
     causal.tie_weights()
-    diffusion_lm.rebuild(causal.model, model.lm_head.weight.device)
+    compute_rotary(causal.model, model.lm_head.weight.device)
     return causal
 
 

@@ -21,7 +21,7 @@ from transformers import Trainer
 from sinklab.data.rows import Rows
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.models.diffusion_lm import DiffusionLM
-from sinklab.models.head import NOT_ASKED
+from sinklab.models.head import IGNORE_INDEX
 from sinklab.models.sinks.base import sink_of
 from sinklab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
 from sinklab.training.noise import NoisyCollator, neighbours, visible_keys
@@ -66,7 +66,7 @@ def diffusion_call(batch: Mapping[str, Tensor], mask_id: int, tokens: Tensor | f
     weights_B = 1 / (batch["t"].float() * tokens)
     return {
         "input_ids": ids_BS.masked_fill(masked_BS, mask_id),
-        "labels": ids_BS.masked_fill(~masked_BS, NOT_ASKED),
+        "labels": ids_BS.masked_fill(~masked_BS, IGNORE_INDEX),
         "label_weights": weights_B[:, None].expand(ids_BS.shape).contiguous(),
     }
 
@@ -81,9 +81,9 @@ def causal_call(batch: Mapping[str, Tensor], tokens: Tensor | float, *, shifted:
         shifted: the model moves its outputs by one itself (``logit_shift``).
     """
     ids_BS = batch["input_ids"]
-    labels_BS = ids_BS.masked_fill(~asked_causally(batch), NOT_ASKED)
+    labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
     if not shifted:
-        labels_BS = torch.cat([labels_BS[:, 1:], torch.full_like(labels_BS[:, :1], NOT_ASKED)], dim=1)
+        labels_BS = torch.cat([labels_BS[:, 1:], torch.full_like(labels_BS[:, :1], IGNORE_INDEX)], dim=1)
     weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
     return {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS, "causal": True}
 

@@ -26,7 +26,7 @@ from sinklab.errors import one_of
 
 @dataclass(frozen=True)
 class SinkPrefix:
-    """Keys and values of the sinks in every layer; in an attention layer it stands where a key/value cache stands.
+    """Keys and values of the sinks in every layer; an attention layer takes it in place of a key/value cache.
 
     ``keys`` and ``values`` hold one tensor a layer, of shape (1 or B, G, N, D); rotary positions are already applied.
     """
@@ -47,7 +47,7 @@ class SinkPrefix:
         return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
 
 
-class _Recorder:
+class _PassCache:
     """A cache that keeps what one pass of isolated sinks puts into it."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -97,22 +97,22 @@ def run_alone(
         a prefix with U rows. Gradients flow through it.
     """
     rows, count = positions_UN.shape
-    recorder = _Recorder(values)
+    cache = _PassCache(values)
     with unobserved(), _no_checkpointing(decoder):
-        # .forward: a compiled decoder would trace the recorder
+        # .forward: a compiled decoder would trace the cache
         decoder.forward(
             inputs_embeds=sinks_NE.repeat(rows, 1)[:, None],
             position_ids=positions_UN.reshape(-1, 1),
             attention_mask=None,
             use_cache=False,
-            sink_prefix=recorder,
+            sink_prefix=cache,
             is_causal=False,
         )
 
     def rowwise(states: Tensor) -> Tensor:
         return states.view(rows, count, states.shape[1], states.shape[3]).transpose(1, 2)
 
-    return SinkPrefix(tuple(map(rowwise, recorder.keys)), tuple(map(rowwise, recorder.values)))
+    return SinkPrefix(tuple(map(rowwise, cache.keys)), tuple(map(rowwise, cache.values)))
 
 
 def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
@@ -131,7 +131,7 @@ FORMS = ("auto", "prefix", "sequence")
 
 @dataclass(frozen=True)
 class InSequence:
-    """Stands where a sink prefix stands, and says that the first ``count`` tokens are the sinks themselves."""
+    """Given in place of a sink prefix: it says that the first ``count`` tokens are the sinks themselves."""
 
     count: int
     values: Callable[[Tensor], Tensor]
@@ -153,7 +153,7 @@ class Isolation:
         return {"sinks": None, "own_BGND": None}
 
     def enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Before attention: put the prefix, or this, where a key/value cache stands."""
+        """Before attention: give the attention the prefix, or this object, as its key/value cache."""
         sinks = kwargs.pop("sink_prefix", None)
         self.own_BGND = None
         if isinstance(sinks, InSequence):
@@ -182,7 +182,7 @@ class Isolation:
         return (torch.cat([own_BNA.to(x_BKA.dtype), x_BKA[:, own_BNA.shape[1] :]], dim=1), *rest)
 
 
-def in_front(sinks: Tensor, text: Tensor) -> Tensor:
+def prepended(sinks: Tensor, text: Tensor) -> Tensor:
     """Sinks (N, E) or (1 or B, N) in front of the text (B, S, E) or (1 or B, S), along the sequence."""
     if sinks.ndim < text.ndim:
         return torch.cat([sinks.to(text.dtype).expand(text.shape[0], -1, -1), text], dim=1)
@@ -202,17 +202,17 @@ def attach(decoder: Any) -> None:
         attention.o_proj.register_forward_pre_hook(isolation.overwrite)
 
 
-def takes_part(model: Any) -> bool:
+def runs_in_sequence(model: Any) -> bool:
     """Whether the sinks of a :class:`~sinklab.models.DiffusionLM` run with the text in a call made now: where its
-    ``sink_form`` says so, gradients are wanted, and the model is not watched: a trace would see them as text.
+    ``sink_form`` says so, gradients are on, and the model is not watched: a trace would see them as text.
 
     Raises:
         ValueError: for an unknown ``sink_form``.
     """
     one_of("sink_form", model.sink_form, FORMS)
-    wanted = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
+    is_chosen = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
     return (
-        wanted
+        is_chosen
         and model.config.sink_positions > 0
         and model.training
         and torch.is_grad_enabled()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.interventions.removal import keys_seen, lost_share, widened
+from sinklab.probing.interventions.removal import extended, keys_seen, lost_share
 from sinklab.probing.log import InterventionLog, RemovalRecord
 from sinklab.probing.scope import RecordingScope, head_numbers, layer_names
 from sinklab.probing.tap import Listener
@@ -75,7 +75,7 @@ class Effect:
 class InterventionHandler(Listener):
     """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what goes into the log.
 
-    `edit` of the intervention is asked, unless a subclass overrides `apply`.
+    It calls the intervention's `edit`, unless a subclass overrides `apply`.
     """
 
     def __init__(self, options: Any, log: InterventionLog, forwards_per_step: int, logged_as: object = None) -> None:
@@ -83,7 +83,7 @@ class InterventionHandler(Listener):
         self.options, self.log, self.period = options, log, forwards_per_step
         self.given = options if logged_as is None else logged_as
         self.label = log.named(interventions.name_of(self.given))
-        self.scope = RecordingScope.of(getattr(options, "layers", None), getattr(options, "heads", None))
+        self.scope = RecordingScope(getattr(options, "layers", None), getattr(options, "heads", None))
         log.handlers.append(self)
         self.acted = False
         self.reset()
@@ -99,9 +99,9 @@ class InterventionHandler(Listener):
         """A denoising run begins."""
         self.reset()
 
-    def settle(self) -> None:
+    def check_layers(self) -> None:
         """The first forward has shown all layers. Raises ValueError for a chosen one that is not among them."""
-        self.scope.settle(list(self.log.layers))
+        self.scope.check_layers(list(self.log.layers))
 
     def discard(self) -> None:
         self.effects: dict[str, Effect] = {}
@@ -142,7 +142,7 @@ class InterventionHandler(Listener):
 
     def site_of(self, call: AttentionCall) -> CallSite:
         """Where and when this call is edited."""
-        return CallSite(self.heads_of(call), self.log.note_prefix(call), self.step)
+        return CallSite(self.heads_of(call), self.log.prefix_of(call), self.step)
 
     def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""
@@ -228,6 +228,6 @@ def _stacked(parts: list[Tensor]) -> Tensor:
 
 def _jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
     """Of the keys that were gone in either step, the share gone in both; NaN where none was."""
-    b_BHS = widened(b_BHS, a_BHS.shape[-1])
-    a_BHS = widened(a_BHS, b_BHS.shape[-1])
+    b_BHS = extended(b_BHS, a_BHS.shape[-1])
+    a_BHS = extended(a_BHS, b_BHS.shape[-1])
     return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)

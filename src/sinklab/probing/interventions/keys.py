@@ -17,16 +17,16 @@ from sinklab.probing.interventions.base import CallSite, Effect, InterventionHan
 from sinklab.probing.interventions.removal import (
     REMOVALS,
     as_columns,
-    flags,
+    as_flags,
+    extended,
     held_share,
     keys_seen,
     real_queries_B1,
     restricted,
-    widened,
     zero_values,
 )
 from sinklab.probing.log import InterventionLog
-from sinklab.probing.scope import whole
+from sinklab.probing.scope import as_int
 from sinklab.probing.tap import Listener
 from sinklab.sinks.rules import Rule, find_sinks
 
@@ -36,7 +36,7 @@ SELECTORS = ("received", "last_row")
 
 @dataclass(frozen=True)
 class KeyScores:
-    """How the keys of one call stand with the heads that are edited: all that a choice of keys needs."""
+    """The scores of one call's keys in the heads that are edited: all that a selection of keys needs."""
 
     received_BHS: Tensor
     """Attention received, from all queries or from the last one."""
@@ -130,7 +130,7 @@ class KeyIntervention(LayerIntervention):
 
 def checked_count(name: str, given: Any) -> int | None:
     """A number of keys to remove, or None. Raises ValueError for what is no number of at least 1."""
-    number = whole(given)
+    number = as_int(given)
     if given is not None and (number is None or number < 1):
         raise ValueError(f"{name} counts the keys to remove, at least 1, got {given!r}: for none, leave out the edit")
     return number
@@ -212,7 +212,11 @@ class KeyHandler(InterventionHandler):
     def gone_before(self, call: AttentionCall) -> Tensor | None:
         """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
         known_BHS = self.evicted.get(self.slot, {}).get(call.layer)
-        return None if known_BHS is None or is_full(call, self.log) else widened(known_BHS, call.key_BKSD.shape[2])
+        running, prefix = call.visibility.running, self.log.prefix_of(call)
+        columns = call.key_BKSD.shape[2]
+        # keys and values of the whole canvas are computed anew in this forward
+        is_full = call.query_BHQD.shape[2] == columns - prefix if running is None else running.columns is None
+        return None if known_BHS is None or is_full else extended(known_BHS, columns)
 
     def _with_evicted(self, selected: Selection | None, call: AttentionCall) -> Selection | None:
         known_BHS = self.gone_before(call)
@@ -286,7 +290,7 @@ class SelectionHandler(KeyHandler):
             held_BHS = self.gone_before(call)
             known = found.received_BHS.shape[-1]
             found = self._choice(call, found, None if held_BHS is None else held_BHS[..., :known])
-        return replace(found, gone_BHS=widened(found.gone_BHS, call.key_BKSD.shape[2]))
+        return replace(found, gone_BHS=extended(found.gone_BHS, call.key_BKSD.shape[2]))
 
     def observe(self, call: AttentionCall) -> None:
         source = self.options.source
@@ -326,7 +330,7 @@ class SelectionHandler(KeyHandler):
         columns_BHM, mass_BH = choose(self.options, replace(keys, gone_BHS=held_BHS))
         if held_BHS is not None and self.options.source == "carried":
             columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
-        gone_BHS = flags(columns_BHM, keys.received_BHS.shape[-1])
+        gone_BHS = as_flags(columns_BHM, keys.received_BHS.shape[-1])
         if len(heads) < every:
             some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])
             gone_BHS[:, heads] = some_BHS
@@ -343,10 +347,3 @@ class SelectionHandler(KeyHandler):
                 f"the selection was made for {batch} rows, {heads} heads and {keys} keys, but this forward "
                 f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )
-
-
-def is_full(call: AttentionCall, log: InterventionLog) -> bool:
-    """Whether keys and values of the whole canvas are computed anew in this forward."""
-    if call.visibility.running is not None:
-        return call.visibility.running.columns is None
-    return call.query_BHQD.shape[2] == call.key_BKSD.shape[2] - log.note_prefix(call)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinklab.errors import one_of
 from sinklab.probing.interventions.keys import KeyIntervention, KeyScores, checked_count
-from sinklab.probing.interventions.removal import flags
+from sinklab.probing.interventions.removal import as_flags
 from sinklab.probing.scope import whole_numbers
 from sinklab.registry import interventions, of, rules
 from sinklab.sinks.rules import Excess, Rule
@@ -88,7 +88,7 @@ class MaskSinks(KeyIntervention):
         columns_BHM = _largest(score_BHS.masked_fill(~wanted_BHS, -torch.inf), count, most)
         if self.control == "sinks":
             return columns_BHM
-        others_BHS = free_BHS & ~flags(columns_BHM, score_BHS.shape[-1])
+        others_BHS = free_BHS & ~as_flags(columns_BHM, score_BHS.shape[-1])
         return _largest(self._order(keys, score_BHS).masked_fill(~others_BHS, -torch.inf), count, most)
 
     def _free(self, keys: KeyScores, gone_BHS: Tensor | None, heads: int) -> Tensor:

@@ -103,7 +103,7 @@ class _PositionHandler(KeyHandler):
     def selection(self, call: AttentionCall) -> Selection | None:
         if self.step < self.first or (self.stop is not None and self.step >= self.stop):
             return None
-        prefix = self.log.note_prefix(call)
+        prefix = self.log.prefix_of(call)
         length = call.key_BKSD.shape[2] - prefix
         self.longest = max(self.longest, length)
         if call.visibility.running is not None:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from sinklab.attention.received import row_logsumexp
 from sinklab.attention.scores import allowed
-from sinklab.probing.call import AttentionCall
+from sinklab.probing.call import AttentionCall, narrowed
 
 REMOVALS = ("mask", "zero_value", "evict")
 
@@ -26,12 +26,10 @@ def restricted(call: AttentionCall, keep_BHQS: Tensor) -> tuple[AttentionCall, T
     Raises ValueError when in some row and head no query would see a key any more.
     """
     mask = _own_mask(call)
-    if mask is None:
-        mask = torch.ones(1, 1, 1, keep_BHQS.shape[-1], dtype=torch.bool, device=keep_BHQS.device)
     before_BHQS = allowed(mask)
     after_BHQS = before_BHQS & keep_BHQS
     lost_BHQ = before_BHQS.any(-1) & ~after_BHQS.any(-1)
-    hidden = mask & keep_BHQS if mask.dtype == torch.bool else mask.masked_fill(~keep_BHQS, -math.inf)
+    hidden = narrowed(mask, keep_BHQS)
     edited = replace(call, mask=hidden, is_causal=False)
     queries = call.query_BHQD.shape[2]
     if not bool(lost_BHQ.any()):
@@ -49,20 +47,16 @@ def restricted(call: AttentionCall, keep_BHQS: Tensor) -> tuple[AttentionCall, T
     return replace(edited, mask=torch.where(lost_BHQ.unsqueeze(-1), mask, hidden)), spared_BHQ.sum(-1)
 
 
-def _own_mask(call: AttentionCall) -> Tensor | None:
+def _own_mask(call: AttentionCall) -> Tensor:
     """The mask of the call with its causality written out; one row where it says the same to every query."""
-    mask = call.mask
-    if not call.is_causal:
-        return mask[:, :, :1] if mask is not None and _same_for_all_queries(mask) else mask
-    queries, keys = call.query_BHQD.shape[2], call.key_BKSD.shape[2]
-    square_11QS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query_BHQD.device).tril()
+    mask, queries = call.mask, call.query_BHQD.shape[2] if call.is_causal else 1
+    seen_11QS = torch.ones(1, 1, queries, call.key_BKSD.shape[2], dtype=torch.bool, device=call.query_BHQD.device)
     if mask is None:
-        return square_11QS
-    return mask & square_11QS if mask.dtype == torch.bool else mask.masked_fill(~square_11QS, -math.inf)
-
-
-def _same_for_all_queries(mask: Tensor) -> bool:
-    return mask.shape[2] == 1 or mask.stride(2) == 0 or bool((mask == mask[:, :, :1]).all())
+        return seen_11QS.tril() if call.is_causal else seen_11QS
+    if call.is_causal:
+        return narrowed(mask, seen_11QS.tril())
+    is_same = mask.shape[2] == 1 or mask.stride(2) == 0 or bool((mask == mask[:, :, :1]).all())
+    return mask[:, :, :1] if is_same else mask
 
 
 def zero_values(call: AttentionCall, gone_BHS: Tensor) -> AttentionCall:
@@ -103,11 +97,7 @@ def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
 def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     """Number of keys a query sees in this call, less those gone: mean over the queries that are not padding, (B, H)."""
     batch, heads = call.query_BHQD.shape[:2]
-    mask = _own_mask(call)
-    keys = call.key_BKSD.shape[2]
-    may_BHQS = (
-        torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.key_BKSD.device) if mask is None else allowed(mask)
-    )
+    may_BHQS = allowed(_own_mask(call))
     may_BHQS = may_BHQS if gone_BHS is None else may_BHQS & ~gone_BHS.unsqueeze(2)
     seen_BHQ = may_BHQS.sum(-1).expand(batch, heads, -1).float()
     real_BQ = call.visibility.real_BQ
@@ -116,7 +106,7 @@ def keys_seen(call: AttentionCall, gone_BHS: Tensor | None = None) -> Tensor:
     return (seen_BHQ * real_BQ.unsqueeze(1)).sum(-1) / real_queries_B1(call)
 
 
-def flags(columns_BHM: Tensor, keys: int) -> Tensor:
+def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
     """Columns (-1 for none) as flags (B, H, S)."""
     flags_BHS = torch.zeros(*columns_BHM.shape[:2], keys + 1, dtype=torch.bool, device=columns_BHM.device)
     return flags_BHS.scatter_(2, columns_BHM.masked_fill(columns_BHM < 0, keys), True)[..., :keys]
@@ -130,6 +120,6 @@ def as_columns(gone_BHS: Tensor) -> Tensor:
     return columns_BHM.masked_fill(columns_BHM == keys, -1)
 
 
-def widened(gone_BHS: Tensor, keys: int) -> Tensor:
+def extended(gone_BHS: Tensor, keys: int) -> Tensor:
     """Flags for so many keys: those that came since are not gone."""
     return pad(gone_BHS, (0, max(0, keys - gone_BHS.shape[-1])))

@@ -41,24 +41,21 @@ class WindowAttention(LayerIntervention):
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call with its mask narrowed to the window."""
-        near_11QS, every = self._window(call, site.prefix), call.query_BHQD.shape[1]
+        device, every = call.query_BHQD.device, call.query_BHQD.shape[1]
+        position_S = torch.arange(call.key_BKSD.shape[2], device=device) - site.prefix
+        near_QS = (query_positions(call, site.prefix)[:, None] - position_S).abs() <= self.radius
+        near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
+        near_QS[:, : site.prefix] = self.keep_prefix
+        near_11QS = near_QS[None, None]
         if len(site.heads) < every:
-            free_H = torch.ones(every, dtype=torch.bool, device=near_11QS.device)
+            free_H = torch.ones(every, dtype=torch.bool, device=device)
             free_H[site.heads] = False
             near_11QS = near_11QS | free_H[:, None, None]
         return restricted(call, near_11QS)[0]
 
-    def _window(self, call: AttentionCall, prefix: int) -> Tensor:
-        device = call.query_BHQD.device
-        position_S = torch.arange(call.key_BKSD.shape[2], device=device) - prefix
-        near_QS = (query_positions(call, prefix)[:, None] - position_S).abs() <= self.radius
-        near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
-        near_QS[:, :prefix] = self.keep_prefix
-        return near_QS[None, None]
-
 
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:
-    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they cannot be told."""
+    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are unknown."""
     queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
     if call.visibility.columns_Q is not None:
         return call.visibility.columns_Q.to(device)

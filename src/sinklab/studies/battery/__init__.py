@@ -1,1 +1,5 @@
 """The reasoning battery: problems with known answers, with and without sinks."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, settings="BatterySettings", study="Battery score_battery")

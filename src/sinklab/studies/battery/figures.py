@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
+from sinklab.reports.drawing import Look, drawn_as, write_figure
 from sinklab.reports.samples import NotRecorded
-from sinklab.reports.style import MARKERS, MORE, Theme, theme_named, themed
+from sinklab.reports.style import Theme, theme_named, themed
 from sinklab.studies.battery.tables import ALL, CONTROLS, Series, as_series, battery_scores
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -58,7 +59,7 @@ def battery_by_skill(
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes, (level, skill) in zip(grid.flat, panels, strict=False):
-            _panel(axes, series, controls, look, skill, level)
+            _panel(axes, drawn_as(series, look), controls, skill, level)
             axes.set_title(f"{skill if skill != ALL else 'all skills'}{f', level {level}' if level else ''}")
         for axes in grid[:, 0]:
             axes.set_ylabel("right, %")
@@ -84,29 +85,24 @@ def battery_by_removed(
     from matplotlib.figure import Figure
 
     series, look = _labelled(runs, labels), theme_named(theme)
-    scores = battery_scores(_runs(series))
+    whole = list({id(one.run): one.run for one in series}.values())
+    names, scores = [one.label for one in as_series(whole)], battery_scores(whole)
     scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
     if scores.empty:
         raise NotRecorded(
             f"This figure needs right answers and hidden columns, and {series[0].run.path} has none of one or the "
             "other. Score a model that is able, with ks above 0."
         )
-    names = dict(zip((one.label for one in as_series(_runs(series))), (one.label for one in series), strict=True))
     controls = [name for name in CONTROLS if name in set(scores["control"])]
     with themed(look):
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         axes: Any = figure.subplots()
-        for place, one in enumerate(series):
-            colour = _colours(look)[place % len(_colours(look))]
-            for control in controls:
-                rows = scores[(scores["series"].map(names) == one.label) & (scores["control"] == control)]
-                rows = rows.sort_values("k")
-                if rows.empty:
-                    continue
-                axes.plot(
-                    [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])], color=colour,
-                    linestyle=LINES[control], marker=MARKERS[place % len(MARKERS)], linewidth=1.2,
-                )  # fmt: skip
+        for (name, one), control in itertools.product(zip(names, drawn_as(series, look), strict=True), controls):
+            rows = scores[(scores["series"] == name) & (scores["control"] == control)].sort_values("k")
+            if not rows.empty:
+                across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
+                style = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
+                axes.plot(across, up, linewidth=1.2, **style)
         axes.set(xlabel="share of attention taken away, %", ylabel="right, % of those with nothing hidden")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=-3)
@@ -126,14 +122,8 @@ def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]
     # a model that has nothing right has nothing to lose
     with suppress(NotRecorded):
         drawn["battery_by_removed"] = battery_by_removed(runs)
-    return [saved(figure, target / f"{name}.png") for name, figure in drawn.items()]
-
-
-def saved(figure: Figure, path: Path, *, theme: str = "light") -> Path:
-    """The figure as a PNG file."""
-    with themed(theme_named(theme)):
-        write_beside(path, lambda beside: figure.savefig(beside, format="png"))
-    return path
+    look = theme_named("light")
+    return [path for name, figure in drawn.items() for path in write_figure(figure, target / name, ("png",), look)]
 
 
 def _labelled(runs: Iterable[Run] | Run, labels: Sequence[str] | None) -> list[Series]:
@@ -142,48 +132,32 @@ def _labelled(runs: Iterable[Run] | Run, labels: Sequence[str] | None) -> list[S
         return series
     if len(labels) != len(series):
         raise ValueError(f"labels name every curve, but there are {len(labels)} for {len(series)}; give as many")
-    return [Series(one.run, one.condition, label) for one, label in zip(series, labels, strict=True)]
+    return [replace(one, label=label) for one, label in zip(series, labels, strict=True)]
 
 
-def _runs(series: Sequence[Series]) -> list[Run]:
-    return list({id(one.run): one.run for one in series}.values())
-
-
-def _colours(look: Theme) -> tuple[str, ...]:
-    return look.runs + MORE[look.name]
-
-
-def _panel(axes: Axes, series: Sequence[Series], controls: Sequence[str], look: Theme, skill: str, level: int) -> None:
-    every = sorted({int(k) for one in series for k in one.accuracy["k"]})
-    for place, one in enumerate(series):
-        for control in (name for name in controls if name in one.controls):
-            curve = _comparable(one.curve(control, skill, level))
+def _panel(axes: Axes, drawn: Sequence[Look], controls: Sequence[str], skill: str, level: int) -> None:
+    every = sorted({int(k) for one in drawn for k in one.run.accuracy["k"]})
+    for one in drawn:
+        for control in (name for name in controls if name in one.run.controls):
+            curve = one.run.curve(control, skill, level)
+            # the part that is over the same problems
+            curve = curve[curve["n"] == curve["n"].max()]
             # numbers such as 0, 1, 2, 5, 10 stand at even distances
             across = [every.index(int(k)) for k in curve["k"]]
             share = 100 * curve["share"]
+            style = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
             error = [share - 100 * curve["low"], 100 * curve["high"] - share]
-            axes.errorbar(
-                across, share, yerr=error, color=_colours(look)[place % len(_colours(look))], linestyle=LINES[control],
-                marker=MARKERS[place % len(MARKERS)], markersize=3.2, linewidth=1.3, elinewidth=0.6,
-            )  # fmt: skip
+            axes.errorbar(across, share, yerr=error, markersize=3.2, linewidth=1.3, elinewidth=0.6, **style)
     axes.set_xticks(range(len(every)), list(map(str, every)))
     axes.set_ylim(-4, 104)
     axes.grid(axis="y")
 
 
-def _comparable(curve: pd.DataFrame) -> pd.DataFrame:
-    """The part of a curve that is over the same problems."""
-    return curve[curve["n"] == curve["n"].iloc[0]] if len(curve) else curve
-
-
 def _legend(figure: Figure, series: Sequence[Series], controls: Sequence[str], look: Theme) -> None:
     from matplotlib.lines import Line2D
 
-    entries = [
-        Line2D([], [], color=_colours(look)[place % len(_colours(look))], marker=MARKERS[place % len(MARKERS)],
-               label=one.label)
-        for place, one in enumerate(series)
-    ]  # fmt: skip
+    drawn = drawn_as(list(series), look)
+    entries = [Line2D([], [], color=one.colour, marker=one.marker, label=one.run.label) for one in drawn]
     kinds = [name for name in controls if any(name in one.controls for one in series)]
     entries += [Line2D([], [], color=look.muted, linestyle=LINES[name], label=CONTROLS[name]) for name in kinds]
     figure.legend(handles=entries, loc="outside upper left", ncols=3)

@@ -1,12 +1,10 @@
-"""The reasoning battery: problems of every skill and level, answered with and without columns hidden; a run folder."""
+"""The reasoning battery: problems of every skill and level, answered with and without columns hidden."""
 
 # B batch rows, L layers, H heads
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,18 +13,13 @@ from torch import Tensor
 from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
-from sinklab.errors import free_fields
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
-from sinklab.records.reading import open_run
-from sinklab.records.writing import RunWriter
-from sinklab.registry import interventions
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Writing, WritingRequest
-from sinklab.studies.base import describe
-from sinklab.studies.battery.settings import BatterySettings, Condition, hidden_edit
-from sinklab.studies.processes import Processes, Progress, as_progress
+from sinklab.studies.base import Work, columns_of
+from sinklab.studies.battery.settings import CONTROLS, BatterySettings, Condition
 from sinklab.studies.request_cache import request_number
 
 
@@ -46,11 +39,19 @@ class Cell:
         names = {"condition": self.condition.name, "control": self.control, "k": self.k}
         return names | {"skill": self.skill, "level": self.level}
 
+    @property
+    def stage(self) -> str:
+        """What all skills and levels share."""
+        return f"{self.condition.name}, {f'{self.k} hidden, {self.control}' if self.k else 'nothing hidden'}"
+
     def edits(self, loaded: Loaded, seed: int) -> tuple[Any, ...]:
         """Its interventions, those of the condition first; draws follow from the seed."""
-        specs = (*self.condition.edits, *hidden_edit(self.control, self.k, by_last_row=loaded.family != "diffusion"))
-        edits = map(interventions.parse, specs)
-        return tuple(replace(edit, seed=seed) if isinstance(edit, MaskSinks) else edit for edit in edits)
+        if not self.k:
+            return self.condition.edits
+        # an autoregressive model's sinks are chosen by the last token's row of the step before
+        selector = "received" if loaded.family == "diffusion" else "last_row"
+        fields = CONTROLS[self.control]
+        return (*self.condition.edits, MaskSinks(k=self.k, selector=selector, seed=seed, **fields))
 
     def misfit(self, keys: int) -> str | None:
         """Why so many columns cannot be hidden from texts with so many keys at the first choice; None where they can.
@@ -174,62 +175,42 @@ RANDOM = {"sinks": "random", "clean_pass": "random_clean_pass"}
 """The random control of each way to hide sinks; where it was not run, "random" stands in."""
 
 
-def score_battery(
-    loaded: Loaded,
-    settings: BatterySettings,
-    out: str | Path,
-    progress: Progress | Callable[[str], object] | None = None,
-    *,
-    resume: bool = False,
-) -> Path:
-    """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
+@dataclass(frozen=True)
+class Plan:
+    """What is asked: a part for each cell."""
 
-    Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`, `high`), and
-    the differences to nothing hidden (`delta`) and to as many random columns (`beyond`) on the same problems, each with
-    its interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
-    ``removed``, the share of attention taken away, by layer; ``skipped``, where k columns do not fit a question.
+    cells: list[Cell]
+    problems: dict[tuple[str, int], list[Problem]]
+    """Skill and level -> problems."""
 
-    Args:
-        loaded: a diffusion model, or an autoregressive one, which writes greedily.
-        settings: what to ask and how.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        progress: told how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped.
+
+def prepared(loaded: Loaded, settings: BatterySettings) -> Plan:
+    """The problems and the cells.
 
     Raises:
-        ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, questions that
-            do not fit, and several processes.
+        ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, and questions
+            that do not fit.
     """
-    conditions = _conditions(loaded, settings)
+    conditions = [Condition.named(name) for name in settings.conditions]
     asked = {
         (skill, level): list(problems("test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)))
         for skill in settings.skills
         for level in settings.levels
     }
-    _check(loaded, settings, conditions, [problem for some in asked.values() for problem in some])
-    teller = as_progress(progress)
+    _check_conditions(loaded, settings, conditions)
+    _check_length(loaded, settings, [problem for some in asked.values() for problem in some])
     cells = [
         Cell(condition, control, k, skill, level)
         for condition in conditions
         for control, k in settings.hidings()
         for skill, level in asked
     ]
-    kept = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free_fields(settings)}
-    if any("random" in control for control in settings.controls) or any(one.order == "random" for one in conditions):
-        kept["batch"] = settings.batch
-    kept["conditions"] = [condition.name for condition in conditions]
-    with RunWriter(
-        out, kind="battery", model=describe(loaded), settings=kept, seed=settings.seed, resume=resume
-    ) as run:
-        _write(run, loaded, settings, cells, asked, teller)
-    return Path(out)
+    return Plan(cells, asked)
 
 
-def _conditions(loaded: Loaded, settings: BatterySettings) -> list[Condition]:
+def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition]) -> None:
     denoises = loaded.family == "diffusion"
-    names = settings.conditions or ("pure" if denoises else "greedy",)
-    found = [Condition.named(name) for name in names]
-    for condition in found:
+    for condition in conditions:
         if (condition.order is not None) != denoises:
             fact = "denoises, and greedy is for autoregressive models" if denoises else "writes token after token"
             remedy = "pure or left_to_right" if denoises else "greedy"
@@ -237,15 +218,14 @@ def _conditions(loaded: Loaded, settings: BatterySettings) -> list[Condition]:
                 f"a condition must be one of the model's own kind, but {loaded.name} {fact}, got {condition.name!r}; "
                 f"give {remedy}"
             )
-    return found
+        if condition.block_length is not None and settings.new_tokens % condition.block_length:
+            raise ValueError(
+                f"blocks must divide the {settings.new_tokens} new tokens evenly, got {condition.name!r}; choose "
+                "another length, e.g. blocks-6"
+            )
 
 
-def _check(
-    loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition], every: Sequence[Problem]
-) -> None:
-    """What can be wrong, before a folder is taken."""
-    if Processes.here().world > 1:
-        raise ValueError("a battery is scored by one process, but several were started; start it without a launcher")
+def _check_length(loaded: Loaded, settings: BatterySettings, every: Sequence[Problem]) -> None:
     loaded.needed_tokenizer()
     config: Any = loaded.model.config
     denoises = loaded.family == "diffusion"
@@ -260,56 +240,40 @@ def _check(
             f"question and answer must fit the model's context of {limit} positions, got {longest}; ask for lower "
             "levels or fewer new tokens"
         )
-    for condition in conditions:
-        if condition.block_length is not None and settings.new_tokens % condition.block_length:
-            raise ValueError(
-                f"blocks must divide the {settings.new_tokens} new tokens evenly, got {condition.name!r}; choose "
-                "another length, e.g. blocks-6"
-            )
 
 
-def _write(
-    run: RunWriter,
-    loaded: Loaded,
-    settings: BatterySettings,
-    cells: Sequence[Cell],
-    asked: dict[tuple[str, int], list[Problem]],
-    teller: Progress,
-) -> None:
-    stage, skipped = None, list[dict[str, Any]]()
-    for part, cell in enumerate(cells):
-        if (cell.condition.name, cell.control, cell.k) != stage:
-            stage = (cell.condition.name, cell.control, cell.k)
-            teller.stage(f"{cell.condition.name}, {f'{cell.k} hidden, {cell.control}' if cell.k else 'nothing hidden'}")
-        teller.count(part, len(cells))
-        some = asked[cell.skill, cell.level]
-        keys = keys_at_first(loaded, asked_of(loaded, some, 0), settings.new_tokens)
-        if (why := cell.misfit(keys)) is not None:
+def write_answers(work: Work) -> None:
+    """Write the cells that are missing; what k columns do not fit into is named in the table ``skipped``."""
+    settings, plan, progress = work.settings, work.plan, work.progress
+    stage, skipped = "", list[dict[str, Any]]()
+    count = progress.counter(len(work.samples))
+    for part in work.samples:
+        cell = plan.cells[part]
+        some = plan.problems[cell.skill, cell.level]
+        if stage != cell.stage:
+            stage = cell.stage
+            progress.stage(stage)
+        keys = keys_at_first(work.loaded, asked_of(work.loaded, some, 0), settings.new_tokens)
+        if (why := cell.misfit(keys)) is None:
+            _write_cell(work, part, cell, some)
+        else:
             skipped.append(cell.facts | {"why": why})
-            continue
-        if not run.has("answers", part):
-            _write_cell(run, loaded, settings, part, cell, some)
-    teller.count(len(cells), len(cells))
+        count()
     if skipped:
-        run.table("skipped", _columns(skipped))
-    written = open_run(run.path).table("answers").to_dict("records")
-    run.table("accuracy", _columns(accuracy(written)))
+        work.run.table("skipped", columns_of(skipped))
 
 
-def _write_cell(
-    run: RunWriter, loaded: Loaded, settings: BatterySettings, part: int, cell: Cell, some: Sequence[Problem]
-) -> None:
-    rows, removed = list[dict[str, Any]](), Removed()
-    for start in range(0, len(some), settings.batch):
+def _write_cell(work: Work, part: int, cell: Cell, some: Sequence[Problem]) -> None:
+    rows, removed, size = list[dict[str, Any]](), Removed(), work.settings.batch
+    for start in range(0, len(some), size):
         # the same draws whatever the condition and however many columns, so that these alone differ
-        seed = request_number(settings.seed, f"{cell.skill} {cell.level} {start}")
-        batch = some[start : start + settings.batch]
-        rows += answer(loaded, cell, batch, settings.new_tokens, seed, removed)
-    taken = [cell.facts | row for row in removed.rows()]
-    if taken:
-        run.table("removed", _columns(taken), part=part)
+        seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
+        rows += answer(work.loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed)
+    if taken := removed.rows():
+        work.run.table("removed", columns_of(cell.facts | row for row in taken), part=part)
     # last, so that it marks the end
-    run.table("answers", _columns([cell.facts | {"problem": place} | row for place, row in enumerate(rows)]), part=part)
+    answers = columns_of(cell.facts | {"problem": place} | row for place, row in enumerate(rows))
+    work.run.table("answers", answers, part=part)
 
 
 def accuracy(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -364,8 +328,3 @@ def _difference(
     if name == "delta":
         columns |= {"clean": sum(before[place] for place in common) / n, "gained": gained, "lost": lost}
     return columns
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in names}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sinklab.errors import Checked, limited, near
+from sinklab.registry import interventions
 from sinklab.sampling.settings import DecodingSettings
 
 SKILLS = ("arithmetic", "deduction", "planning", "rewriting", "retrieval", "copying")
 LEVELS = (1, 2, 3, 4)
-CONTROLS = {
-    "sinks": "",
-    "clean_pass": ",source=clean_pass",
-    "random": ",control=random",
-    "random_clean_pass": ",source=clean_pass,control=random",
+CONTROLS: dict[str, dict[str, Any]] = {
+    "sinks": {},
+    "clean_pass": {"source": "clean_pass"},
+    "random": {"control": "random"},
+    "random_clean_pass": {"source": "clean_pass", "control": "random"},
 }
-"""What is hidden, and how `mask_sinks` is told."""
+"""What is hidden, and the fields of the intervention `mask_sinks` that say so."""
 ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
 NUMBERED = ("blocks", "window")
 
@@ -64,9 +67,9 @@ class Condition:
         return cls(name, None if greedy else order, numbers.get("blocks"), numbers.get("window"))
 
     @property
-    def edits(self) -> tuple[str, ...]:
-        """The interventions that it stands for, as text."""
-        return () if self.window is None else (f"window_attention:radius={self.window}",)
+    def edits(self) -> tuple[Any, ...]:
+        """The interventions that it stands for."""
+        return () if self.window is None else (interventions.make("window_attention", radius=self.window),)
 
     def decoding(self, seed: int) -> DecodingSettings:
         """One token a step; a row is over where its answer ends."""
@@ -118,12 +121,6 @@ class BatterySettings(Checked):
         return [("none", 0), *((control, k) for k in self.ks if k for control in self.controls)]
 
 
-def hidden_edit(control: str, k: int, *, by_last_row: bool) -> tuple[str, ...]:
-    """The intervention of a control as text; none for k = 0.
-
-    Args:
-        by_last_row: an autoregressive model writes: sinks are chosen by the last token's row of the step before.
-    """
-    if not k:
-        return ()
-    return (f"mask_sinks:k={k}{CONTROLS[control]}{',selector=last_row' if by_last_row else ''}",)
+def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
+    """The conditions that a model of this family can have: orders of decoding are for those that denoise."""
+    return tuple(name for name in conditions if (Condition.named(name).order is not None) == (family == "diffusion"))

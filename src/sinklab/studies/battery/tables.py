@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -14,7 +15,7 @@ from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.samples import NotRecorded
-from sinklab.reports.tables import markdown
+from sinklab.reports.tables import WRITERS
 
 ALL = "all"
 GATE = 0.9
@@ -34,6 +35,11 @@ class Series:
     run: Run
     condition: str
     label: str
+
+    @property
+    def repeats(self) -> str:
+        """What it shares a colour with: itself alone."""
+        return self.label
 
     @property
     def accuracy(self) -> pd.DataFrame:
@@ -74,15 +80,14 @@ def as_series(runs: Iterable[Run] | Run) -> list[Series]:
 
 def battery_gate(runs: Iterable[Run] | Run) -> pd.DataFrame:
     """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
-    rows: list[dict[str, Any]] = []
+    parts = []
     for one in as_series(runs):
         table = one.accuracy
         table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
-        table = table[table["level"] == table["level"].min()]
-        for row in table.itertuples():
-            facts = {"series": one.label, "skill": row.skill, "level": row.level, "n": row.n, "share": row.share}
-            rows.append(facts | {"low": row.low, "high": row.high, "holds": row.share > GATE})
-    return pd.DataFrame(rows)
+        table = table.loc[table["level"] == table["level"].min(), ["skill", "level", "n", "share", "low", "high"]]
+        table.insert(0, "series", one.label)
+        parts.append(table.assign(holds=table["share"] > GATE))
+    return pd.concat(parts, ignore_index=True)
 
 
 def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.DataFrame:
@@ -97,25 +102,21 @@ def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.D
     for one in as_series(runs):
         table = one.accuracy
         table = table[(table["level"] > 0) == by_level].drop(columns="condition")
-        taken = _taken(one)
         keys = ["control", "k", "skill", *(["level"] if by_level else [])]
-        table = table.merge(_means(taken, keys), on=keys, how="left")
+        table = table.merge(_removed(one, keys), on=keys, how="left")
         table.insert(0, "series", one.label)
         parts.append(table if by_level else table.drop(columns="level"))
     return pd.concat(parts, ignore_index=True)
 
 
-def _taken(one: Series) -> pd.DataFrame:
+def _removed(one: Series, keys: list[str]) -> pd.DataFrame:
+    """What was taken away, means over layers and problems, by skill and over all skills."""
     if "removed" not in one.run.tables:
-        return pd.DataFrame(columns=["control", "k", "skill", "level", "removed", "of_keys"])
-    table = one.run.table("removed")
-    table = table[table["condition"] == one.condition].rename(columns={"share": "removed"})
-    return table[["control", "k", "skill", "level", "removed", "of_keys"]]
-
-
-def _means(taken: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    whole = pd.concat([taken, taken.assign(skill=ALL)], ignore_index=True)
-    return whole.astype({"k": "int64"}).groupby(keys, as_index=False)[["removed", "of_keys"]].mean()
+        return one.accuracy[keys].head(0).assign(removed=math.nan, of_keys=math.nan)
+    table = one.run.table("removed").rename(columns={"share": "removed"})
+    table = table[table["condition"] == one.condition]
+    whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
+    return whole.groupby(keys, as_index=False)[["removed", "of_keys"]].mean()
 
 
 def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
@@ -139,11 +140,9 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
         able = _able(answers[place], least).intersection(_able(answers[reference], least))
         common = sorted(set(answers[place].columns) & set(answers[reference].columns) - {("none", 0)})
         for control, k in common:
-            drops = [
-                _drop(table[table.index.droplevel("question").isin(able)], control, k)
-                for table in (answers[place], answers[reference])
-            ]
+            drops = [table[control, k] - table["none", 0] for table in (answers[place], answers[reference])]
             both = pd.concat(drops, axis=1, keys=["one", "other"]).dropna()
+            both = both[both.index.droplevel("question").isin(able)]
             if both.empty:
                 continue
             apart = (both["one"] - both["other"]).to_numpy()
@@ -168,10 +167,6 @@ def _right(one: Series) -> pd.DataFrame:
 def _able(right: pd.DataFrame, least: float) -> pd.Index:
     share = right["none", 0].groupby(level=["skill", "level"]).mean()
     return share[share > least].index
-
-
-def _drop(right: pd.DataFrame, control: str, k: int) -> pd.Series:
-    return right[control, k] - right["none", 0]
 
 
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
@@ -218,11 +213,7 @@ def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         "contrasts": battery_contrasts(runs),
     }
     written = []
-    for name, table in tables.items():
-        if table.empty:
-            continue
-        for suffix, content in (("csv", table.to_csv(index=False)), ("md", markdown(table))):
-            path = target / f"battery_{name}.{suffix}"
-            write_beside(path, partial(Path.write_text, data=content, encoding="utf-8"))
-            written.append(path)
+    for name, form in itertools.product((name for name, table in tables.items() if not table.empty), ("csv", "md")):
+        written.append(target / f"battery_{name}.{form}")
+        write_beside(written[-1], partial(WRITERS[form], tables[name]))
     return written

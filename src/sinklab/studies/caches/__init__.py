@@ -1,1 +1,5 @@
 """How faithful block caches are, with and without protected sinks."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, settings="CacheSettings", study="Caches cache_fidelity")

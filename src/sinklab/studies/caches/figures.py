@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
-from sinklab.reports.style import DPI, MARKERS, Theme, own_axes, theme_named, themed
+from sinklab.reports.printed import save_figure
+from sinklab.reports.style import MARKERS, Theme, own_axes, theme_named, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 NAMES = {
@@ -24,43 +25,59 @@ NAMES = {
 }
 """Families of caches in words."""
 WHOLE = {"dual": "dual cache", "prefix": "prefix cache"}
+KEYS = ["family", "keep", "sinks", "protect"]
+COLUMNS = {
+    "loss": ("loss", "{:.4f}"),
+    "divergence": ("divergence", "{:.5f}"),
+    "same first": ("same", "{:.1%}"),
+    "texts agree": ("agreement", "{:.1%}"),
+    "time": ("ratio", "{:.2f}"),
+    "kB attended": ("kilobytes", "{:.0f}"),
+}
+"""Heading of the printed table -> column, and how its numbers are written."""
+WHOSE = {"now": "", "first": "first ", "earlier": "earlier ", "random": "random columns as "}
 
 
-def draw_caches(run: Run, path: str | Path, *, theme: str = "light") -> Path:
-    """Write a PNG of a run of kind "caches": divergence over the budget, and where it was measured, time and memory.
-
-    Raises ValueError for a run of another kind.
-    """
+def caches_figure(run: Run, *, theme: str = "light") -> Figure:
+    """Divergence over the budget, and where it was measured, over time. Raises ValueError for a run of another kind."""
     from matplotlib.figure import Figure
 
     if run.info.kind != "caches":
         raise ValueError(f"a figure of caches needs a run of kind 'caches', but {run.path} holds {run.info.kind!r}")
-    look, path = theme_named(theme), Path(path)
     has_costs = "costs" in run.tables
-    with themed(look):
-        figure: Any = Figure(figsize=(12.4 if has_costs else 7.4, 3.7), layout="constrained")
-        axes = figure.subplots(1, 1 + has_costs, squeeze=False)[0]
+    with themed(theme_named(theme)):
+        figure = Figure(figsize=(12.4 if has_costs else 7.4, 3.7), layout="constrained")
+        axes: Any = figure.subplots(1, 1 + has_costs, squeeze=False)[0]
         draw_fidelity(run.table("policies"), axes[0], theme=theme)
         axes[0].set_title(f"{run.info.model.get('name', '')}: distance from uncached decoding")
         if has_costs:
             draw_costs(run.table("policies"), run.table("costs"), axes[1], theme=theme)
-        write_beside(path, lambda part: figure.savefig(part, format="png", dpi=DPI))
-    return path
+    return figure
+
+
+def draw_caches(run: Run, path: str | Path) -> Path:
+    """Write `caches_figure` as a PNG file. Raises ValueError for a run of another kind."""
+    return save_figure(lambda: caches_figure(run), Path(path).with_suffix(""), ("png",))[0]
 
 
 def draw_fidelity(policies: pd.DataFrame, axes: Axes | None = None, *, theme: str = "light") -> Axes:
     """Divergence from the uncached distribution over the share of columns kept; full lines protect sinks of now."""
+    from matplotlib.ticker import NullLocator, PercentFormatter
+
     look = theme_named(theme)
     with themed(look):
         plot = own_axes(axes)
         families = [name for name in NAMES if bool(((policies["family"] == name) & (policies["keep"] < 1)).any())]
         for family in families:
-            mine = policies[(policies["family"] == family) & (policies["keep"] < 1)]
             colour, marker = _drawn_as(family, look)
-            for protected in (False, True):
-                part = mine[mine["protect"] == ("now" if protected else "")].sort_values("keep")
+            mine = policies[(policies["family"] == family) & (policies["keep"] < 1)].sort_values("keep")
+            for whose, words, line, fill in (("", "", "--", "none"), ("now", " + sinks", "-", colour)):
+                part = mine[mine["protect"] == whose]
                 if not part.empty:
-                    _curve(plot, part, colour, marker, NAMES[family], protected)
+                    style = {"marker": marker, "linestyle": line, "markerfacecolor": fill}
+                    plot.plot(part["keep"], part["divergence"], color=colour, label=NAMES[family] + words, **style)
+                    ends = part["divergence_low"], part["divergence_high"]
+                    plot.fill_between(part["keep"], *ends, color=colour, alpha=0.12, lw=0)
         whole = policies[policies["family"].isin(WHOLE)].drop_duplicates("family")
         for _, line in whole[whole["divergence"] > 0].iterrows():
             plot.axhline(line["divergence"], color=look.muted, linewidth=0.9, linestyle=":")
@@ -68,20 +85,23 @@ def draw_fidelity(policies: pd.DataFrame, axes: Axes | None = None, *, theme: st
             plot.annotate(
                 name, (1, line["divergence"]), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7.5
             )
-        _finished(plot, look)
+        plot.set_xscale("log", base=2)
+        plot.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        plot.xaxis.set_minor_locator(NullLocator())
+        _log_divergence(plot)
+        plot.set_xlabel("columns kept outside the block (window: of all)")
+        plot.set_ylabel("nats per masked token")
+        plot.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return plot
 
 
 def draw_costs(policies: pd.DataFrame, costs: pd.DataFrame, axes: Axes | None = None, *, theme: str = "light") -> Axes:
     """Divergence over processor time at the longest canvas measured, a mark a policy; filled ones protect sinks."""
-    from matplotlib.ticker import NullFormatter
-
     look = theme_named(theme)
     with themed(look):
         plot = own_axes(axes)
         longest = costs[costs["length"] == costs["length"].max()]
-        keys = ["family", "keep", "sinks", "protect"]
-        both = policies.merge(longest, on=keys)
+        both = policies.merge(longest, on=KEYS)
         for line in both[both["divergence"] > 0].to_dict("records"):
             place = (line["ratio"], line["divergence"])
             if line["family"] in NAMES and line["keep"] < 1:
@@ -91,10 +111,7 @@ def draw_costs(policies: pd.DataFrame, costs: pd.DataFrame, axes: Axes | None = 
             else:
                 plot.plot(*place, color=look.muted, marker=".")
                 plot.annotate(line["label"], place, (4, 2), textcoords="offset points", fontsize=7)
-        plot.set_yscale("log")
-        plot.yaxis.set_major_formatter("{x:g}")
-        plot.yaxis.set_minor_formatter(NullFormatter())
-        plot.grid(axis="y")
+        _log_divergence(plot)
         plot.set_xlabel(f"processor time, uncached = 1 ({longest['length'].iloc[0]} columns)")
         plot.set_title("distance over time")
     return plot
@@ -106,29 +123,37 @@ def _drawn_as(family: str, look: Theme) -> tuple[str, str]:
     return (*look.runs, look.muted)[number], MARKERS[number]
 
 
-def _curve(plot: Axes, part: pd.DataFrame, colour: str, marker: str, name: str, protected: bool) -> None:
-    plot.plot(
-        part["keep"],
-        part["divergence"],
-        color=colour,
-        marker=marker,
-        label=name + (" + sinks" if protected else ""),
-        linestyle="-" if protected else "--",
-        markerfacecolor=colour if protected else "none",
-    )
-    plot.fill_between(part["keep"], part["divergence_low"], part["divergence_high"], color=colour, alpha=0.12, lw=0)
+def _log_divergence(plot: Axes) -> None:
+    from matplotlib.ticker import NullFormatter
 
-
-def _finished(plot: Axes, look: Theme) -> None:
-    from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
-
-    plot.set_xscale("log", base=2)
     plot.set_yscale("log")
-    plot.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    plot.xaxis.set_minor_locator(NullLocator())
     plot.yaxis.set_major_formatter("{x:g}")
     plot.yaxis.set_minor_formatter(NullFormatter())
     plot.grid(axis="y")
-    plot.set_xlabel("columns kept outside the block (window: of all)")
-    plot.set_ylabel("nats per masked token")
-    plot.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def caches_sentences(run: Run) -> list[str]:
+    """The table of caches, a line each, and what protection does to the divergence at each budget."""
+    table = run.table("policies")
+    if "costs" in run.tables:
+        costs = run.table("costs")
+        costs = costs[costs["length"] == costs["length"].max()].assign(kilobytes=costs["held_bytes"] / 1e3)
+        # sparse attention is not timed, and has its line all the same
+        table = table.merge(costs, on=KEYS, how="left")
+    shown = {head: (name, form) for head, (name, form) in COLUMNS.items() if name in table}
+    width = max(map(len, table["label"]))
+    lines = ["  ".join([" " * width, *(head.rjust(11) for head in shown)])]
+    for row in table.to_dict("records"):
+        cells = ("–" if pd.isna(row[name]) else form.format(row[name]) for name, form in shown.values())
+        lines.append("  ".join([row["label"].ljust(width), *(cell.rjust(11) for cell in cells)]))
+    found = run.table("protection")
+    return lines + [_verdict(row) for row in found[found["metric"] == "divergence"].to_dict("records")]
+
+
+def _verdict(row: dict[Any, Any]) -> str:
+    side = "neither nearer to nor farther from"
+    side = "nearer to" if row["high"] < 0 else "farther from" if row["low"] > 0 else side
+    return (
+        f"{row['family']}, {row['keep']:.3g} kept: with protected {WHOSE[row['protect']]}sinks {side} uncached "
+        f"decoding ({row['difference']:+.5f} nats, 95 % {row['low']:+.5f} to {row['high']:+.5f}, {row['rows']} rows)"
+    )

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.caching.policies import SCORES, EvictingCache, SinkRefreshCache
+from sinklab.caching.policies import SCORES, EvictingCache
 from sinklab.probing.tracing import trace
-from sinklab.sampling.caches import Cache, DualCache, PrefixCache, evaluator
+from sinklab.sampling.caches import Cache, cache_of, evaluator
 from sinklab.studies.caches.settings import CacheSettings
 
 DELAY = 1
@@ -51,14 +51,10 @@ class Policy:
     @property
     def cache(self) -> Cache | None:
         """The cache that does it; None where everything is computed."""
-        if self.family in ("none", "window"):
+        if self.family == "window":
             return None
-        if self.family == "prefix":
-            return PrefixCache()
-        if self.family == "dual":
-            return DualCache()
-        if self.family == "sink_refresh":
-            return SinkRefreshCache(sinks=self.sinks)
+        if self.family in ("none", "prefix", "dual", "sink_refresh"):
+            return cache_of(self.family + (f":sinks={self.sinks}" if self.sinks else ""))
         options: dict[str, Any] = {"protect": self.protect} if self.protect else {}
         return EvictingCache(keep=self.keep, sinks=self.sinks, score=self.family, delay=DELAY, **options)
 

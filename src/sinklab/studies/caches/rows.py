@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from sinklab.checkpoints.loading import Loaded
 from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
 from sinklab.scoring.heldout import heldout_rows
+from sinklab.studies.base import columns_of, heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy
 from sinklab.studies.caches.settings import CacheSettings
 
@@ -21,9 +23,10 @@ METRICS = ("loss", "divergence", "same")
 positions at which both have the same token first."""
 
 
-def rows_of_text(loaded: Loaded, settings: CacheSettings, source: Any) -> Tensor:
+def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
     """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill them."""
-    ids_RS = heldout_rows(loaded, source, rows=max(settings.rows, settings.texts), length=settings.length).ids_RS
+    most, source = max(settings.rows, settings.texts), heldout_text(settings.text)
+    ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
     if len(ids_RS) < settings.rows:
         raise ValueError(
             f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but rows={settings.rows}; ask for fewer, "
@@ -102,14 +105,13 @@ def forced(
         count_B += wanted_BS.sum(1).cpu() * counts
         if progress is not None:
             progress()
-    lines: dict[str, list[Any]] = {key: [] for key in ("family", "keep", "sinks", "protect", "row", *METRICS)}
-    for policy in found:
-        for place, row in enumerate(rows):
-            means = (sums[policy][:, place] / count_B[place]).tolist()
-            line = (policy.family, policy.keep, policy.sinks, policy.protect, row, *means)
-            for key, value in zip(lines, line, strict=True):
-                lines[key].append(value)
-    return lines
+    return columns_of(
+        [
+            asdict(policy) | {"row": row} | dict(zip(METRICS, sums_R.tolist(), strict=True))
+            for policy in found
+            for row, sums_R in zip(rows, (sums[policy] / count_B).T, strict=True)
+        ]
+    )
 
 
 def evaluations(settings: CacheSettings) -> int:

@@ -1,34 +1,28 @@
-"""A comparison of caches on one model: fidelity, written texts, time and memory, in a run folder of kind "caches"."""
+"""A comparison of caches on one model: fidelity, written texts, time and memory."""
 
-# S canvas columns, B batch (1 here), M wanted positions
-# R rows, S canvas columns, N new tokens
+# B batch (1 where costs are measured), R rows, S canvas columns, N new tokens, M wanted positions
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sinklab.analysis.intervals import percentile_interval
+from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
-from sinklab.records.storage import weights_hash
-from sinklab.records.writing import RunWriter
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import denoise
-from sinklab.studies.base import heldout_text
+from sinklab.studies.base import Work, columns_of
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
 from sinklab.studies.caches.settings import CacheSettings
-from sinklab.studies.processes import Progress, as_progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +82,7 @@ def costs(
     `settings.new_tokens` columns are written.
     """
     config = model.config
-    columns = ("length", "family", "keep", "sinks", "protect", "ms_per_token", "ratio", *KINDS, "held_bytes", "turns")
-    lines = {key: list[Any]() for key in columns}
+    lines = list[dict[str, Any]]()
     for length in lengths:
         generator = torch.Generator().manual_seed(length)
         ids_1S = torch.randint(3, config.vocab_size - 1, (1, length), generator=generator)
@@ -104,22 +97,22 @@ def costs(
         seconds = {policy: sum(steps) for policy, steps in best.items()}
         unit = seconds[found[0]]
         for policy in found:
-            held = held_bytes(model, canvas, policy, settings.block_length)
-            token = 1e3 * seconds[policy] / settings.new_tokens
-            fields = (length, policy.family, policy.keep, policy.sinks, policy.protect)
             kinds = _kinds(best[policy], policy, settings.block_length)
-            line = (*fields, token, seconds[policy] / unit, *kinds, held, settings.repeats)
-            for key, value in zip(columns, line, strict=True):
-                lines[key].append(value)
-    return lines
+            token = 1e3 * seconds[policy] / settings.new_tokens
+            line = {"length": length, **asdict(policy), "ms_per_token": token, "ratio": seconds[policy] / unit}
+            line |= dict(zip(KINDS, kinds, strict=True))
+            held = held_bytes(model, canvas, policy, settings.block_length)
+            lines.append(line | {"held_bytes": held, "turns": settings.repeats})
+    return columns_of(lines)
 
 
 def _kinds(seconds: Sequence[float], policy: Policy, block_length: int) -> tuple[float, float]:
     """`KINDS` of one run, one token a step."""
     chosen = DELAY if policy.is_evicting else 0
-    nths = [index % block_length for index in range(len(seconds))]
-    full = [taken for taken, nth in zip(seconds, nths, strict=True) if nth == chosen or policy.cache is None]
-    partial = [taken for taken, nth in zip(seconds, nths, strict=True) if nth > chosen and policy.cache is not None]
+    is_full = [policy.cache is None or index % block_length == chosen for index in range(len(seconds))]
+    full = list(itertools.compress(seconds, is_full))
+    # before it chooses, a cache computes everything, too, but for the choice
+    partial = [taken for index, taken in enumerate(seconds) if not is_full[index] and index % block_length > chosen]
     return 1e3 * statistics.median(full), 1e3 * statistics.median(partial) if partial else math.nan
 
 
@@ -135,156 +128,114 @@ def _step_seconds(model: Any, canvas: Canvas, policy: Policy, block_length: int)
     return [after - before for before, after in itertools.pairwise(marks)]
 
 
-RESAMPLES = 2000
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, on what."""
+
+    found: list[Policy]
+    ids_RS: Tensor
+    """Rows of text."""
+    lengths: tuple[int, ...]
+    """Canvases on which time is measured."""
+    batches: int
+
+    @property
+    def timed(self) -> list[Policy]:
+        """All but sparse attention: it saves no time as it is done here, and would take a clean pass a step."""
+        return [policy for policy in self.found if policy.family != "window"]
 
 
-def cache_fidelity(
-    loaded: Loaded,
-    out: str | Path,
-    settings: CacheSettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    resume: bool = False,
-) -> Path:
-    """Write a run folder of kind "caches".
-
-    Tables: ``rows`` (a line per policy and row: loss, divergence from uncached, same first token), ``texts`` (share of
-    written tokens that uncached decoding writes too), ``policies`` (means of both with 95 % bootstrap intervals over
-    rows), ``protection`` (protected less unprotected at equal budget, paired over rows), ``costs`` (time, memory).
-
-    Args:
-        loaded: a diffusion model.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        settings: what to compare.
-        progress: told how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped, batch by batch and policy by policy.
+def prepared(loaded: Loaded, settings: CacheSettings) -> Plan:
+    """What is compared, and the text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
     """
-    settings, path = settings or CacheSettings(), Path(out)
+    config: Any = loaded.model.config
     if loaded.family != "diffusion":
         raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")
-    model: Any = loaded.model
-    if model.config.mask_token_id is None:
+    if config.mask_token_id is None:
         raise ValueError(f"{loaded.name} has no mask token, so it cannot denoise; set mask_token_id in its config")
     lengths = settings.lengths or (settings.length,)
-    if max(settings.length, *lengths) > (limit := model.config.text_positions):
+    if (longest := max(settings.length, *lengths)) > config.text_positions:
         raise ValueError(
-            f"canvases of {max(settings.length, *lengths)} tokens do not fit {loaded.name}, whose context is {limit}; "
-            "lower prompt_tokens, new_tokens or lengths"
+            f"canvases of {longest} tokens do not fit {loaded.name}, whose context is {config.text_positions}; lower "
+            "prompt_tokens, new_tokens or lengths"
         )
-    found = policies(settings)
-    teller = as_progress(progress)
-    teller.stage("reading text")
-    ids_RS = rows_of_text(loaded, settings, heldout_text(settings.text))
-    about = {
-        "name": loaded.name,
-        "weights_sha256": weights_hash(model.state_dict()),
-        "sink_count": model.config.sink_count,
-    }
-    with RunWriter(
-        path, kind="caches", model=about, settings=dataclasses.asdict(settings), seed=settings.seed, resume=resume
-    ) as run:
-        _score(run, loaded, ids_RS, found, settings, teller)
-        _write(run, loaded, ids_RS, found, settings, teller)
-        if settings.repeats and not run.has("costs"):
-            teller.stage(f"time and memory at {', '.join(map(str, lengths))} columns")
-            # sparse attention saves no time as it is done here
-            timed = [policy for policy in found if policy.family != "window"]
-            run.table("costs", costs(model, lengths, timed, settings, _count(teller, len(timed) * settings.repeats)))
-    # read back: parts that an earlier process wrote belong to it
-    done = open_run(path)
-    rows, texts = done.table("rows"), done.table("texts") if settings.texts else None
-    with RunWriter(
-        path, kind="caches", model=about, settings=dataclasses.asdict(settings), seed=settings.seed, resume=True
-    ) as run:
-        run.table("policies", summary(rows, texts, found, settings.seed))
-        run.table("protection", protection(rows, found, settings.seed))
-    return path
+    batches = math.ceil(settings.rows / settings.batch)
+    return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
 
 
-def _score(
-    run: RunWriter, loaded: Loaded, ids_RS: Tensor, found: list[Policy], settings: CacheSettings, teller: Progress
-) -> None:
-    starts = range(0, settings.rows, settings.batch)
-    count = _count(teller, len(starts) * evaluations(settings))
-    for part, start in enumerate(starts):
-        rows = range(start, min(start + settings.batch, settings.rows))
-        if not run.has("rows", part):
-            teller.stage(f"revealing rows {rows[0] + 1} to {rows[-1] + 1} under {len(found)} policies")
-            run.table("rows", forced(loaded, ids_RS[rows], rows, found, settings, count), part=part)
+def compare(work: Work) -> None:
+    """Write what is measured: tables ``rows``, ``texts`` and ``costs``."""
+    settings, plan, progress = work.settings, work.plan, work.progress
+    count = progress.counter(len(work.samples) * evaluations(settings))
+    for part in work.samples:
+        rows = range(settings.rows)[part * settings.batch :][: settings.batch]
+        progress.stage(f"revealing rows {rows[0] + 1} to {rows[-1] + 1} under {len(plan.found)} policies")
+        ids_BS = plan.ids_RS[rows.start : rows.stop]
+        work.run.table("rows", forced(work.loaded, ids_BS, rows, plan.found, settings, count), part=part)
+    if settings.texts:
+        _write_texts(work)
+    if settings.repeats and not work.run.has("costs"):
+        progress.stage(f"time and memory at {', '.join(map(str, plan.lengths))} columns")
+        count = progress.counter(len(plan.lengths) * len(plan.timed) * settings.repeats)
+        work.run.table("costs", costs(work.loaded.model, plan.lengths, plan.timed, settings, count))
 
 
-def _write(
-    run: RunWriter, loaded: Loaded, ids_RS: Tensor, found: list[Policy], settings: CacheSettings, teller: Progress
-) -> None:
-    # sparse attention would take a clean pass a step, and no shorter than uncached decoding
-    found = [policy for policy in found if policy.family != "window"]
-    if not settings.texts or all(run.has("texts", part) for part in range(len(found))):
+def _write_texts(work: Work) -> None:
+    settings, found = work.settings, work.plan.timed
+    missing = [part for part in range(len(found)) if not work.run.has("texts", part)]
+    if not missing:
         return
-    ids_RS, count = ids_RS[: settings.texts], _count(teller, len(found))
-    teller.stage(f"writing {len(ids_RS)} texts under {len(found)} policies")
-    plain_RN = written(loaded, ids_RS, found[0], settings)
-    for part, policy in enumerate(found):
-        if not run.has("texts", part):
-            texts_RN = plain_RN if part == 0 else written(loaded, ids_RS, policy, settings)
-            same_R = (texts_RN == plain_RN).double().mean(1)
-            fields = dataclasses.asdict(policy)
-            table = {key: [value] * len(ids_RS) for key, value in fields.items()}
-            run.table("texts", table | {"row": [*range(len(ids_RS))], "agreement": same_R.tolist()}, part=part)
+    ids_RS, count = work.plan.ids_RS[: settings.texts], work.progress.counter(len(missing))
+    work.progress.stage(f"writing {len(ids_RS)} texts under {len(found)} policies")
+    plain_RN = written(work.loaded, ids_RS, found[0], settings)
+    for part in missing:
+        texts_RN = plain_RN if part == 0 else written(work.loaded, ids_RS, found[part], settings)
+        same_R = (texts_RN == plain_RN).double().mean(1).tolist()
+        rows = [asdict(found[part]) | {"row": row, "agreement": same} for row, same in enumerate(same_R)]
+        work.run.table("texts", columns_of(rows), part=part)
         count()
 
 
-def _count(teller: Progress, total: int) -> Callable[[], None]:
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        teller.count(done, total)
-
-    return count
+def conclude(work: Work) -> None:
+    """Write what follows from the tables, in which parts may be of an earlier process."""
+    done, found, seed = open_run(work.run.path), work.plan.found, work.settings.seed
+    rows, texts = _by_policy(done.table("rows")), _by_policy(done.table("texts")) if work.settings.texts else None
+    work.run.table("policies", columns_of(_summary(rows, texts, found, seed)))
+    work.run.table("protection", columns_of(_protection(rows, found, seed)))
 
 
-def interval(values_R: np.ndarray, seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean over rows."""
-    draws = np.random.default_rng(seed).integers(len(values_R), size=(RESAMPLES, len(values_R)))
-    return percentile_interval(values_R[draws].mean(1))
+def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
+    return table.set_index(["family", "keep", "sinks", "protect", "row"]).sort_index()
 
 
-def _of(table: pd.DataFrame, policy: Policy, column: str) -> np.ndarray:
-    """A column of this policy's lines, by row."""
-    mine = table
-    for key, value in dataclasses.asdict(policy).items():
-        mine = mine[mine[key] == value]
-    return mine.sort_values("row")[column].to_numpy()
-
-
-def summary(rows: pd.DataFrame, texts: pd.DataFrame | None, found: Sequence[Policy], seed: int) -> dict[str, list[Any]]:
+def _summary(
+    rows: pd.DataFrame, texts: pd.DataFrame | None, found: Sequence[Policy], seed: int
+) -> list[dict[str, Any]]:
     """Means over rows with 95 % intervals, a line per policy."""
-    lines: list[dict[str, Any]] = []
+    lines = []
     for policy in found:
-        line: dict[str, Any] = {"label": policy.label, **dataclasses.asdict(policy)}
+        line, key = {"label": policy.label, **asdict(policy)}, astuple(policy)
         for metric in METRICS:
-            values_R = _of(rows, policy, metric)
+            values_R = rows.loc[key][metric].to_numpy()
             line[metric] = float(values_R.mean())
-            line[f"{metric}_low"], line[f"{metric}_high"] = interval(values_R, seed)
-        agreement_R = np.array([]) if texts is None else _of(texts, policy, "agreement")
-        line["agreement"] = float(agreement_R.mean()) if len(agreement_R) else float("nan")
+            line[f"{metric}_low"], line[f"{metric}_high"] = bootstrap_mean(values_R, seed=seed)
+        is_written = texts is not None and policy.family != "window"
+        line["agreement"] = float(texts.loc[key]["agreement"].mean()) if is_written else math.nan
         lines.append(line)
-    return {key: [line[key] for line in lines] for key in lines[0]}
+    return lines
 
 
-def protection(rows: pd.DataFrame, found: Sequence[Policy], seed: int) -> dict[str, list[Any]]:
+def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> list[dict[str, Any]]:
     """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per pair and metric."""
-    lines: dict[str, list[Any]] = {
-        key: [] for key in ("family", "keep", "sinks", "protect", "metric", "difference", "low", "high", "rows")
-    }
-    for policy, bare in pairs(list(found)):
+    lines = []
+    for policy, bare in pairs(found):
+        apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
         for metric in METRICS:
-            delta_R = _of(rows, policy, metric) - _of(rows, bare, metric)
-            values = (*dataclasses.astuple(policy), metric, float(delta_R.mean()), *interval(delta_R, seed))
-            for key, value in zip(lines, (*values, len(delta_R)), strict=True):
-                lines[key].append(value)
+            delta_R = apart[metric].to_numpy()
+            low, high = bootstrap_mean(delta_R, seed=seed)
+            line = {"metric": metric, "difference": float(delta_R.mean()), "low": low, "high": high}
+            lines.append(asdict(policy) | line | {"rows": len(delta_R)})
     return lines

@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from sinklab.errors import Checked, limited
 from sinklab.sampling.settings import DecodingSettings
 
-PLAIN = ("none", "prefix", "dual", "sink_refresh")
-EVICTING = ("nearest", "aligned", "received", "random")
-
 
 @dataclass(frozen=True)
 class CacheSettings(Checked):
     """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no sense."""
 
-    keep: tuple[float, ...] = (0.5, 0.25, 0.125)
+    keep: tuple[float, ...] = (0.5, 0.25)
     """Budgets of the evicting caches: shares of the columns outside the block."""
     sinks: int = limited(4, at_least=1)
     """Protected sinks per layer and key head in the protected variant of each cache."""
     protect: tuple[str, ...] = ("now",)
     """Whose sinks: now, first, earlier; one protected variant for each."""
-    scores: tuple[str, ...] = EVICTING
+    scores: tuple[str, ...] = ("nearest", "aligned", "received", "random")
     """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received, random."""
     refreshed: tuple[int, ...] = (4, 16)
     """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
@@ -29,23 +26,23 @@ class CacheSettings(Checked):
     """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
     text: str | None = None
     """Corpus of text the model has not seen; None takes the excerpt inside the package."""
-    rows: int = limited(32, at_least=2)
+    rows: int = limited(8, at_least=2)
     """Rows of text whose tokens are revealed step by step."""
-    batch: int = limited(16, at_least=1)
+    batch: int = limited(8, at_least=1)
     """Rows that run together."""
-    prompt_tokens: int = limited(160, at_least=1)
+    prompt_tokens: int = limited(64, at_least=1)
     """Tokens of each row that stand from the start."""
-    new_tokens: int = limited(64, at_least=1)
+    new_tokens: int = limited(32, at_least=1)
     """Tokens of each row that are masked at first, and tokens to write."""
     block_length: int = limited(16, at_least=1)
     """Tokens in a block."""
     tokens_per_step: int = limited(2, at_least=1)
     """Tokens revealed at each evaluation, in random order."""
-    texts: int = limited(16, at_least=0)
+    texts: int = limited(4, at_least=0)
     """Texts written under each cache and without one; 0 skips this."""
     lengths: tuple[int, ...] = ()
     """Canvas lengths at which time is measured; the length of the rows when left out."""
-    repeats: int = limited(3, at_least=0)
+    repeats: int = limited(2, at_least=0)
     """Turns of the time measurement; 0 skips it."""
     seed: int = 0
     """Seed of the order in which tokens are revealed, and of the bootstrap."""

@@ -1,1 +1,5 @@
 """What can be read in the states of sinks."""
+
+from sinklab.registry import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, settings="ContentsSettings", study="Probe sink_contents")

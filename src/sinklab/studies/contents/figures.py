@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
+from sinklab.reports.drawing import write_figure
 from sinklab.reports.samples import NotRecorded
-from sinklab.reports.style import DPI, theme_named, themed
+from sinklab.reports.style import theme_named, themed, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,6 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
             f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose strongest."
         )
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     look = theme_named(theme)
     tables: dict[str, pd.DataFrame] = {name: run.table(name) for name in ("lens", "probes") if name in run.tables}
@@ -106,7 +105,7 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
                     # a score of nothing looks like nothing
                     axes.set_ylim(min(axes.get_ylim()[0], -0.02), 0.1)
         for axes in grid[-1]:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            whole_numbers(axes.xaxis)
             axes.set_xlabel("layer that the state enters (the last one: leaves)")
         figure.suptitle(f"{_label(run)}: {PLACES[place]}", x=0.05, y=0.985, ha="left", fontsize=11)
         handles, labels = grid[0, 0].get_legend_handles_labels()
@@ -135,11 +134,8 @@ def save_contents_figures(
     target, written = Path(folder), []
     target.mkdir(parents=True, exist_ok=True)
     for place in contents_places(run) if places is None else places:
-        figure = contents_figure(run, place, theme=theme)
-        path = target / f"{prefix}contents-{place}.png"
-        with themed(theme_named(theme)):
-            write_beside(path, lambda part, figure=figure: figure.savefig(part, format="png", dpi=DPI))  # type: ignore[misc]
-        written.append(path)
+        figure, stem = contents_figure(run, place, theme=theme), target / f"{prefix}contents-{place}"
+        written += write_figure(figure, stem, ("png",), theme_named(theme))
     return written
 
 

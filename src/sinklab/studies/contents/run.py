@@ -3,9 +3,7 @@
 # N added sinks, D hidden size, L layers
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,82 +13,46 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.records.reading import Run, open_run
-from sinklab.records.writing import RunWriter
 from sinklab.scoring.prompts import Prompt, encode
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import sample_seed
-from sinklab.studies.base import describe, heldout_text, text_of
+from sinklab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.studies.contents.lens import LogitLens, residual_states
 from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
 from sinklab.studies.contents.settings import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
-from sinklab.studies.processes import Meter, Progress, as_progress, refuse_taken
+from sinklab.studies.processes import Meter
 
 
-def sink_contents(
-    loaded: Loaded,
-    out: str | Path,
-    settings: ContentsSettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    resume: bool = False,
-) -> Path:
-    """Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and beside them.
+@dataclass(frozen=True)
+class Plan:
+    """What is written and read."""
 
-    Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer), ``texts``, ``lens`` and
-    ``probes`` (means and scores with 95 % intervals over texts; "difference" is sinks less matched positions), and
-    ``added`` for models with added sinks; arrays ``states``, one part a text. A state of layer l is what enters it: the
-    keys and values of its attention are made of it; the last one leaves the last layer.
+    tasks: list[Task]
+    layers: tuple[int, ...]
+    lens: LogitLens
 
-    Args:
-        loaded: a diffusion model.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        settings: what to write and read.
-        progress: told how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped.
+
+def check(settings: ContentsSettings) -> None:
+    """Raises ValueError for a cache, and an unknown way to choose sinks."""
+    if settings.cache != "none":
+        raise ValueError(
+            f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
+            "without a cache"
+        )
+    chosen_rule(settings.choose, settings.epsilon)
+
+
+def prepared(loaded: Loaded, settings: ContentsSettings) -> Plan:
+    """The texts, the layers and the lens.
 
     Raises:
         ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
     """
-    path, settings = Path(out), settings or ContentsSettings()
-    teller = as_progress(progress)
-    layers = _layers(loaded, settings)
-    seed = 0 if settings.seed is None else settings.seed
-    settings = dataclasses.replace(settings, seed=seed)
+    layers, config = _layers(loaded, settings), getattr(loaded.model, "config", None)
+    vocabulary = config.text_vocab_size if settings.text_only else None
     tasks = _tasks(loaded, settings)
-    config: Any = loaded.model.config
-    lens = LogitLens.of(
-        loaded.model,
-        hidden_ids=(config.mask_token_id,),
-        vocabulary=config.text_vocab_size if settings.text_only else None,
-    )
-    if not resume:
-        refuse_taken(path)
-    about: dict[str, Any] = {"model": describe(loaded), "settings": dataclasses.asdict(settings)}
-    about |= {"kind": "contents", "seed": seed}
-    with RunWriter(path, **about, resume=resume) as run:
-        steps = settings.steps or settings.new_tokens
-        missing = [text for text in range(len(tasks)) if not run.has("texts", text)]
-        meter = Meter(teller, len(missing), steps)
-        for text in missing:
-            meter.stage(f"writing text {text + 1} of {len(tasks)} and sampling states")
-            _write_text(run, tasks[text], text, settings, layers, lens, meter)
-        done = open_run(path)
-        if "added" in done.tables and not run.has("added_sinks"):
-            run.table("added_sinks", _added_sinks(done, loaded, lens))
-        if run.has("lens") and run.has("probes"):
-            return path
-        teller.stage("reading the states")
-        count = 0
-
-        def after_layer() -> None:
-            nonlocal count
-            count += 1
-            teller.count(count, len(layers))
-
-        for name, columns in contents_tables(done, settings, layers, len(tasks), after_layer).items():
-            run.table(name, columns)
-    return path
+    return Plan(tasks, layers, LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary))
 
 
 def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
@@ -99,12 +61,6 @@ def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
             f"what a future sink carries is asked of models that denoise, but {loaded.name} is {loaded.family}: it has "
             "no positions that are still to come"
         )
-    if settings.cache != "none":
-        raise ValueError(
-            f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
-            "without a cache"
-        )
-    chosen_rule(settings.choose, settings.epsilon)
     with residual_states(loaded.model) as states:
         last = states.layers
     if wrong := [layer for layer in settings.layers if not 0 <= layer <= last]:
@@ -150,39 +106,44 @@ def _beginnings(loaded: Loaded, settings: ContentsSettings) -> list[Prompt]:
     ]
 
 
-def _write_text(
-    run: RunWriter,
-    task: Task,
-    text: int,
-    settings: ContentsSettings,
-    layers: tuple[int, ...],
-    lens: LogitLens,
-    meter: Meter,
-) -> None:
-    """Everything about one text as part `text` of the run; the text itself last, so that it marks the end."""
-    kept = sample_text(task, settings, layers, np.random.default_rng([settings.seed or 0, text]), meter.step)
+def write_texts(work: Work) -> None:
+    """Write the texts that are missing, and what was sampled of each as its part."""
+    settings, tasks = work.settings, work.plan.tasks
+    meter = Meter(work.progress, len(work.samples), settings.steps or settings.new_tokens)
+    for text in work.samples:
+        meter.stage(f"writing text {text + 1} of {len(tasks)} and sampling states")
+        _write_text(work, text, meter)
+
+
+def _write_text(work: Work, text: int, meter: Meter) -> None:
+    """Everything about one text; the text itself last, so that it marks the end."""
+    settings, task, run = work.settings, work.plan.tasks[text], work.run
+    random = np.random.default_rng([settings.seed or 0, text])
+    kept = sample_text(task, settings, work.plan.layers, random, meter.step)
     meter.end()
     config: Any = task.loaded.model.config
-    table = samples_table(kept, text, lens, int(bool(config.logit_shift)))
-    if table:
-        arrays = content_arrays(kept, task, settings)
-        dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in arrays}
-        dims |= {"committed": ("step", "hidden"), "next": ("step", "hidden"), "step_number": ("step",)}
-        if kept.added_states:
-            arrays["added"] = kept.added_states[0]
-            dims["added"] = ("depth", "sink", "hidden")
+    if table := samples_table(kept, text, work.plan.lens, int(bool(config.logit_shift))):
+        arrays, dims = content_arrays(kept, task, settings)
         run.arrays("states", arrays, dims, dtype="float32", part=text)
         run.table("samples", table, part=text)
-    run.table("looks", _columns([{"text": text, **look} for look in kept.looks]), part=text)
+    run.table("looks", columns_of({"text": text, **look} for look in kept.looks), part=text)
     if kept.added:
-        run.table("added", _columns([{"text": text, **row} for row in kept.added]), part=text)
+        run.table("added", columns_of({"text": text, **row} for row in kept.added), part=text)
     written = kept.final_S[kept.open_S]
     whole = {"text": text, "prompt": task.prompt.text, "completion": text_of(task.loaded, written), "seed": task.seed}
-    run.table("texts", _columns([whole | {"token_ids": written.tolist()}]), part=text)
+    run.table("texts", columns_of([whole | {"token_ids": written.tolist()}]), part=text)
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+def read_states(work: Work) -> None:
+    """Write what the lens and probes read in all texts."""
+    run, plan, done = work.run, work.plan, open_run(work.run.path)
+    if "added" in done.tables and not run.has("added_sinks"):
+        run.table("added_sinks", _added_sinks(done, work.loaded, plan.lens))
+    if not (run.has("lens") and run.has("probes")):
+        work.progress.stage("reading the states")
+        count = work.progress.counter(len(plan.layers))
+        for name, columns in contents_tables(done, work.settings, plan.layers, len(plan.tasks), count).items():
+            run.table(name, columns)
 
 
 def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:
@@ -203,4 +164,4 @@ def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[An
             row["top_probability"] = float(log_V.max().exp())
             row["top_token"] = text_of(loaded, log_V.argmax()[None].cpu().numpy())
         rows.append(row)
-    return _columns(rows)
+    return columns_of(rows)

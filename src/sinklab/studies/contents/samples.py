@@ -21,6 +21,7 @@ from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
 from sinklab.sinks.states import MASKED, PROMPT
+from sinklab.studies.base import columns_of
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
 from sinklab.studies.contents.settings import ContentsSettings
 
@@ -145,31 +146,27 @@ def sample_text(
     """Write a text and sample its states at every n-th step; `step` is called after each evaluation."""
     kept = Sampled(layers, {at: [] for at in layers}, {at: [] for at in layers}, {at: [] for at in layers})
     moment: Moment | None = None
-    for moment, seen in _moments(task, settings.every):
-        if seen is not None:
-            _sample(kept, task, settings, moment, *seen, random)
-        step()
-    if moment is not None:
-        kept.open_S = moment.state_S != PROMPT
-        kept.final_S = moment.ids_S.copy()
-        kept.final_S[kept.open_S] = moment.written
-    return kept
 
-
-def _moments(task: Task, every: int) -> Iterator[tuple[Moment, tuple[Recording, ResidualStates] | None]]:
     @contextmanager
     def watch(index: int) -> Iterator[tuple[Recording, ResidualStates] | None]:
-        model = task.loaded.model
-        if index % every:
+        if index % settings.every:
             yield None
             return
+        model = task.loaded.model
         # a second forward of the step (guidance) is not measured
         with residual_states(model) as states, trace(model, ("received",), steps=(0,)) as recording:
             yield recording, states
 
     with task.writing() as writer:
-        for step in writer.steps(watch):
-            yield step.moment(), step.seen
+        for one in writer.steps(watch):
+            moment = one.moment()
+            if one.seen is not None:
+                _sample(kept, task, settings, moment, *one.seen, random)
+            step()
+    if moment is not None:
+        kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
+        kept.final_S[kept.open_S] = moment.written
+    return kept
 
 
 def _sample(
@@ -269,27 +266,26 @@ def samples_table(kept: Sampled, text: int, lens: LogitLens, shift: int) -> dict
     `token` is what was finally written at the position; the lens is asked for that of position + shift (−1, and NaN in
     its measures, behind the end).
     """
-    columns: dict[str, list[Any]] = {}
-    for layer in kept.layers:
-        rows = kept.rows[layer]
+    table = list[dict[str, Any]]()
+    for layer, rows in kept.rows.items():
         if not rows:
             continue
         states_ND, last_ND = torch.cat(kept.states[layer]), torch.cat(kept.last[layer])
         read = [row["position"] + shift for row in rows]
         wanted = [int(kept.final_S[place]) if place < len(kept.final_S) else -1 for place in read]
         frequent = torch.tensor([row["frequent"] for row in rows])
-        found = lens.measures(states_ND, last_ND, torch.tensor(wanted), frequent)
-        more = {name: values.tolist() for name, values in found.items()} | {"norm": states_ND.norm(dim=1).tolist()}
+        found = lens.measures(states_ND, last_ND, torch.tensor(wanted), frequent) | {"norm": states_ND.norm(dim=1)}
         for number, row in enumerate(rows):
-            whole = {"text": text, **row, "token": int(kept.final_S[row["position"]])}
-            for name, value in (whole | {key: values[number] for key, values in more.items()}).items():
-                columns.setdefault(name, []).append(value)
-    return columns
+            measures = {name: float(values_N[number]) for name, values_N in found.items()}
+            table.append({"text": text, **row, "token": int(kept.final_S[row["position"]])} | measures)
+    return columns_of(table)
 
 
-def content_arrays(kept: Sampled, task: Task, settings: ContentsSettings) -> dict[str, Tensor]:
+def content_arrays(
+    kept: Sampled, task: Task, settings: ContentsSettings
+) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
     """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the mean embeddings of what is
-    written and of the next block. NaN where nothing is written, and in the last block.
+    written and of the next block, NaN where nothing is written, and in the last block. With the names of their axes.
     """
     found = {f"layer{layer}": torch.cat(kept.states[layer]) for layer in kept.layers if kept.rows[layer]}
     embedding = _embedding(task)
@@ -299,4 +295,9 @@ def content_arrays(kept: Sampled, task: Task, settings: ContentsSettings) -> dic
     means.append(torch.full_like(means[0], torch.nan))
     found["committed"] = torch.stack([*kept.committed.values()])
     found["next"] = torch.stack([means[block + 1] for block in kept.blocks.values()])
-    return found | {"step_number": torch.tensor([*kept.blocks], dtype=torch.int32)}
+    found["step_number"] = torch.tensor([*kept.blocks], dtype=torch.int32)
+    dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in found}
+    dims |= {"committed": ("step", "hidden"), "next": ("step", "hidden"), "step_number": ("step",)}
+    if kept.added_states:
+        found["added"], dims["added"] = kept.added_states[0], ("depth", "sink", "hidden")
+    return found, dims

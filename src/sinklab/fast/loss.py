@@ -1,13 +1,16 @@
-"""Cross-entropy of a linear head without all its logits: one chunk of positions at a time."""
+"""Cross-entropy of a linear head whose gradients are made while a chunk's logits exist, none made twice."""
 
 # M positions, C positions of a chunk, D hidden size, R rows of the head
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from sinklab.registry import fast_losses
 
 
 def compute_dtype(states_MD: Tensor) -> torch.dtype:
@@ -72,7 +75,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 @torch.compiler.disable
 def chunked_cross_entropy(
-    states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor, *, chunk: int
+    states_MD: Tensor, weight_RD: Tensor, labels_M: Tensor, weights_M: Tensor, chunk: int
 ) -> Tensor:
     """Σ_m weights_m · CE(states_m · Wᵀ, labels_m) without ever more than ``chunk`` rows of logits.
 
@@ -93,3 +96,13 @@ def chunked_cross_entropy(
     return _ChunkedCrossEntropy.apply(
         states_MD, weight_RD, labels_M, weights_M.to(exact), chunk, torch.is_grad_enabled()
     )
+
+
+@fast_losses.register("one_pass")
+class OnePass:
+    """`chunked_cross_entropy`, on every device."""
+
+    @staticmethod
+    def serving(liger: bool | None, device: torch.device) -> Callable[..., Tensor] | None:
+        """It, unless Liger's is asked for."""
+        return None if liger else chunked_cross_entropy

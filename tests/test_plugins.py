@@ -1,0 +1,187 @@
+"""One of every kind that can be added, from an installed package and from a file: by name in Python and in commands.
+
+What is added are the files of examples/, as they stand.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from transformers import LlamaForCausalLM
+
+from sinklab import registry
+from sinklab.cli import main
+from sinklab.records import open_run
+from tiny_diffusion import save_tiny
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+RUN = "--new-tokens 4 --block-length 4 --steps 2 --heldout '' --mask-sinks"
+# kind -> its registry, the name that the example takes, and a command that reaches it
+REACHED = {
+    "rule": ("rules", "share", f"trace Sea --edits 'mask_sinks:k=2,rule=(share:part=0.2)' --model plain --out a {RUN}"),
+    "statistic": ("statistics", "largest_share", f"trace Sea --statistics largest_share --model plain --out b {RUN}"),
+    "intervention": (
+        "interventions",
+        "mask_shared_sinks",
+        f"trace Sea --edits mask_shared_sinks:share=0.5 --model plain --out c {RUN}",
+    ),
+    "sink": ("sinks", "keys", f"trace Sea --model keys --out d {RUN}"),
+    "unmasking_rule": (
+        "unmasking_rules",
+        "discounted",
+        "generate Sea --rule discounted:discount=0.2 --model plain --new-tokens 4",
+    ),
+    "cache": ("caches", "streaming", "generate Sea --cache streaming:window=4 --model plain --new-tokens 4"),
+    "family": ("families", "toy", "generate '1 2 3' --model toy --new-tokens 4"),
+    "figure": ("figures", "sinks_and_norms", "report b --out page"),
+    "study": ("studies", "lengths", "lengths --texts 'The sea' --model plain --out e"),
+}
+SCRIPT = """
+import json, shlex, sys
+from sinklab import registry
+from sinklab.cli import main
+
+for kind, (known, name, command) in json.loads(sys.argv[1]).items():
+    classes, plugin = getattr(registry, known), sys.argv[2:] and ["--plugin", f"{sys.argv[2]}/add_a_{kind}.py"]
+    assert (name in classes) != bool(plugin), f"{name}: {list(classes)}"
+    assert main(shlex.split(command) + plugin) == 0, command
+    print(f"{kind}: {getattr(classes[name], '__module__', '')}")
+"""
+
+
+def python(folder: Path, *arguments: str, installed: Path | None = None) -> subprocess.CompletedProcess:
+    """A fresh interpreter in `folder`, with the packages in `installed`."""
+    paths = [*([str(installed)] if installed else []), *sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def distribution(folder: Path, name: str, **modules: str) -> None:
+    """An installed package: modules by name, each an entry point of sinklab's plug-ins."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
+    lines = [f"[{registry.PLUGINS}]", *(f"{module} = {module}" for module in modules)]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text, "utf-8")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three models: one of the package, one with the sink kind and one of the family of the examples."""
+    for kind, known in (("sink", registry.sinks), ("family", registry.families)):
+        monkeypatch.setattr(known, "_classes", dict(known._all()))
+        sys.modules.pop(f"sinklab_plugin_add_a_{kind}", None)
+        registry.load_plugin(EXAMPLES / f"add_a_{kind}.py")
+        del sys.modules[f"sinklab_plugin_add_a_{kind}"]
+    save_tiny(tmp_path / "plain")
+    save_tiny(tmp_path / "keys", sink_kind="keys", sink_count=1)
+    config = {"architectures": ["ToyDLM"], "width": 32, "depth": 2, "heads": 4, "words": 50}
+    plan = (family := registry.families["toy"]()).read(config, None)
+    state = LlamaForCausalLM(plan.backbone).state_dict()
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy/config.json").write_text(json.dumps(config), "utf-8")
+    save_file({family.source(plan, name)[0]: state[name] for name in state}, tmp_path / "toy/model.safetensors")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_installed", [True, False], ids=["installed", "from a file"])
+def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) -> None:
+    site = here / "site"
+    if is_installed:
+        distribution(site, "mine", **{f"add_a_{kind}": (EXAMPLES / f"add_a_{kind}.py").read_text() for kind in REACHED})
+    done = python(here, "-c", SCRIPT, json.dumps(REACHED), *([] if is_installed else [str(EXAMPLES)]), installed=site)
+    assert done.returncode == 0, done.stdout + done.stderr
+    prefix = "" if is_installed else "sinklab_plugin_"
+    assert re.findall(r"^(\w+): (\w*add_a_\w+)$", done.stdout, re.M) == [
+        (kind, f"{prefix}add_a_{kind}") for kind in REACHED
+    ]
+    runs = {name: open_run(here / name) for name in "abcde"}
+    assert runs["a"].info.settings["edits"] == ["mask_sinks:k=2,rule=share:part=0.2"]
+    assert runs["c"].info.settings["edits"] == ["mask_shared_sinks"]
+    assert "largest_share" in runs["b"].arrays("attention", part=0)
+    assert (runs["d"].info.model["sink_kind"], runs["e"].info.kind) == ("keys", "lengths")
+    assert list((here / "page").rglob("sinks_and_norms.*"))
+
+
+def test_a_plugin_is_named_on_the_command_line_alone(here: Path, capsys: pytest.CaptureFixture) -> None:
+    """A run folder that names a plug-in which is not there is read, and is not reproduced; it names no file to run."""
+    assert main(["trace", "Sea", "--model", "plain", "--out", "run", *RUN.replace("''", "").split(" ")]) == 0
+    file, before = here / "run/run.json", open_run("run").info.settings
+    record = json.loads(file.read_text("utf-8"))
+    for changes, message in (
+        ({"edits": ["haze:strength=2"]}, "unknown intervention 'haze'; known are .*; if a plug-in defines it, install"),
+        ({"statistics": ["received", "haze"]}, "unknown statistic 'haze'; known are .*"),
+        ({"plugin": "evil.py"}, "settings of StudySettings has no field 'plugin'"),
+    ):
+        file.write_text(json.dumps(record | {"settings": before | changes}), "utf-8")
+        assert open_run("run").info.settings == before | changes
+        capsys.readouterr()
+        assert main(["trace", "--reproduce", "run", "--model", "plain", "--out", "again"]) == 2
+        assert re.search(message, capsys.readouterr().err)
+        assert not Path("again").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plugin"], r"--plugin takes a Python file: --plugin FILE\.py"),
+        (["--plugin", "absent.py"], r"a plug-in is a Python file, but absent\.py is none; give the path"),
+        (["--plugin=broken.py"], r"the plug-in broken\.py cannot be loaded: ZeroDivisionError"),
+    ],
+)
+def test_a_file_that_is_no_plugin_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("1 / 0", "utf-8")
+    assert main(["list", "rules", *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+RULE = """
+from sinklab.registry import rules
+
+@rules.register("{name}")
+class Mine:
+    "Of a test."
+"""
+ASK = "from sinklab.registry import rules; print('top' in rules, 'plugged' in rules)"
+
+
+def test_a_broken_installed_plugin_is_named_and_left_out(tmp_path: Path) -> None:
+    distribution(tmp_path, "mine", bad_plugin="1 / 0", good_plugin=RULE.format(name="plugged"))
+    done = python(tmp_path, "-c", ASK, installed=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+    assert "the plug-in 'bad_plugin' (bad_plugin) is left out: ZeroDivisionError('division by zero')" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {"first_plugin": RULE.format(name="top"), "good_plugin": RULE.format(name="plugged")},
+        {"first_plugin": RULE.format(name="plugged"), "second_plugin": RULE.format(name="plugged")},
+    ],
+    ids=["of the package", "of another plug-in"],
+)
+def test_a_name_that_is_taken_is_an_error_each_time(tmp_path: Path, modules: dict[str, str]) -> None:
+    distribution(tmp_path, "mine", **modules)
+    script = f"for _ in range(2):\n  try:\n    {ASK}\n  except ValueError as error: print(error)"
+    done = python(tmp_path, "-c", script, installed=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second and re.fullmatch(
+        r"the sink rule '(top|plugged)' is defined twice, in first_plugin and in "
+        r"(sinklab\.sinks\.rules|second_plugin); rename one of them",
+        first,
+    )
