@@ -107,7 +107,7 @@ def test_nothing_to_explain_and_errors():
     assert np.isnan(one_step.by_position) and one_step.by_class > 0.5
     with pytest.raises(ValueError, match=r"received has shape \(2,\), classes \(3,\)"):
         explained_mass([1, 2], ["a", "b", "c"])
-    with pytest.raises(ValueError, match="at least one place"):
+    with pytest.raises(ValueError, match="at least one position that holds a token"):
         explained_mass([np.nan], ["a"])
     with pytest.raises(ValueError, match="whole numbers of at least 0: got int64 from -1"):
         explained_mass([1.0, 2.0], ["a", "b"], np.array([0, -1]))

@@ -134,9 +134,9 @@ def test_where_mask_comes_from(tmp_path):
         ("spare", "add", (WORDS + 3, "<|mask|>"), WORDS + 4, "<|mask|>, a new row, the mean of the others"),
         ("own", "auto", (7, "w7"), WORDS, "w7, the tokenizer's own"),
         ("named", "auto", (WORDS, "<|mask|>"), WORDS + 3, "<|mask|>, the tokenizer's own"),
-        ("full", 9, (9, "w9"), WORDS, "w9, as asked"),
-        ("full", "9", (9, "w9"), WORDS, "w9, as asked"),
-        ("spare", WORDS + 2, (WORDS + 2, "<|mask|>"), WORDS + 3, "<|mask|>, as asked"),
+        ("full", 9, (9, "w9"), WORDS, "w9, as requested"),
+        ("full", "9", (9, "w9"), WORDS, "w9, as requested"),
+        ("spare", WORDS + 2, (WORDS + 2, "<|mask|>"), WORDS + 3, "<|mask|>, as requested"),
     ]:
         loaded = from_causal(tmp_path / folder, mask_token=mask_token)
         assert (loaded.tokenizer.mask_token_id, loaded.tokenizer.mask_token) == expected
@@ -169,7 +169,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
         file.unlink()
     assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
     loaded = from_causal(tmp_path, mask_token=4)
-    assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (None, 4, "[MASK] is id 4: as asked")
+    assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (None, 4, "[MASK] is id 4: as requested")
     with pytest.raises(
         ValueError, match=r"has no tokenizer, so its unused rows are not known; give the id of one, or 'a"
     ):

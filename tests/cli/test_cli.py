@@ -161,7 +161,7 @@ def test_a_golden_folder_writes(capsys: pytest.CaptureFixture) -> None:
 def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = save_tiny(tmp_path / "chatty")
     assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5"]) == 2
-    assert "no chat format that is known; leave out --chat" in capsys.readouterr().err
+    assert "no known chat format; leave out --chat" in capsys.readouterr().err
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.chat_template = "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
     tokenizer.save_pretrained(folder)

@@ -57,10 +57,10 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     assert written.info.model["recorded_layers"] == [1]
     assert written.parts("maps") == (0, 1)
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2") == 2
-    assert "but out is taken; choose another folder, or go on" in capsys.readouterr().err
+    assert "but out is taken; choose another folder, or continue" in capsys.readouterr().err
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
     assert run(f"{command} --resume") == 2
-    assert "can be continued only as it was begun: its model['recorded_layers']" in capsys.readouterr().err
+    assert "can be resumed only with the same settings: its model['recorded_layers']" in capsys.readouterr().err
 
 
 def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -92,11 +92,11 @@ def test_a_run_reproduces_from_its_folder_alone(
     assert main(shlex.split(f"train --variant sink --corpus text.txt --out first {SIZES}")) == 0
     capsys.readouterr()
     assert main(shlex.split("train --reproduce first --out second")) == 0
-    assert "the weights are the same as those of first, bit for bit" in capsys.readouterr().out
+    assert "the weights equal those of first, compared bit for bit" in capsys.readouterr().out
     first, second = (open_run(name).table("history")["loss"].dropna().tolist() for name in ("first", "second"))
     assert first == second
     assert main(shlex.split("train --reproduce first --out other --seed 1")) == 0
-    assert "the weights are other than those of first" in capsys.readouterr().out
+    assert "the weights differ from those of first, compared bit for bit" in capsys.readouterr().out
     assert main(shlex.split("train --reproduce first --out first")) == 2
     assert "is reproduced in a folder of its own" in capsys.readouterr().err
     shutil.rmtree("first/model")

@@ -181,7 +181,7 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
         ({}, r"is written once: .*run already holds notes.txt\."),
         (
             {"resume": True},
-            r"resume=True goes on with a run and nothing else: .*run holds notes.txt but no run.json",
+            r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json",
         ),
         ({"overwrite": True}, r"overwrite=True replaces a run and nothing else: .*run holds notes.txt but no run.json"),
     ],
@@ -214,7 +214,7 @@ def test_another_run_cannot_be_continued(tmp_path, changes, message):
 
 
 def test_overwrite_and_resume_exclude_each_other(tmp_path):
-    with pytest.raises(ValueError, match="overwrite=True begins anew and resume=True goes on: choose one"):
+    with pytest.raises(ValueError, match="overwrite=True starts afresh and resume=True continues: choose one"):
         RunWriter(tmp_path / "run", **RUN, overwrite=True, resume=True)
 
 

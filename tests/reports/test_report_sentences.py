@@ -27,9 +27,9 @@ def test_motion_is_told_with_its_numbers(make_study):
     assert "The sinks of sink are static" in text and "chance of 0.0 %" in text
     assert text.endswith("Among text positions alone that chance is 100.0 %.")
     none = say.about_motion(one(make_study("none", text_share=0.05)))
-    assert none == "No head of none has a sink at two steps, so there is no motion to speak of."
+    assert none == "No head of none has a sink at two steps, so motion cannot be measured."
     kept = spoken(say.about_motion(one(make_study("ar", family="autoregressive", text_share=0.8))))
-    assert "are static" in kept and "; no sink ended while it was watched" in kept
+    assert "are static" in kept and "; no sink ended during the trace" in kept
 
 
 def test_depth_is_told_with_its_direction(make_study):

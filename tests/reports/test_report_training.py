@@ -189,7 +189,7 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     assert "and −0.2" in sentences and "not of one sign" in sentences
     assert (
         "In 2 sinks (2 runs), the 2 added sinks draw more than 2 times an even share (of 7.7 %) "
-        "from the first look on (step 0) and from step 30 on; at the end 30.0 % of all attention, "
+        "from the first measurement on (step 0) and from step 30 on; at the end 30.0 % of all attention, "
         "when one of them is the main sink of 37.5 % of heads." in sentences
     )
     looks = drawn_as(as_trainings(runs), THEMES["light"])

@@ -293,7 +293,7 @@ def test_what_cannot_be_scored_is_refused() -> None:
         ):
             with pytest.raises(ValueError, match=message):
                 score(model, requests)
-        with pytest.raises(ValueError, match="has one token at least, got none"):
+        with pytest.raises(ValueError, match="must have at least one token, but has none"):
             rolling(model, [])
         with pytest.raises(ValueError, match="groups name the group of every request, got 1 for 2 requests"):
             score(model, REQUESTS[:2], groups=[0])

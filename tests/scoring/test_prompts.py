@@ -60,7 +60,7 @@ def test_without_tokenizer_files_a_prompt_is_ids() -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "has no chat format that is known; leave out --chat"),
+        (None, "has no known chat format; leave out --chat"),
         ("{{ raise_exception('one turn only') }}", "cannot be used: one turn only; leave out --chat"),
     ],
 )

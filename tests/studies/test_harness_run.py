@@ -164,10 +164,10 @@ def test_an_interrupted_run_asks_for_what_is_missing(
 def test_other_settings_or_weights_are_refused_by_name(finished: Run, tmp_path: Path) -> None:
     settings = replace(SETTINGS, limit=1, record_sinks=0)
     run_toys(tmp_path, settings)
-    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or go on"):
+    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or continue"):
         run_toys(tmp_path, settings)
     for changes, field in (({"mask_sinks": 2}, "mask_sinks"), ({"limit": 2}, "limit"), ({"seed": 1}, "seed")):
-        with pytest.raises(ValueError, match=f"can be continued only as it was begun: its .*{field}"):
+        with pytest.raises(ValueError, match=f"can be resumed only with the same settings: its .*{field}"):
             run_toys(tmp_path, replace(settings, resume=True, **changes))
     with pytest.raises(ValueError, match=r"its model\['weights_sha256'\]"):
         run_toys(tmp_path, replace(settings, resume=True), tiny_loaded(1, seed=5))

@@ -104,7 +104,7 @@ def test_processes_take_up_the_seed_and_resume_their_own_samples(settings: dict,
     for file in (tmp_path / "run").iterdir():
         file.unlink()
     (tmp_path / "run").rmdir()
-    with pytest.raises(ValueError, match="was begun by 2 processes and is resumed by 1: start as many"):
+    with pytest.raises(ValueError, match="was started by 2 processes and is resumed by 1: use the same number"):
         study(tiny_loaded(1), tmp_path / "run", StudySettings(**settings), resume=True)
     done = launch(tmp_path, settings, resume=True)
     assert done.returncode == 0, done.stderr
@@ -133,7 +133,7 @@ def test_folders_that_are_taken_or_begun_otherwise_are_refused(tmp_path: Path) -
     assert several._missing(out, 3, resume=False) == [0, 1, 2]
     (out).mkdir()
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or go on with the run that is there"):
+    with pytest.raises(ValueError, match=r"run is taken; choose another folder, or continue the run that is there"):
         several._missing(out, 3, resume=False)
     (tmp_path / "left.rank1").mkdir()
     (tmp_path / "left.rank1" / "run.json").write_text("{}")
@@ -147,13 +147,13 @@ def test_folders_that_are_taken_or_begun_otherwise_are_refused(tmp_path: Path) -
     with RunWriter(tmp_path / "killed.rank0", kind="study", model={}, settings={}, seed=0):
         pass
     assert several._missing(tmp_path / "killed", 3, resume=True) == [0, 1, 2]
-    with pytest.raises(ValueError, match="killed was begun by 2 processes and is resumed by 1: start as many"):
+    with pytest.raises(ValueError, match="killed was started by 2 processes and is resumed by 1: use the same number"):
         Processes(0, 1)._missing(tmp_path / "killed", 3, resume=True)
     quick = StudySettings(
         prompts=("The sea",), new_tokens=3, block_length=None, mask_sinks=(), statistics=(), heldout=""
     )
     study(tiny_loaded(), tmp_path / "one", quick)
     assert several._missing(tmp_path / "one", 1, resume=True) == []
-    with pytest.raises(ValueError, match="one was begun by 1 processes and is resumed by 2: start as many"):
+    with pytest.raises(ValueError, match="one was started by 1 processes and is resumed by 2: use the same number"):
         several._missing(tmp_path / "one", 2, resume=True)
     assert Processes(0, 1)._missing(tmp_path / "one", 2, resume=True) == [1]

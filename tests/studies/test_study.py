@@ -154,17 +154,17 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"heldout_length": 0}, "heldout_length must be 1 to 63"),
         ({"heldout_rows": 0}, r"heldout_rows must be at least 1, but is 0; heldout=\"\" skips"),
         ({"ks": (0, 9)}, "9 does not fit 17 keys; choose 0 to 8"),
-        ({"mask_sinks": (40,)}, "fewer than all keys, but asks for 40 of the .* keys of 'The old man' with 10 new"),
+        ({"mask_sinks": (40,)}, "fewer than all keys, but is to hide 40 of the .* keys of 'The old man' with 10 new"),
         ({"mask_sinks": (0,)}, "mask_sinks hides at least 1"),
         ({"layers": (0, 2)}, "layers must be numbers from 0 to 1, -1 for the last, but 2 is not"),
         ({"heads": (-5,)}, "heads must be numbers from 0 to 3, -1 for the last, but -5 is not"),
         ({"maps": ("0:2:0",)}, "the layer of maps must be numbers from 0 to 1"),
         ({"maps": ("0:0:4",)}, "the head of maps must be numbers from 0 to 3"),
-        ({"maps": ("10:0:0",)}, "maps are kept of steps 0 to 9, but 10:0:0 asks for step 10"),
+        ({"maps": ("10:0:0",)}, "maps are recorded of steps 0 to 9, but 10:0:0 names step 10"),
         ({"edits": ("mask_sink:k=1",)}, "did you mean 'mask_sinks'"),
         ({"edits": ("mask_sinks:k=1",), "heldout": "text"}, "cannot be computed, because the run is written under"),
         ({"full_forward": True}, "full_forward is a choice for autoregressive models"),
-        ({"chat": True}, "no chat format that is known"),
+        ({"chat": True}, "no known chat format"),
         (
             {"edits": ("mask_sinks:k=1,source=clean_pass",), "cache": "dual", "heldout": ""},
             "would overwrite what cache=dual remembers",
@@ -183,7 +183,7 @@ def test_bad_settings_are_refused_before_a_folder_is_taken(
 def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"taken is taken; choose another folder, or go on with the run that"):
+    with pytest.raises(ValueError, match=r"taken is taken; choose another folder, or continue the run that"):
         study(tiny_loaded(), tmp_path / "taken", settings)
     with pytest.raises(ValueError, match="a model with a mask token, but tiny test model has mask_token_id None"):
         study(tiny_loaded(mask_token_id=None), tmp_path / "maskless", settings)

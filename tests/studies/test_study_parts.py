@@ -102,7 +102,9 @@ def test_a_run_resumes_as_it_was_begun_or_not_at_all(settings: StudySettings, tm
     seed = open_run(tmp_path / "run").info.seed
     study(tiny_loaded(), tmp_path / "run", short, resume=True)
     assert open_run(tmp_path / "run").info.seed == seed, "a drawn seed is taken up again"
-    with pytest.raises(ValueError, match=r"can be continued only as it was begun: its settings\['new_tokens'\] is 6"):
+    with pytest.raises(
+        ValueError, match=r"can be resumed only with the same settings: its settings\['new_tokens'\] is 6"
+    ):
         study(tiny_loaded(), tmp_path / "run", replace(short, new_tokens=5), resume=True)
     with pytest.raises(ValueError, match=r"its model\['weights_sha256'\] is"):
         study(tiny_loaded(seed=3), tmp_path / "run", short, resume=True)

@@ -71,7 +71,7 @@ def test_a_loss_that_jumps_stops_the_run_and_the_setting_says_when(
     here = replace(settings, steps=10, batch=16, out=str(tmp_path / "run"))
     message = (
         r"at step 9 it is \d+\.?\d*, more than 3 times the median of the last 7 logged \(\d\.\d+\), at lr \S+; lower "
-        r"lr or go on from .*checkpoint-8 with --resume, or raise --spike"
+        r"lr or resume from .*checkpoint-8 with --resume, or raise --spike"
     )
     with pytest.raises(ValueError, match=message):
         train(here)
@@ -117,7 +117,7 @@ def test_too_little_memory_names_the_settings_that_save_some(
     monkeypatch.setattr(trainer.DiffusionTrainer, place, full)
     message = (
         r"rows of 16 tokens: lower --micro-batch \(now 2; it changes no result\), turn on --gradient-checkpointing "
-        r"\(off now\), or lower --head-chunk \(now 4096\), and go on with --resume: CUDA out of memory. .* GiB.$"
+        r"\(off now\), or lower --head-chunk \(now 4096\), and continue with --resume: CUDA out of memory. .* GiB.$"
     )
     with pytest.raises(ValueError, match=message):
         train(replace(settings, micro_batch=2, out=str(tmp_path / "run")))

@@ -144,13 +144,13 @@ def test_runs_killed_before_their_first_checkpoint_begin_anew(settings: TrainSet
         assert sorted(name for name in left if "checkpoint-" not in name) == kills[kill]
         assert whole_checkpoints(folder / "checkpoints") == []
         if "run.json" in left:
-            with pytest.raises(ValueError, match=r"a new run needs a folder of its own.*go on with the run in it with"):
+            with pytest.raises(ValueError, match=r"a new run needs a folder of its own.*continue the run in it with"):
                 train(one)
             with pytest.raises(ValueError, match=r"these changed: lr: 0.01 → 0.02; start a new run in another folder"):
                 train(replace(one, resume=True, lr=0.02))
         said: list[str] = []
         train(replace(one, resume=True), progress=said.append)
-        assert said[0] == f"{folder} has no checkpoint to go on from; the run begins anew"
+        assert said[0] == f"{folder} has no checkpoint to resume from; the run starts from the beginning"
         assert_same(folder, tmp_path / "whole")
         assert open_run(folder).info.status == "complete"
         names = [{str(path.relative_to(root)) for path in root.rglob("*")} for root in (folder, tmp_path / "whole")]
@@ -244,7 +244,7 @@ def test_a_stream_that_changed_is_refused(
         train(replace(here, resume=True, shuffle_rows=8, monitor_every=5))
     kept = position.read_text()
     position.write_text("{}")
-    with pytest.raises(ValueError, match=r"place in the stream cannot be read from .*position.json.*remove"):
+    with pytest.raises(ValueError, match=r"position in the stream cannot be read from .*position.json.*remove"):
         train(replace(here, resume=True))
     position.write_text(kept)
     corpus.write_text(corpus.read_text() + '\n{"text": "one more"}')

@@ -281,7 +281,7 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
         ({"workers": -1}, "workers must be at least 0 and at most 1, but is -1"),
         ({"lr": 0.0}, "lr must be more than 0, but is 0"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and less than 1, but is 1"),
-        ({"micro_batch": 3}, "batch must be a multiple of micro_batch × processes, but 4 is none of 3 × 1"),
+        ({"micro_batch": 3}, "batch must be a multiple of micro_batch × processes, but 4 is no multiple of 3 × 1"),
         ({"kv_heads": 3}, r"kv_heads must divide heads \(4\), but is 3"),
         ({"spike": -1.0}, "spike must be at least 0, but is -1.0"),
         ({"pairs": "correct"}, "did you mean 'corrected'"),
@@ -290,7 +290,7 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
             r"rows must fit the model's context of \d+ tokens",
         ),
         ({"init_from": "nowhere"}, "no model can be loaded from 'nowhere'"),
-        ({"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1}, "looks at rows without padding"),
+        ({"pairs": "corrected", "corpus": "arithmetic", "monitor_every": 1}, "measures rows without padding"),
         ({"monitor_rule": "exces:epsilon=3"}, "unknown sink rule 'exces'"),
         ({"pairs": "completion", "corpus": "battery:test:50", "answer_length": 0}, "answer_length must be at least 1"),
         (

@@ -25,8 +25,8 @@ class Counts:
         mine, theirs = ({part.name: getattr(one, part.name) for part in fields(one)} for one in (self, other))
         for name in self.same:
             if not np.array_equal(mine.pop(name), theirs.pop(name)):
-                told = " and ".join(_told(getattr(one, name)) for one in (self, other))
-                raise ValueError(f"{type(self).__name__} add up when they have the same {name}: got {told}.")
+                texts = " and ".join(_as_text(getattr(one, name)) for one in (self, other))
+                raise ValueError(f"{type(self).__name__} add up when they have the same {name}: got {texts}.")
         for name, count in mine.items():
             if np.shape(count) != np.shape(theirs[name]):
                 layers = f"{len(count)} and {len(theirs[name])} layers"
@@ -38,7 +38,7 @@ def _sum(one: Any, other: Any) -> Any:
     return tuple(np.add(one, other).tolist()) if isinstance(one, tuple) else one + other
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return f"{len(value)} from {value[0]:g} to {value[-1]:g}" if isinstance(value, np.ndarray) else repr(value)
 
 

@@ -64,7 +64,7 @@ class Estimate:
 def paired_difference(before: Any, after: Any) -> Estimate:
     """Mean of ``after - before``, numbers of the same samples (S,), with Student's t interval.
 
-    NaN for what cannot be told: the interval of a single sample. Raises ValueError for none, and for unequal numbers.
+    NaN for what cannot be estimated: the interval of a single sample. Raises ValueError for none and unequal numbers.
     """
     one_S, other_S = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     if one_S.shape != other_S.shape or one_S.ndim != 1 or not one_S.size:

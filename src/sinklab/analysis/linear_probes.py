@@ -16,7 +16,7 @@ MIXED = 32
 
 
 def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
-    """The fold of every row, int64 (N,): all rows of a text are in one fold, texts are dealt evenly at random.
+    """The fold of every row, int64 (N,): all rows of a text are in one fold, texts are assigned evenly at random.
 
     Raises:
         ValueError: for fewer than three folds (one to test, one to choose the penalty on) or fewer texts than folds.
@@ -24,7 +24,7 @@ def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
     texts, place_N = text_N.unique(return_inverse=True)
     if not 3 <= folds <= len(texts):
         raise ValueError(
-            f"probes are tested on texts they have not seen, which takes 3 folds and a text in each, but there are "
+            f"probes are tested on held-out texts, which takes 3 folds and a text in each, but there are "
             f"{folds} folds and {len(texts)} texts; write more texts, or choose 3 to {max(3, len(texts))} folds"
         )
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
@@ -90,7 +90,7 @@ class Held:
 
     predicted_NC: Tensor
     mean_NC: Tensor
-    """The mean of the rows that it did see: what it would say if the states told it nothing."""
+    """The mean of the training rows: the prediction if the states carried no information."""
 
 
 def ridge(

@@ -127,7 +127,7 @@ def enrichment(labels: Any, events: Any) -> Enrichment:
         raise ValueError(f"One number of events per label: labels have shape {names.shape}, events {counts.shape}.")
     here = names != None  # noqa: E711 - elementwise
     if not here.any():
-        raise ValueError("enrichment needs at least one place that holds a token: every label is None.")
+        raise ValueError("enrichment needs at least one position that holds a token: every label is None.")
     unique, code = _coded(names[here])
     per_label = np.bincount(code, weights=counts[here], minlength=len(unique))
     places = np.bincount(code, minlength=len(unique))
@@ -247,7 +247,7 @@ def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explai
 
     Every place (sample, step, position) is one observation. With y what it receives, the share explained by a grouping
     is the sum of squares between the groups over the whole one (R^2), adjusted for the number of groups; "both" is the
-    fit of an effect per class plus one per position, so that what is unique to each can be told apart.
+    fit of an effect per class plus one per position, so that what is unique to each can be separated.
 
     Args:
         received: (..., position) what each place receives: share or score, mean over heads (and layers), or numbers of
@@ -260,14 +260,14 @@ def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explai
     """
     y, names = np.asarray(received, dtype=float), np.asarray(classes, dtype=object)
     if y.ndim < 1 or y.shape != names.shape:
-        raise ValueError(f"One class per place: received has shape {y.shape}, classes {names.shape}.")
+        raise ValueError(f"One class per position: received has shape {y.shape}, classes {names.shape}.")
     where = np.arange(y.shape[-1]) if positions is None else np.asarray(positions)
     if not np.issubdtype(where.dtype, np.integer) or where.min(initial=0) < 0:
         raise ValueError(f"positions are whole numbers of at least 0: got {where.dtype} from {where.min(initial=0)}.")
     where = np.broadcast_to(where, y.shape)
     here = np.isfinite(y) & (names != None)  # noqa: E711 - elementwise
     if not here.any():
-        raise ValueError("explained_mass needs at least one place that holds a token and a finite number: got none.")
+        raise ValueError("explained_mass needs at least one position that holds a token and a finite number: got none.")
     y, where = y[here], where[here]
     labels, row = _coded(names[here])
     width = int(where.max()) + 1

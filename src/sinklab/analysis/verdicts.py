@@ -92,11 +92,11 @@ def masking_cost(
     limit = f"the limit of {_percent(threshold)}"
     if math.isnan(reach) or abs(value - threshold) <= reach:
         doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
-        told = f"With the sinks masked the {numbers} ({doubt}): cannot tell whether that is over {limit}."
-        return verdict(holds=None, value=value, sentence=told)
+        sentence = f"With the sinks masked the {numbers} ({doubt}): cannot tell whether that is over {limit}."
+        return verdict(holds=None, value=value, sentence=sentence)
     over = value > threshold
-    told = f"With the sinks masked the {numbers}: {'over' if over else 'within'} {limit}."
-    return verdict(holds=over, value=value, sentence=told)
+    sentence = f"With the sinks masked the {numbers}: {'over' if over else 'within'} {limit}."
+    return verdict(holds=over, value=value, sentence=sentence)
 
 
 def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold: float = 0.5) -> Verdict:
@@ -119,13 +119,13 @@ def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold:
     value = again / losers
     low, high = wilson(again, losers)
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
-    told = f"{again} of {losers} heads whose main sink was hidden have a new one{soon} ({_percent(value)})"
+    sentence = f"{again} of {losers} heads whose main sink was hidden have a new one{soon} ({_percent(value)})"
     if low <= threshold <= high:
-        told = f"{told}: too few to tell it from {_percent(threshold)}."
-        return verdict(holds=None, value=value, sentence=told)
+        sentence = f"{sentence}: too few to tell it from {_percent(threshold)}."
+        return verdict(holds=None, value=value, sentence=sentence)
     stuck = value < threshold
-    told = f"{told}: {'they do not recover' if stuck else 'they recover'}."
-    return verdict(holds=stuck, value=value, sentence=told)
+    sentence = f"{sentence}: {'they do not recover' if stuck else 'they recover'}."
+    return verdict(holds=stuck, value=value, sentence=sentence)
 
 
 def ninety_six(curve: EpsilonCurve, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
@@ -135,8 +135,8 @@ def ninety_six(curve: EpsilonCurve, *, epsilon: float = 3.0, threshold: float = 
     if math.isnan(value):
         return verdict(holds=None, sentence="No attention was recorded, so nothing was filtered.")
     holds = value >= threshold
-    told = f"Epsilon {epsilon:g} leaves out {_percent(value)} of the tokens"
-    return verdict(holds=holds, sentence=f"{told}: {'at least' if holds else 'fewer than'} {_percent(threshold)}.")
+    sentence = f"Epsilon {epsilon:g} leaves out {_percent(value)} of the tokens"
+    return verdict(holds=holds, sentence=f"{sentence}: {'at least' if holds else 'fewer than'} {_percent(threshold)}.")
 
 
 def _percent(share: float) -> str:

@@ -40,7 +40,7 @@ class Chunk:
     total_BHC: Tensor
     shift_BHC: Tensor | float
     exponents_BHCS: Tensor | None
-    """score - shift in units of log 2, finite; None unless asked for. Whoever reads it last may overwrite it."""
+    """score - shift in units of log 2, finite; None unless requested. Its last reader may overwrite it."""
 
     def inverse_total(self) -> Tensor:
         """1 / row sum, and 0 for a query that may see no key (as scaled_dot_product_attention does)."""

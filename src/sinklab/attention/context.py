@@ -71,7 +71,7 @@ def watching(module: nn.Module) -> Iterator[None]:
 def is_watched(module: nn.Module) -> bool:
     """Whether a `watching(…)` block is open on this module, on one that it is part of, or on a part of it.
 
-    A decoder that leaves out queries it does not need, or module calls that hooks would see, asks this first.
+    A decoder that leaves out queries it does not need, or module calls that hooks would see, checks this first.
     """
     # Never changed in place: another thread may open or close a block meanwhile.
     blocks = _blocks
@@ -81,7 +81,7 @@ def is_watched(module: nn.Module) -> bool:
 def decoding(run: object) -> AbstractContextManager[None]:
     """Say that the model calls inside the block are made for this run: one sequence or batch, from its first step on.
 
-    Runs are told apart by identity. Whoever looks from one step to the next starts afresh where another run begins.
+    Runs are distinguished by identity. What compares successive steps starts afresh where another run begins.
     """
     return _during(_DECODING, run)
 

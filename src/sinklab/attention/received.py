@@ -3,7 +3,7 @@
 `attention_statistics` computes any of them in one pass over the scores; the other functions are one of them each.
 """
 
-# B batch, H query heads (those asked for), K key/value heads, Q queries, S keys, D head dim, G query groups,
+# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query groups,
 # C queries of a chunk, R = B·H of a chunk
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M removed keys
 from __future__ import annotations
@@ -33,7 +33,7 @@ def attention_statistics(
     """Any of "received", "row_entropy", "row_logsumexp" and "noop_bound" in one pass: a second costs little.
 
     Shapes and meanings are those of the functions of these names (`received_attention`); H counts the heads that
-    `Scores.of(…, heads=…)` was asked for. `v_BKSD` is needed for the bound.
+    `Scores.of(…, heads=…)` was called for. `v_BKSD` is needed for the bound.
 
     Raises ValueError for an unknown name, and when shapes do not fit.
     """

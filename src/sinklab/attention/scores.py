@@ -1,6 +1,6 @@
 """The arguments of one attention call, checked: what every statistic of it is computed from."""
 
-# B batch, H query heads (those asked for), K key/value heads, Q queries, S keys, D head dim
+# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim
 # B batch, H query heads, Q queries, S keys; an axis of a mask may be 1 (broadcast)
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Scores:
 
     @property
     def rows_shape(self) -> tuple[int, int, int]:
-        """(B, H, Q) of the heads asked for."""
+        """(B, H, Q) of the selected heads."""
         return (self.q_BHQD.shape[0], len(self.chosen), self.q_BHQD.shape[2])
 
     @property

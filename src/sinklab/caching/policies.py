@@ -80,7 +80,7 @@ class ChoosingCache(BlockCache):
 
 @dataclass(frozen=True)
 class EvictingCache(ChoosingCache):
-    """Keep a share of the columns outside the block, by a score, sinks first where asked.
+    """Keep a share of the columns outside the block, by a score, sinks first where requested.
 
     At equal `keep` all scores and all numbers of protected sinks attend to equally many columns. Raises ValueError for
     numbers that make no sense.
@@ -109,8 +109,8 @@ class EvictingCache(ChoosingCache):
         one_of("protect", self.protect, PROTECTED)
         if self.protect != "now" and not self.sinks:
             raise ValueError(
-                f"protect says whose sinks are kept, but with sinks=0 none are, got protect={self.protect!r}; give a "
-                "number of sinks, or leave it out."
+                f"protect selects the sinks to keep, but with sinks=0 none are, got protect={self.protect!r}; "
+                "give a number of sinks, or leave it out."
             )
 
     def counts(self, candidates_BS: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
             raise ValueError(
                 f"mask_token must be an id that text does not use, but {wanted} is where it ends; use 'add'"
             )
-        return wanted, "as asked"
+        return wanted, "as requested"
     if tokenizer is None:
         if wanted == "unused":
             raise ValueError(

@@ -26,7 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Source = tuple[str, Callable[[Tensor], Tensor] | None]
 """Name of a tensor in the checkpoint, and what to take from it; None takes all of it."""
 
-# What would choose the code that runs: an attention may be a repository of compiled kernels, output_attentions asks for
+# What would choose the code that runs: an attention may be a repository of compiled kernels, output_attentions makes
 # another attention, auto_map names classes.
 _CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_map")
 

@@ -76,9 +76,9 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor, each straight into its place, dtype and device, and no code of a checkpoint is
+    Weights are read tensor by tensor directly into the model, its dtype and device, and no code of a checkpoint is
     run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
-    tensor, if that is larger), or one whole tensor where it is taken apart (SMDM's query, key and value). Pickles are
+    tensor, if that is larger), or one whole tensor where it is split (SMDM's query, key and value). Pickles are
     mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
 
     Args:
@@ -186,7 +186,7 @@ def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) ->
             model.generation_config = GenerationConfig.from_pretrained(str(folder))
         except Exception as error:  # OSError, TypeError, StrictDataclassError, …: whatever the damage leads to
             raise ValueError(
-                f"the generation_config.json of {name} is damaged; mend it or take it away: {error!r}"
+                f"the generation_config.json of {name} is damaged; repair or remove it: {error!r}"
             ) from error
 
 

@@ -31,7 +31,7 @@ def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
     """The row for the first of these names that has one, if its vocabulary is of this size.
 
     Args:
-        names: Hub names, e.g. the name asked for and the ``_name_or_path`` of its config.
+        names: Hub names, e.g. the name given and the ``_name_or_path`` of its config.
         vocabulary: rows of the embedding; None does not compare.
     """
     rows = known()
@@ -47,9 +47,9 @@ def of_checkpoint(
     """The row for a checkpoint, and notes on how it was found.
 
     Args:
-        name: it was asked for by this name.
+        name: the name it was loaded by.
         said: the ``_name_or_path`` of its config.
-        folder: where it lies, if it was asked for as a folder or file; None for a Hub name. One that is called like a
+        folder: its path, if it was loaded from a folder or file; None for a Hub name. One that is called like a
             checkpoint (``…/LLaDA-8B-Instruct``, ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``) is taken
             for it if family and vocabulary are its too, and a note says so.
         family: of the checkpoint.

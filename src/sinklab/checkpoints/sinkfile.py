@@ -207,5 +207,5 @@ def _doubts(model: Any, facts: SinkFile) -> tuple[str, ...]:
         return ()
     return (
         f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, SHA-256 "
-        f"{facts.weights_sha256[:12]}…): what it does here is untested",
+        f"{facts.weights_sha256[:12]}…): its effect here is untested",
     )

@@ -53,7 +53,7 @@ def special_ids(
 
 def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
     """Tell a diffusion model's config what tokenizer and table know, so that it survives ``save_pretrained``, and a
-    tokenizer its mask and pad token; only what they were not told.
+    tokenizer its mask and pad token; only where they have none.
     """
     if isinstance(config, DiffusionLMConfig):
         # in our config and not the backbone's, which would freeze the row of its padding

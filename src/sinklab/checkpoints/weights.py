@@ -1,4 +1,4 @@
-"""The weight files of a checkpoint folder, read a piece at a time; pickles only where asked for."""
+"""The weight files of a checkpoint folder, read a piece at a time; pickles only on request."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ Weights = Safetensors | Pickles
 
 
 def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights:
-    """The weights of a folder: headers now, contents when asked for.
+    """The weights of a folder: headers now, contents on request.
 
     Args:
         folder: a checkpoint.

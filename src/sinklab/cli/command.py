@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 # types that are made here are marked too, which no checker follows
 MARK: Any = tyro.conf
 ARGUMENTS = {
-    "prompt": "beginnings to continue, one sample each; the study's own when left out.",
+    "prompt": "prompts to continue, one sample each; three built-in ones when left out.",
     "model": '"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.',
-    "out": "folder to write; it must be empty or absent, but for a run that is resumed.",
-    "resume": "go on with an interrupted run where it stopped; with the same settings.",
-    "reproduce": "run folder whose settings to take; flags beside it change them, the model is given again.",
+    "out": "run folder to write; it must be empty or absent, unless a run is resumed.",
+    "resume": "resume an interrupted run where it stopped, with the same settings.",
+    "reproduce": "run folder whose settings to use; other options override them, and --model is given again.",
     "inputs": "where the prompts come from.",
-    "reading": "how the weights are read.",
-    "drawing": "how results are drawn.",
-    "settings": "what to do.",
+    "reading": "how the weights are loaded.",
+    "drawing": "how figures are drawn.",
+    "settings": "what to write and measure.",
 }
 
 

@@ -32,7 +32,7 @@ def generate(
     """Write text by denoising a canvas of [MASK] tokens.
 
     Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens 0 to fill blanks
-    instead (infilling). For a checkpoint without tokenizer files a prompt is token ids, and ids are printed.
+    instead (infilling). For a checkpoint without tokenizer files, prompts and output are token ids.
 
     Try
         sinklab generate "It was a dark and stormy night"
@@ -47,7 +47,7 @@ def generate(
         new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
         chat: put each prompt into the model's chat format, and print the answer alone.
         stream: show the canvas while it changes (one prompt).
-        reading: how the weights are read.
+        reading: how the weights are loaded.
         decoding: how the canvas is decoded.
     """
     if not prompt:
@@ -65,7 +65,7 @@ def generate(
 
 
 def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> None:
-    """Say what a model is and what memory it needs, from its config.json alone; no weights are read.
+    """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
 
     Try
         sinklab info tiny-sink

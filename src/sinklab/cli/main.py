@@ -66,7 +66,7 @@ OTHERS: dict[str, Callable[..., None]] = {
     "table1": table1,
     "onetoken": onetoken,
 }
-TRAIN = "Train a diffusion language model: from scratch, from a causal model, or nothing but its sink."
+TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
 
 
 def _commands(arguments: Sequence[str]) -> Iterator[tuple[str, str, Callable[[], Callable[..., None]]]]:

@@ -23,8 +23,8 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     """See attention sinks in a real diffusion language model, in under two minutes and without a download.
 
     Two small models come with this package, trained alike on public-domain English books, without and with one sink
-    token. Each writes a few sentences while every attention call is watched; then its sinks are hidden and held-out
-    text is scored. What comes out is one page, report.html.
+    token. Each writes a few sentences while attention is recorded; then its sinks are hidden and held-out text is
+    scored. The result is one page, report.html.
 
     Try
         sinklab tour
@@ -79,7 +79,7 @@ def report(
     """Turn run folders into one page, report.html, with figures and tables beside it.
 
     Several runs are shown side by side, e.g. without and with a sink token. Runs of `sinklab trace` give a page to
-    explore; runs of `sinklab train` give their curves: losses, when sinks emerge, who holds them.
+    explore; runs of `sinklab train` give training curves: losses, when sinks emerge, which tokens they are.
 
     Try
         sinklab report runs/plain runs/sink --out runs/report
@@ -89,7 +89,7 @@ def report(
         sinklab report runs/house --sink-rule excess:epsilon=6
 
     Args:
-        runs: folders that `sinklab trace` wrote, or `sinklab train`; one kind at a time.
+        runs: run folders of `sinklab trace`, or of `sinklab train`; one kind at a time.
         out: folder for the page, its figures and its tables.
         figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
@@ -110,7 +110,7 @@ def compare(
     b: Annotated[Path, tyro.conf.Positional],
     out: Path = Path("runs/compare"),
 ) -> None:
-    """Set two runs side by side: a table of numbers on the terminal, and one page that shows both.
+    """Compare two runs side by side: a table of numbers on the terminal, and one page that shows both.
 
     Try
         sinklab compare runs/plain runs/sink
@@ -118,7 +118,7 @@ def compare(
 
     Args:
         a: folder of the first run.
-        b: folder of the second run; the difference is the second less the first.
+        b: folder of the second run; differences are second minus first.
         out: folder for the page, its figures and its tables.
     """
     from sinklab.records.reading import open_run

@@ -70,7 +70,7 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
         print(f"{again} was not finished, so there are no weights to compare with")
     elif before is not None:
         same = (folder / "weights.sha256").read_text() == before.read_text()
-        print(f"the weights are {'the same as' if same else 'other than'} those of {again}, bit for bit")
+        print(f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for bit")
     print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
         print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
@@ -80,11 +80,11 @@ def _help() -> str:
     recipes = "\n".join(
         f"    {name}: {(inspect.getdoc(function) or '').splitlines()[0]}" for name, function in RECIPES.items()
     )
-    return f"""Train a diffusion language model: from scratch, from a causal model, or nothing but its sink.
+    return f"""Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
 The first word is a recipe; it sets every flag below, and flags given override it. Without one, a small model learns
-from Python's own documentation, present on every machine, in a few minutes. The run folder keeps all settings, and
---resume goes on where a run was stopped, exactly. Behind a recipe, --help shows what that recipe would run.
+from Python's own documentation, which is on every machine, in a few minutes. The run folder keeps all settings, and
+--resume continues an interrupted run exactly. After the name of a recipe, --help shows its settings.
 
 Recipes
 {recipes}
@@ -99,8 +99,8 @@ Try
     accelerate launch --config_file launch/eight_gpus.yaml -m sinklab.cli train scratch-472m --variant sink
 
 Args:
-    recipe: one of those above.
-    variant: {", ".join(VARIANTS)}.
+    recipe: one of the recipes above.
+    variant: the sink or gate of the model: {", ".join(VARIANTS)}.
     reproduce: run folder whose settings to take, all of them; compares the weights at the end.
     settings: what to train, on what, and how.
 """

@@ -122,9 +122,9 @@ def retrieval(level: int, source: random.Random) -> tuple[str, str]:
     """
     keys = source.sample(string.ascii_lowercase, 4 * level)
     values = [str(source.randrange(10)) for _ in keys]
-    asked = source.sample(range(len(keys)), 3)
+    queried = source.sample(range(len(keys)), 3)
     pairs = "".join(key + value for key, value in zip(keys, values, strict=True))
-    return f"R{pairs}?{''.join(keys[place] for place in asked)}", "".join(values[place] for place in asked)
+    return f"R{pairs}?{''.join(keys[place] for place in queried)}", "".join(values[place] for place in queried)
 
 
 def copying(level: int, source: random.Random) -> tuple[str, str]:
@@ -192,7 +192,7 @@ def _drawn(
             if misses > 20 * count + 10_000:
                 raise ValueError(
                     f"there are no {count} different {split} problems of {', '.join(skills)} at levels "
-                    f"{', '.join(map(str, levels))}: {len(seen)} were found; ask for fewer, or more levels"
+                    f"{', '.join(map(str, levels))}: {len(seen)} were found; request fewer, or more levels"
                 )
             continue
         seen.add(question)

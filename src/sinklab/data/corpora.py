@@ -212,7 +212,7 @@ def _python_docs() -> Iterator[Callable[[], str]]:
 def _docstrings(path: Path) -> str:
     try:
         with warnings.catch_warnings():
-            # odd escapes in somebody's source are not the caller's concern
+            # invalid escapes in third-party source are not the caller's concern
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):

@@ -42,7 +42,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     are shuffled inside by a permutation that depends on (seed, block). Memory holds two blocks and some documents.
 
     Each row is ``input_ids`` (S,), ``row``: its number in the run, ``cursor`` (4,) int64: block, pass, document and
-    offset in it where one may go on after this row, and with ``separate`` documents ``documents`` (S,).
+    offset in it from which reading resumes after this row, and with ``separate`` documents ``documents`` (S,).
 
     Args:
         source: a corpus, as for :func:`sinklab.data.read_corpus`.
@@ -93,7 +93,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
         block, passed, document, offset = (int(part) for part in cursor)
         if row // self.shuffle_rows < block:
             raise ValueError(
-                f"a stream goes on from a cursor of an earlier row, but row {row} is in block "
+                f"a stream resumes from a cursor of an earlier row, but row {row} is in block "
                 f"{row // self.shuffle_rows} of {self.shuffle_rows} rows and the cursor in block {block}"
             )
         self._start = (row, block, Place(passed, document, offset))
@@ -166,7 +166,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
 
 class _Tokens:
-    """A corpus as one endless run of tokens that can be begun anywhere."""
+    """A corpus as one endless run of tokens that can start anywhere."""
 
     def __init__(self, rows: StreamedRows, place: Place) -> None:
         self.rows = rows

@@ -46,7 +46,7 @@ class View:
     mask_B11K: Tensor | None
     """Additive, 0 or −∞; None when nothing is hidden."""
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
-    """Told (layer, queries (B, H, W or Q, D), mask, scale) after the memory's update, where columns are chosen."""
+    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after the memory's update, to choose columns."""
 
 
 def signed(sin_BSD: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def _head_norms(attention: Any) -> list[Any]:
 
 
 def _is_known(model: Any) -> bool:
-    """Whether the model's layers are of a kind computed here. Asked before anything else of them is read."""
+    """Whether the model's layers are of a kind computed here. Checked before anything else of them is read."""
     layers, norm = getattr(model.model, "layers", ()), getattr(model.model, "norm", None)
     return type(norm) in _NORMS and all(
         type(layer) in _LAYERS
@@ -208,7 +208,7 @@ class FastDecoder:
     """The decoder of a model of known layers, and whether it computes now what the decoder would.
 
     It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but our own, and no
-    trace or intervention on the model; :meth:`is_faithful` is asked before every evaluation.
+    trace or intervention on the model; :meth:`is_faithful` is checked before every evaluation.
     """
 
     @classmethod

@@ -21,10 +21,10 @@ _EXTRA = "install it with pip install liger-kernel on a machine with a CUDA GPU,
 
 
 def chosen(liger: bool | None, device: torch.device) -> bool:
-    """Whether the loss goes through Liger: as asked, or for None where it can.
+    """Whether the loss goes through Liger: as given, or for None where it can.
 
     Raises:
-        ValueError: if it is asked for and cannot.
+        ValueError: if it is required and cannot.
     """
     if liger is False or (liger is None and device.type != "cuda"):
         return False

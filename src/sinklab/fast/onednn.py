@@ -29,7 +29,7 @@ def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int)
 
 
 def _is_exact() -> bool:
-    """Whether products are asked for in full precision: else oneDNN may round the factors to bfloat16."""
+    """Whether products are required in full precision: else oneDNN may round the factors to bfloat16."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:

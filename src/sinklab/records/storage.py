@@ -58,7 +58,7 @@ def checked_name(name: str, what: str) -> str:
 
 
 def part_of(target: Path) -> Path:
-    """Where a file is written before it takes its place."""
+    """The temporary path of a file, until it is whole and renamed."""
     return target.with_name(f".{target.name}{PART_SUFFIX}")
 
 

@@ -1,4 +1,4 @@
-"""Writing a run folder: each file is written beside its place and renamed, so a reader never meets half a file."""
+"""Writing a run folder: each file is written under a temporary name and renamed, so a reader never sees half a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
         if getattr(before, field) != getattr(given, field):
             name, old, new = _difference(field, getattr(before, field), getattr(given, field))
             raise ValueError(
-                f"{path} can be continued only as it was begun: its {name} is {old!r}, and now it is {new!r}. "
+                f"{path} can be resumed only with the same settings: its {name} is {old!r}, and now it is {new!r}. "
                 "Give the same settings, or write into another folder."
             )
     remove_leftovers(path)
@@ -55,7 +55,7 @@ def begun_before(path: Path, given: RunInfo) -> RunInfo:
 
 
 def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
-    """The first place at which two JSON values differ, by name, and what stands there."""
+    """Where two JSON values first differ, by name, and both values there."""
     if isinstance(old, dict) and isinstance(new, dict):
         key = next(key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key])
         return _difference(f"{name}[{key!r}]", old.get(key, "absent"), new.get(key, "absent"))
@@ -69,7 +69,7 @@ def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove half-written files that an interrupted writer left beside their places."""
+    """Remove half-written files that an interrupted writer left behind."""
     for leftover in path.glob(f".*{PART_SUFFIX}"):
         leftover.unlink()
 
@@ -87,7 +87,7 @@ def names_in(path: Path) -> list[str]:
 def emptied(path: Path, *, overwrite: bool, resume: bool) -> None:
     """Make the folder; with ``overwrite``, remove the run in it. ValueError for one that holds anything else.
 
-    ``resume``: there is no ``run.json`` to go on from, so the folder must hold nothing.
+    ``resume``: there is no ``run.json`` to resume from, so the folder must hold nothing.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
@@ -96,7 +96,7 @@ def emptied(path: Path, *, overwrite: bool, resume: bool) -> None:
     if not present:
         return
     if RUN_FILE not in present and (overwrite or resume):
-        does = "overwrite=True replaces" if overwrite else "resume=True goes on with"
+        does = "overwrite=True replaces" if overwrite else "resume=True continues"
         raise ValueError(
             f"{does} a run and nothing else: {path} holds {', '.join(present[:4])} but no {RUN_FILE}. "
             "Choose another folder or empty this one yourself."
@@ -104,8 +104,8 @@ def emptied(path: Path, *, overwrite: bool, resume: bool) -> None:
     if not overwrite:
         raise ValueError(
             f"A run folder is written once: {path} already holds {', '.join(present[:4])}"
-            f"{', …' if len(present) > 4 else ''}. Choose an empty folder, or pass resume=True to go on with the run, "
-            "or overwrite=True to begin anew."
+            f"{', …' if len(present) > 4 else ''}. Choose an empty folder, or pass resume=True to continue the run, "
+            "or overwrite=True to start afresh."
         )
     # The data goes first: should this be cut short, run.json still says what the folder was.
     for name in present:
@@ -124,7 +124,7 @@ class RunWriter:
     or "interrupted" with the error when the block raised (Ctrl-C included); what was written so far stays readable.
 
     A long run is written in parts, one a sample: `table` and `arrays` take ``part``, and with ``resume`` a later writer
-    goes on where an interrupted one stopped (`has` tells what is there).
+    continues where an interrupted one stopped (`has` tells what is there).
 
     Raises ValueError when the folder holds anything and neither ``overwrite`` nor ``resume`` is set, when it holds
     something that is not a run, when the run to resume had another kind, model, settings or seed (the first difference
@@ -143,7 +143,7 @@ class RunWriter:
         resume: bool = False,
     ) -> None:
         if overwrite and resume:
-            raise ValueError("overwrite=True begins anew and resume=True goes on: choose one.")
+            raise ValueError("overwrite=True starts afresh and resume=True continues: choose one.")
         self.path = Path(path)
         self._overwrite, self._resume = overwrite, resume
         self._open = False
@@ -333,7 +333,7 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
                 owners[file] = target
                 continue
             if file in owners:
-                raise ValueError(f"{owners[file]} and {folder} both hold {file}: a part has one place. Remove one.")
+                raise ValueError(f"{owners[file]} and {folder} both hold {file}: a part has one folder. Remove one.")
             owners[file] = folder
     target.mkdir(parents=True, exist_ok=True)
     for file, folder in owners.items():

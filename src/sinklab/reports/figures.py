@@ -45,7 +45,7 @@ def sink_share(axes: Axes, look: Theme) -> None:
 
 @figure("trained_share", kind="training", x="layer", y=SHARES, label="share of attention, %", needs="monitor")
 def trained_share(axes: Axes, look: Theme) -> None:
-    """Share of attention by layer at the last look: added sinks, dashed the greatest text token (as Fig. 3b, 3d)."""
+    """Share of attention by layer at the end: added sinks, dashed the most attended text token (as Fig. 3b, 3d)."""
 
 
 @figure("sink_emergence", kind="training", x="step", y=SHARES, label="share of attention, %", needs="monitor")
@@ -77,7 +77,7 @@ def sinks_over_training(axes: Axes, look: Theme) -> None:
     y=("mobility", Curve("text_mobility", "on text", "--", added=True)),
 )  # fmt: skip
 def mobility_over_training(axes: Axes, look: Theme) -> None:
-    """How much main sinks move between the mask ratios of a look, 0 static to 1; dashed: among the text alone."""
+    """How much main sinks move between mask ratios, over training, 0 static to 1; dashed: among the text alone."""
     axes.set_ylim(-0.02, 1.02)
 
 
@@ -97,7 +97,7 @@ def massive_activations(axes: Axes, look: Theme) -> None:
     ),
 )  # fmt: skip
 def trained_norms(axes: Axes, look: Theme) -> None:
-    """Norm of values by layer at the last look over that of other text: added sinks, dashed text sinks (as Fig. 3a).
+    """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text sinks (as Fig. 3a).
 
     Runs of other widths and layers of other scales share one axis so; 1 is like any other token.
     """

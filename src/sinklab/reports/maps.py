@@ -122,7 +122,7 @@ def attention_map(
 def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes:
     """Layer × head: attention weight on the main sink of a head, mean over steps and samples (analysis paper, Fig. 5).
 
-    In percent, on a linear scale from 0; the main sink is looked up anew at every step.
+    In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
     having([run], "attention", lambda run: run.recorded)
     share_LH = 100 * np.stack([facts.main_share_H for facts in run.facts])

@@ -181,7 +181,7 @@ def about_emergence(group: list[Training]) -> str:
 
 
 def about_mobility(group: list[Training]) -> str:
-    """Whether main sinks stand still between the mask ratios of the last look."""
+    """Whether main sinks are static between the mask ratios of the last measurement."""
     last = _last(group)
     text = [_moving(value) for value in last["text_mobility"]] if group[0].sink_count else []
     return first(told("mobility", group=named(group), whole=[_moving(value) for value in last["mobility"]], text=text))
@@ -201,8 +201,8 @@ def _since(group: list[Training], event: str) -> list[str]:
         step = getattr(run, event)
         start = step is not None and step == run.looks["step"].iloc[0]
         found.append(
-            "at no step lastingly" if step is None
-            else f"from the first look on (step {step})" if start else f"from step {step} on"
+            "at no step permanently" if step is None
+            else f"from the first measurement on (step {step})" if start else f"from step {step} on"
         )  # fmt: skip
     return found
 

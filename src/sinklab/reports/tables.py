@@ -23,7 +23,7 @@ from sinklab.reports.training import HeldoutLoss, Training
 
 
 def outcome_table(run: Training) -> pd.DataFrame:
-    """One row a run: its variant, the held-out loss with its 95 % interval, when sinks came up, the last look."""
+    """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
     loss, info = run.loss or HeldoutLoss(math.nan, math.nan, math.nan, 0, False), run.run.info
     row = {
         "variant": run.variant,

@@ -89,7 +89,7 @@ class Training(Reader):
     }  # fmt: skip
 
     def over(self, axis: str) -> pd.DataFrame:
-        """By step: the whole model at every look of the monitor; by layer: the layers at the last look."""
+        """By step: the whole model at every measurement of the monitor; by layer: the layers at the last one."""
         table = {"step": self.looks, "layer": self.last_layers}.get(axis)
         if table is None or table.empty:
             return super().over(axis) if table is None else table
@@ -103,18 +103,18 @@ class Training(Reader):
 
     @cached_property
     def monitor(self) -> pd.DataFrame | None:
-        """What the sink monitor saw: a row per look and layer, layer -1 for the whole model."""
+        """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole model."""
         return self.table("monitor")
 
     @cached_property
     def looks(self) -> pd.DataFrame:
-        """The rows of the whole model, one a look; empty without a monitor."""
+        """The rows of the whole model, one per measurement; empty without a monitor."""
         frame = self.monitor
         return pd.DataFrame() if frame is None else frame[frame["layer"] == -1].sort_values("step", ignore_index=True)
 
     @cached_property
     def last_layers(self) -> pd.DataFrame:
-        """The rows of the layers at the last look; empty without a monitor."""
+        """The rows of the layers at the last measurement; empty without a monitor."""
         frame = self.monitor
         if frame is None:
             return pd.DataFrame()
@@ -122,7 +122,7 @@ class Training(Reader):
         return last.sort_values("layer", ignore_index=True)
 
     def by_layer(self, measure: str) -> pd.DataFrame:
-        """A measure with a row per layer and a column per look. Empty without a monitor."""
+        """A measure with a row per layer and a column per measurement. Empty without a monitor."""
         frame = self.monitor
         if frame is None:
             return pd.DataFrame()
@@ -175,7 +175,7 @@ class Training(Reader):
 
     @cached_property
     def takeover(self) -> int | None:
-        """First looked-at step from which the added sinks draw more than twice an even share to the end, or None."""
+        """First measured step from which the added sinks draw more than twice an even share to the end, or None."""
         looks = self.looks
         if looks.empty or not self.sink_count:
             return None
@@ -183,7 +183,7 @@ class Training(Reader):
 
     @cached_property
     def emergence(self) -> int | None:
-        """First looked-at step from which more than half of all heads have a sink to the end, or None."""
+        """First measured step from which more than half of all heads have a sink to the end, or None."""
         looks = self.looks
         return None if looks.empty else first_for_good(looks["step"], looks["main_none"] < 0.5)
 

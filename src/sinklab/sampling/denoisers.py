@@ -45,7 +45,7 @@ class CachingDenoiser(Protocol):
 
 
 def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) -> Denoiser:
-    """Classifier-free guidance: un + (scale + 1) * (cond - un), where `un` is asked with the prompt masked out.
+    """Classifier-free guidance: un + (scale + 1) * (cond - un), where `un` is evaluated with the prompt masked out.
 
     The conditional call comes first, so a recording that keeps the first forward of a step sees the real prompt.
     Scale 0 is the conditional denoiser itself, at the cost of one call. A token that the conditional logits rule out

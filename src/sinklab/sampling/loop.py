@@ -74,12 +74,12 @@ def refuse_unequal(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int 
     """Raises ValueError where the fullest row's deal of steps would change what a row with fewer masks gets alone.
 
     In a single block with `steps` the counts are those of each row alone, and so are they with one token per step;
-    but steps dealt to several blocks, and a clock that has as many ticks as there are masks, are the fullest row's.
+    but steps divided over several blocks, and a clock that has as many ticks as there are masks, are the fullest row's.
     """
     idle = getattr(schedule, "idle", False)
     clock = idle and steps is None
-    dealt = blocks > 1 and (idle or steps is not None)
-    if not schedule.fixed or schedule.pooled or not (clock or dealt):
+    divided = blocks > 1 and (idle or steps is not None)
+    if not schedule.fixed or schedule.pooled or not (clock or divided):
         return
     counts = sorted({count for count in open_BS.sum(1).tolist() if count})
     if len(counts) > 1:
@@ -151,7 +151,7 @@ class Step:
     """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
     choice: _Choice = field(repr=False)
 
-    # Spread over the canvas when first asked for: a loop that wants the text alone does not pay for them.
+    # Spread over the canvas on first use: a loop that wants the text alone does not pay for them.
 
     @cached_property
     def masked_BS(self) -> Tensor:
@@ -207,7 +207,7 @@ def denoise(
 ) -> Iterator[Step]:
     """Decode the open positions of `canvas`, yielding each step; the last step's `ids_BS` is the result.
 
-    At every step the denoiser is asked for the masked positions of the current block and for nothing else. Each gets a
+    At every step the denoiser evaluates the masked positions of the current block and nothing else. Each gets a
     proposed token, the rule scores the proposals, the schedule says how many of the best are committed in every row,
     ties from the left. Committed tokens stay; [MASK] itself is never proposed; every open position is committed exactly
     once, or filled where its row ended. A block is left when every row has finished it.
@@ -218,8 +218,8 @@ def denoise(
         schedule: a schedule or its text; `EvenQuota()` when left out (`Timed()` with the rule `Origin`).
         cache: a cache or its text; None recomputes everything. Needs a denoiser with a `session()`.
         steps: evaluations in all, from the number of blocks to the open positions of the fullest row (`Timed`: to any
-            number); by default one per position. Dealt to the blocks evenly, the remainder to the first; refused where
-            rows with unequal numbers of open positions would not get what they get alone.
+            number); by default one per position. Divided evenly over the blocks, the remainder to the first; refused
+            where rows with unequal numbers of open positions would not get what they get alone.
         block_length: open positions per block, decoded from left to right; by default one block. The block of a
             position is its rank among the row's open positions // block_length, so masks may stand anywhere.
         options: `temperature` (0 when left out), `top_p` and `top_k` as in `sample_tokens`, and these two.

@@ -19,7 +19,7 @@ from sinklab.sampling.tokens import TokenSampling, proposals, required, shaped, 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidates of one evaluation. What costs a pass over the vocabulary is computed when first asked for."""
+    """The candidates of one evaluation. What costs a pass over the vocabulary is computed on first use."""
 
     logits_MV: Tensor
     """As the denoiser gave them, [MASK] included."""

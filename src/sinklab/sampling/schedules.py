@@ -57,7 +57,7 @@ def deal_steps(sizes: Sequence[int], steps: int | None, *, idle: bool = False) -
     if steps > sum(sizes):
         raise ValueError(
             f"steps must not exceed the open positions, got {steps} steps for {sum(sizes)} positions; some steps would "
-            f"commit nothing: ask for at most {sum(sizes)}, or leave steps out for one token per step."
+            f"commit nothing: use at most {sum(sizes)}, or leave steps out for one token per step."
         )
     dealt = [0] * len(sizes)
     while left := steps - sum(dealt):
@@ -97,7 +97,7 @@ class Schedule(Protocol):
 
         Args:
             sizes: positions per block, of the fullest row.
-            steps: what the caller asked for, in all. Raises ValueError when that makes no sense.
+            steps: the number requested, in all. Raises ValueError when that makes no sense.
         """
 
     def refuse(self, rule: UnmaskingRule) -> None:
@@ -106,7 +106,7 @@ class Schedule(Protocol):
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """The counts of one block, with `size_B` open positions in each row, in at most `evaluations`.
 
-        Where `pooled` is set, counts are asked for and given as if the batch were one row.
+        Where `pooled` is set, counts are taken and given as if the batch were one row.
         """
 
 
@@ -120,7 +120,7 @@ class EvenQuota:
     fixed: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """One token per step where `steps` is left out, else `steps` dealt evenly."""
+        """One token per step where `steps` is left out, else `steps` divided evenly."""
         return deal_steps(sizes, steps)
 
     def refuse(self, rule: UnmaskingRule) -> None:

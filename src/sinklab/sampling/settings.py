@@ -33,63 +33,63 @@ class DecodingSettings:
     """
 
     rule: str = _denoising("low_confidence")
-    """The unmasking rule, which proposals are committed first: low_confidence, maskgit_plus, topk_margin, entropy,
+    """Unmasking rule: which proposed tokens are committed first: low_confidence, maskgit_plus, topk_margin, entropy,
     random, positional, left_to_right or origin, or a registered one; its fields may follow, as in entropy:alg_temp=0.1.
     """
     schedule: str | None = _denoising()
-    """How many are committed at each evaluation: even, timed, threshold, factor or entropy_bound; None is even, but
-    timed for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
+    """How many tokens are committed at each evaluation: even, timed, threshold, factor or entropy_bound; None is even,
+    but timed for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
     cache: str = _denoising("none")
-    """What is remembered between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the
-    columns evicted, sink, evict, received or random. Fields may follow, as in sink:keep=0.25,sinks=2."""
+    """KV cache between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the columns
+    evicted, sink, evict, received or random. Fields may follow, as in sink:keep=0.25,sinks=2."""
     steps: int | None = _denoising()
-    """Evaluations in all, for even and timed; None commits one token per step."""
+    """Total number of evaluations, for even and timed; None commits one token per step."""
     block_length: int | None = _denoising()
-    """Write block after block of this many tokens; None writes everything as one block."""
+    """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
     temperature: float = 0.0
-    """0 takes the most probable token; higher is more varied."""
+    """Sampling temperature; 0 takes the most probable token."""
     top_p: float | None = None
-    """Draw among the most probable tokens that together pass this probability; None draws among all."""
+    """Nucleus sampling: sample from the most probable tokens whose total exceeds this; None samples from all."""
     top_k: int | None = None
-    """Draw among this many of the most probable tokens; None draws among all."""
+    """Sample from this many of the most probable tokens; None samples from all."""
     alg_temp: float | None = _denoising(sets="rule.alg_temp")
-    """Draw the positions too, by their scores at this temperature; None takes the best ones."""
+    """Sample the positions to commit too, by their scores at this temperature; None takes the best ones."""
     threshold: float | None = _denoising(sets="schedule.threshold")
-    """With schedule threshold: commit every candidate at least this confident (0.9 when left out)."""
+    """With schedule threshold: commit every candidate with at least this confidence (0.9 when left out)."""
     factor: float | None = _denoising(sets="schedule.factor")
     """With schedule factor: Fast-dLLM's factor (1 when left out)."""
     gamma: float | None = _denoising(sets="schedule.gamma")
     """With schedule entropy_bound: the bound in nats (0.1 when left out)."""
     eps: float | None = _denoising(sets="schedule.eps")
-    """With schedule timed: where time ends (0.001 when left out)."""
+    """With schedule timed: the diffusion time at which decoding ends (0.001 when left out)."""
     pooled: bool = _denoising(False, sets="schedule.pooled")
     """With schedule timed: rank the candidates of all rows together, as SMDM's sampler does."""
     refresh_every: int | None = _denoising(sets="cache.refresh_every")
-    """With a cache: recompute everything every N evaluations of a block; None only where a block begins."""
+    """With a cache: recompute everything every N evaluations of a block; None only at the start of a block."""
     cache_keep: float | None = _denoising(sets="cache.keep")
-    """With a cache that evicts: the share of the columns outside the block that it keeps (0.5 when left out)."""
+    """With an evicting cache: the share of the columns outside the block that it keeps (0.5 when left out)."""
     cache_sinks: int | None = _denoising(sets="cache.sinks")
-    """With a cache that evicts: most attended columns per layer and key head that are kept first (4 for sink, 0 for the
-    others when left out); with sink_refresh: recomputed with the block (8 when left out)."""
+    """Number of most attended columns per layer and key/value head. With an evicting cache: those kept first (when left
+    out 4 for sink, 0 for the others); with sink_refresh: those recomputed with the block (8 when left out)."""
     cache_neighbours: int | None = _denoising(sets="cache.neighbours")
-    """With a cache that evicts: columns on either side of the block that are kept next (0 when left out)."""
+    """With an evicting cache: columns on either side of the block that are kept next (0 when left out)."""
     cache_protect: str | None = _denoising(sets="cache.protect")
-    """With a cache that evicts: the evaluation whose sinks are kept, the one that chooses (now), the first one of the
-    canvas (first) or that of the block before (earlier); now when left out."""
+    """With an evicting cache: which step selects the protected sinks: the one at which columns are chosen (now), the
+    first one of the canvas (first) or that of the previous block (earlier); now when left out."""
     cfg_scale: float = _denoising(0.0)
     """Classifier-free guidance towards the prompt; 0 is off."""
     suppress_ids: tuple[int, ...] = ()
-    """Tokens that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
+    """Token ids that are never written (LLaDA's logits_eos_inf, with the id of end of text)."""
     defer_ids: tuple[int, ...] = _denoising((), sets="rule.defer_ids")
-    """With rule low_confidence: tokens committed last (LLaDA's confidence_eos_eot_inf)."""
+    """With rule low_confidence: token ids committed last (LLaDA's confidence_eos_eot_inf)."""
     stop_ids: tuple[int, ...] = ()
-    """A row is over once one of these stands with no mask to its left; what is open to the right is filled with it."""
+    """Stop tokens: a row ends once one is committed with no mask to its left, and is filled with it to the right."""
     stop_at_eos: bool = False
     """Take the model's end-of-text ids as stop_ids too."""
     text_only: bool = True
-    """Leave out ids that are no text (a multimodal model's image codes)."""
+    """Never write ids that are not text (a multimodal model's image codes)."""
     seed: int | None = None
-    """Seed of all noise; None draws one from the global generator."""
+    """Random seed; None draws one from the global generator."""
 
     def __post_init__(self) -> None:
         for kind in ("rule", "schedule", "cache"):

@@ -59,7 +59,7 @@ def hidden_losses(
     A diffusion model is scored by its bound (arXiv 2601.19657, Eq. 3–4) under noise that depends on the seed alone, an
     autoregressive one by the mean of its next-token losses (the first token of a row is given). One clean pass over a
     row finds how much attention its columns receive; then each choice is scored with its columns hidden from all
-    queries. In a causal model a column is hidden from later queries only: its own position goes on seeing it, so no
+    queries. In a causal model a column is hidden from later queries only: its own position still sees it, so no
     query is left without a key.
 
     Args:
@@ -132,7 +132,7 @@ class _Columns(Listener):
     """An edit that remembers how keys stood in the clean pass and then hides what is chosen from that, again and again.
 
     What `MaskSinks(source="clean_pass")` hides, without a clean pass for each choice; in a causal model every query
-    goes on seeing its own position.
+    still sees its own position.
     """
 
     def __init__(self, *, is_causal: bool) -> None:

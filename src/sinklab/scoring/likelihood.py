@@ -70,22 +70,22 @@ def score(
     settings = settings or LikelihoodSettings()
     is_diffusion = loaded.family == "diffusion"
     check_model(loaded, settings.cfg_scale)
-    asked = read_requests(loaded, requests, groups)
+    todo = read_requests(loaded, requests, groups)
     edits = scoring_edits(edits, is_diffusion=is_diffusion)
-    check_positions(edits, [each.length - (not is_diffusion) for each in asked])
-    asked.sort(key=lambda each: -each.length)
+    check_positions(edits, [each.length - (not is_diffusion) for each in todo])
+    todo.sort(key=lambda each: -each.length)
     scorer = Scorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
-    written = is_greedy(scorer, asked) if greedy and is_diffusion else {}
+    written = is_greedy(scorer, todo) if greedy and is_diffusion else {}
     # under a random control equal masks meet different columns
     plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
     results: dict[int, Scored] = {}
-    for job in scorer.run(Job.of(request, plan(request)) for request in asked):
+    for job in scorer.run(Job.of(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and bool(job.likeliest_N.all())
         results[request.number] = Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
         if progress is not None:
             progress()
-    return [results[number] for number in range(len(asked))]
+    return [results[number] for number in range(len(todo))]
 
 
 def _plan(settings: LikelihoodSettings | None, request: Request, *, merge: bool) -> Plan:
@@ -115,7 +115,7 @@ def rolling(
         ValueError: for an empty text, and as :func:`score` does.
     """
     if not len(ids):
-        raise ValueError("a text to score has one token at least, got none; leave it out")
+        raise ValueError("a text to score must have at least one token, but has none; leave it out")
     limit, is_diffusion = limit_of(loaded), loaded.family == "diffusion"
     starts = range(0, len(ids), limit)
     chunks = [(() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit]) for start in starts]

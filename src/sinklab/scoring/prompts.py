@@ -148,7 +148,7 @@ def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:
 def _rendered(loaded: Loaded, prompt: str) -> str:
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
-        raise ValueError(f"{loaded.name} has no chat format that is known; leave out --chat")
+        raise ValueError(f"{loaded.name} has no known chat format; leave out --chat")
     from jinja2 import TemplateError
 
     messages = [{"role": "user", "content": prompt}]

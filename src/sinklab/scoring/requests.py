@@ -29,7 +29,7 @@ class Request:
     """A continuation to score."""
 
     number: int
-    """Its place in what was asked."""
+    """Its index among the requests."""
     context: tuple[int, ...]
     continuation: tuple[int, ...]
     group: int
@@ -74,7 +74,7 @@ def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: S
     if groups is not None and len(groups) != len(requests):
         raise ValueError(f"groups name the group of every request, got {len(groups)} for {len(requests)} requests")
     is_diffusion, limit = loaded.family == "diffusion", limit_of(loaded)
-    asked = []
+    found = []
     for number, (given, wanted) in enumerate(requests):
         context, continuation = tuple(map(int, given)), tuple(map(int, wanted))
         _check_ids(loaded, number, context, continuation, limit)
@@ -83,8 +83,8 @@ def read_requests(loaded: Loaded, requests: Sequence[tuple[Ids, Ids]], groups: S
             context = context or (start_token(loaded, "a context", "give a context"),)
         # an autoregressive model does not read the last token
         dropped = max(0, len(context) + len(continuation) - limit - (not is_diffusion))
-        asked.append(Request(number, context[dropped:], continuation, group, dropped))
-    return asked
+        found.append(Request(number, context[dropped:], continuation, group, dropped))
+    return found
 
 
 def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, limit: int) -> None:
@@ -103,8 +103,8 @@ def _check_ids(loaded: Loaded, number: int, context: Ids, continuation: Ids, lim
         )
     if loaded.family == "diffusion" and config.mask_token_id in continuation:
         raise ValueError(
-            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which stands for what is "
-            "asked and is no answer; take it out"
+            f"the continuation of request {number} holds [MASK] (id {config.mask_token_id}), which marks what is "
+            "to be predicted and cannot be scored; remove it"
         )
 
 
@@ -170,7 +170,7 @@ def monte_carlo(tokens: int, group: int, settings: LikelihoodSettings, *, merge:
     samples = settings.samples
     offset = torch.rand((), generator=place_generator(settings.seed, _TIMES, group), dtype=torch.float64)
     t_n = (offset + torch.arange(samples, dtype=torch.float64) / samples) % 1.0
-    # position by position, so that a longer continuation goes on where a shorter one ends
+    # position by position, so that a longer continuation continues a shorter one
     masks = place_generator(settings.seed, _MASKS, group)
     u_Ln = torch.rand(tokens, samples, generator=masks, dtype=torch.float64)
     if settings.noise == "llada":
@@ -208,7 +208,7 @@ def _unmerged(masked_nL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chain_rule(tokens: int) -> Plan:
-    """Row j asks for token j alone; the tokens before it are there, it and all later ones are masked."""
+    """Row j predicts token j alone: the tokens before it are visible, it and all later ones are masked."""
     masked_LL = torch.ones(tokens, tokens, dtype=torch.bool).triu()
     return _sum(masked_LL, torch.eye(tokens, dtype=torch.bool), np.ones(tokens))
 

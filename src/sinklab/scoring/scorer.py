@@ -90,7 +90,7 @@ def edited(model: Any, edits: Sequence[Intervention], places: Sequence[Place]) -
     drawn = [
         _Drawn(edit, tuple(places)) if isinstance(edit, MaskSinks) and is_random([edit]) else edit for edit in edits
     ]
-    # what was really taken away is not read here, and would cost a pass over the scores
+    # what was actually removed is not read here, and would cost a pass over the scores
     with intervene(model, *drawn, measure=False) as log:
         yield log
 
@@ -132,7 +132,7 @@ _PIECE = 4096
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The rows that one request asks for."""
+    """The rows of one request."""
 
     request: Request
     plan: Plan
@@ -242,7 +242,7 @@ class Scorer:
         Args:
             requests: of each row.
             masked: of each row, bool (L,), tokens of the continuation that are [MASK].
-            wanted: likewise, tokens whose logits are asked for.
+            wanted: likewise, tokens whose logits are needed.
             places: of each row, for what random controls draw.
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0

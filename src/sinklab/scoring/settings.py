@@ -18,11 +18,11 @@ class LikelihoodSettings:
     estimator: str = "auto"
     """For diffusion models. "monte_carlo" (also "auto"): mean over random masks of the continuation, whose expectation
     is a lower bound of the log-likelihood. "chain_rule": left to right, all later tokens masked; no noise, one row per
-    token. Autoregressive models are exact, whatever is said here."""
+    token. Autoregressive models are scored exactly, whatever is chosen here."""
     noise: str = "llada"
-    """Of the masks. "llada": how many of the L tokens are masked is uniform over 1 … L, weight L / number. "smdm": a
-    time t, each token masked with probability t, weight 1 / t. The expectation is the same; the first has less
-    variance. Counts and times are spread evenly over the samples."""
+    """Noise of the masks. "llada": how many of the L tokens are masked is uniform over 1 … L, weight L / number.
+    "smdm": a time t, each token masked with probability t, weight 1 / t. The expectation is the same; the first has
+    less variance. Counts and times are spread evenly over the samples."""
     samples: int = 128
     """Masks per request (LLaDA's evaluation draws 128, that of SMDM and «One Token» 1024)."""
     batch: int = 32
@@ -30,7 +30,7 @@ class LikelihoodSettings:
     cfg_scale: float = 0.0
     """Classifier-free guidance w: the score of log-softmax(un + (1 + w)(cond − un)), un with the context masked."""
     seed: int = 0
-    """Of the masks, together with the group of a request."""
+    """Random seed of the masks, together with the group of a request."""
 
     def __post_init__(self) -> None:
         one_of("estimator", self.estimator, ESTIMATORS)
@@ -53,7 +53,7 @@ class Scored:
     """Standard error of the Monte Carlo mean as if its samples were independent (their even spread makes the true one
     smaller as a rule); NaN for one sample, 0 for the chain rule and autoregressive models."""
     greedy: bool = False
-    """Whether greedy decoding writes exactly this continuation; False where that was not asked."""
+    """Whether greedy decoding writes exactly this continuation; False where that was not requested."""
     tokens: int = 0
     """Tokens of the continuation."""
     dropped: int = 0

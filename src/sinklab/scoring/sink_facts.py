@@ -27,7 +27,7 @@ class SinkFacts:
     def __init__(self, pad_B: Tensor, prefix: int, rule: Rule = DEFAULT) -> None:
         """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model has in front."""
         self._rule = rule
-        # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not read off
+        # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not inferred
         self._pad_B, self._prefix = pad_B.cpu(), prefix
         self._sums: dict[str, Tensor] = {}
         self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)
@@ -42,7 +42,7 @@ class SinkFacts:
         Args:
             recording: of this step alone, its first forward.
             statistic: "received" or "last_row".
-            state_BS: state of each canvas position, number in `STATES`; padding is never asked for.
+            state_BS: state of each canvas position, number in `STATES`; padding is never read.
             active_B: rows that this step was for.
             log: of the interventions in force; what it holds is read and dropped.
         """

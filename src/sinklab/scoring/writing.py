@@ -331,7 +331,7 @@ def check_context(loaded: Loaded, positions: int) -> None:
     if positions > limit:
         raise ValueError(
             f"prompt and new tokens must fit the model's context of {limit} positions, got {positions}; "
-            "shorten the prompt or ask for fewer tokens"
+            "shorten the prompt or request fewer tokens"
         )
 
 

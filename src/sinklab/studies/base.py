@@ -195,7 +195,7 @@ class Study:
 
     @dataclass(frozen=True)
     class Options:
-        """What the command may be told beside the settings: how results are drawn."""
+        """Options of the command besides the settings: how figures are drawn."""
 
     def check(self, settings: Any) -> None:
         """Refuse what can be refused before a model is read."""
@@ -263,8 +263,8 @@ class Study:
             loaded: the model, or a function that loads it once nothing else can be wrong.
             out: folder to write; it must be empty or absent, or hold this very run to resume.
             settings: what to do; the defaults when left out.
-            progress: shows how far it is; a function is called with a short text at each stage.
-            resume: go on where an interrupted run stopped. What comes out is what an uninterrupted one gives.
+            progress: shows the progress; a function is called with a short text at each stage.
+            resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
             overwrite: replace a run that is there.
 
         Raises:

@@ -1,4 +1,4 @@
-"""How far a run is, and several processes at one: each writes a shard of the samples, the first merges them."""
+"""The progress of a run, and runs over several processes: each writes a shard of the samples, rank 0 merges them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sinklab.records.writing import names_in
 
 
 class Progress:
-    """How far a long run is; this one shows nothing. The command line draws a bar with the time left."""
+    """The progress of a long run; this one shows nothing. The command line draws a bar with the time left."""
 
     def stage(self, text: str) -> None:
         """A new stage begins."""
 
     def count(self, done: int, total: int) -> None:
-        """So many model evaluations of so many are done; the total may shrink where a text ends early."""
+        """`done` of `total` model evaluations are done; the total may shrink where a text ends early."""
 
     def counter(self, total: int) -> Callable[[], None]:
         """A function to call after each of `total` evaluations."""
@@ -47,15 +47,15 @@ def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
 
 
 class Meter:
-    """Counts the evaluations of a study that writes several texts of at most so many steps."""
+    """Counts the evaluations of a study that writes several texts of at most `steps` steps."""
 
     def __init__(self, progress: Progress, texts: int, steps: int) -> None:
         self.progress, self.done, self.total, self.steps = progress, 0, texts * steps, steps
-        self._begun = 0
+        self._started = 0
 
     def stage(self, text: str) -> None:
         """A text begins."""
-        self._begun = self.done
+        self._started = self.done
         self.progress.stage(text)
         self.progress.count(self.done, self.total)
 
@@ -67,7 +67,7 @@ class Meter:
 
     def end(self) -> None:
         """The text is over; steps that it did not need are no longer to come."""
-        self.total -= max(self.steps - (self.done - self._begun), 0)
+        self.total -= max(self.steps - (self.done - self._started), 0)
         self.progress.count(self.done, max(self.total, self.done))
 
 
@@ -84,7 +84,7 @@ class Processes:
 
     @classmethod
     def here(cls) -> Processes:
-        """Read off the environment. Raises ValueError for one that makes no sense."""
+        """As the environment says. Raises ValueError for one that makes no sense."""
         rank, world = (os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
             raise ValueError(
@@ -143,8 +143,8 @@ class Processes:
             parts: table whose parts mark samples as written.
 
         Raises:
-            ValueError: for a place that is taken when nothing is resumed, and when an interrupted run was begun by
-                another number of processes.
+            ValueError: for a folder that holds files when nothing is resumed, and when an interrupted run was started
+                by another number of processes.
         """
         return self.agreed(self._missing(out, samples, resume, parts) if self.is_first else None)
 
@@ -159,12 +159,12 @@ class Processes:
                 done.update(read_info(folder / RUN_FILE).parts.get(f"{parts}.parquet", ()))
         todo = [sample for sample in range(samples) if sample not in done]
         # a folder of the first process alone: the others were stopped before they had theirs
-        begun = 1 if (out / RUN_FILE).is_file() else max(1, *ranks) + 1 if ranks else self.world
-        alone_now, more_then = self.world == 1 and begun > 1, begun > self.world
+        started = 1 if (out / RUN_FILE).is_file() else max(1, *ranks) + 1 if ranks else self.world
+        alone_now, more_then = self.world == 1 and started > 1, started > self.world
         # fewer folders than processes may be those that an early stop left
-        if alone_now or (todo and begun != self.world and (begun == 1 or more_then)):
+        if alone_now or (todo and started != self.world and (started == 1 or more_then)):
             raise ValueError(
-                f"{out} was begun by {begun} processes and is resumed by {self.world}: start as many "
+                f"{out} was started by {started} processes and is resumed by {self.world}: use the same number "
                 "(accelerate launch --num_processes), or write into another folder"
             )
         return todo
@@ -178,7 +178,7 @@ def _leave() -> None:
 
 
 def refuse_taken(out: Path) -> None:
-    """Refuse a place that holds files, or a run that several processes began and have not joined.
+    """Refuse a folder that holds files, or a run of several processes whose shards are not merged.
 
     Raises:
         ValueError: naming what is there.
@@ -187,7 +187,7 @@ def refuse_taken(out: Path) -> None:
     if there:
         raise ValueError(
             "A run folder is written once: a run is written into an empty or absent folder, but "
-            f"{there[0]} is taken; choose another folder, or go on with the run that is there (--resume, in Python "
+            f"{there[0]} is taken; choose another folder, or continue the run that is there (--resume, in Python "
             "resume=True)"
         )
 

@@ -1,4 +1,4 @@
-"""Answers of a benchmark run, one JSON line each: what is written there is never asked for again."""
+"""Answers of a benchmark run, one JSON line each: a request that is answered there is not run again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def request_number(seed: int, key: str) -> int:
 class RequestCache:
     """Answers by request key, in memory and, where a folder is given, in its files requests-<rank>.jsonl.
 
-    Every process writes a file of its own and reads all of them, so that a run goes on with any number of processes. A
-    line that was cut short by a kill is left out; so is one of another fingerprint.
+    Every process writes a file of its own and reads all of them, so that a run can be resumed with any number of
+    processes. A line that was cut short by a kill is left out; so is one of another fingerprint.
     """
 
     def __init__(self, folder: Path | None, rank: int, fingerprint: str) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and what a run may go on from."""
+"""Checkpoints, each complete or absent, and what a run may resume from."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ POSITION_FILE = "position.json"
 
 
 def write_checkpoint(root: Path, step: int, fill: Callable[[Path], None], *, first: bool, wait: Any) -> Path:
-    """Let ``fill`` write a checkpoint beside its place, and give it its name once it is whole.
+    """Let ``fill`` write a checkpoint under a temporary name, and rename it once it is whole.
 
     Args:
         root: folder of the checkpoints, one for all processes.
         step: its number.
         fill: called with the folder that holds the checkpoint until it is whole.
         first: this process is the one that cleans up and renames.
-        wait: called where all processes must have come as far.
+        wait: called where all processes must meet.
 
     Raises:
         ValueError: if the disk is full; what was written is removed, older checkpoints are not touched.
@@ -78,9 +78,9 @@ def needing_room(root: Path, what: str) -> Iterator[None]:
         if not _is_full(error):
             raise
         raise ValueError(
-            f"the disk must hold a checkpoint more than it keeps, but it is full: {what} in {root} could not be "
+            f"the disk needs room for one more checkpoint than are kept, but it is full: {what} in {root} could not be "
             f"written ({error}). The newest whole one is {named_checkpoint(root)}: free some space, or lower --keep, "
-            "and go on with --resume"
+            "and continue with --resume"
         ) from error
 
 
@@ -127,7 +127,7 @@ def named_checkpoint(root: Path | str) -> str:
 
 
 def refuse_broken_weights(model: nn.Module, step: int, root: Path) -> None:
-    """Refuse to save weights that are no numbers.
+    """Refuse to save weights that are not finite.
 
     Raises:
         ValueError: naming the first such tensor.
@@ -153,7 +153,7 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
     present = names_in(folder)
     if present and not settings.resume:
         raise ValueError(
-            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or go on with "
+            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or continue "
             "the run in it with --resume"
         )
     if settings.resume and not folder.exists():
@@ -186,7 +186,7 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
 
 
 def same_data(folder: Path, run: RunInfo, data: str) -> None:
-    """Refuse to go on with a run that was begun with other text.
+    """Refuse to resume a run that was started with other text.
 
     Raises:
         ValueError: if the run in ``folder`` recorded another hash than ``data``.
@@ -215,6 +215,6 @@ def read_position(checkpoint: Path) -> tuple[int, list[int]]:
         return int(noted["row"]), [int(part) for part in noted["cursor"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the place in the stream cannot be read from {path} ({error}); remove {checkpoint} to go on from the "
-            "checkpoint before"
+            f"the position in the stream cannot be read from {path} ({error}); remove {checkpoint} to resume from the "
+            "checkpoint before it"
         ) from error

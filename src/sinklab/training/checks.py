@@ -74,7 +74,7 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
     if settings.monitor_every and settings.pairs in ("corrected", "completion"):
         raise ValueError(
-            f"the sink monitor looks at rows without padding, and pairs={settings.pairs!r} has padding; set "
+            f"the sink monitor measures rows without padding, and pairs={settings.pairs!r} has padding; set "
             "monitor_every to 0"
         )
 
@@ -88,8 +88,8 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     micro = settings.micro_batch or max(1, settings.batch // ranks)
     if settings.batch % (micro * ranks):
         raise ValueError(
-            f"batch must be a multiple of micro_batch × processes, but {settings.batch} is none of {micro} × {ranks}; "
-            "change --batch or --micro-batch"
+            f"batch must be a multiple of micro_batch × processes, but {settings.batch} is no multiple of "
+            f"{micro} × {ranks}; change --batch or --micro-batch"
         )
     return micro, settings.batch // (micro * ranks)
 
@@ -101,7 +101,7 @@ def variant(settings: TrainSettings) -> dict[str, Any]:
 
 @contextmanager
 def explained(settings: TrainSettings) -> Iterator[None]:
-    """Say which settings save memory where a device has not enough.
+    """Say which settings save memory where a device does not have enough.
 
     Raises:
         ValueError: for torch's error.
@@ -111,10 +111,10 @@ def explained(settings: TrainSettings) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         micro = settings.micro_batch or "the whole share of a process"
         raise ValueError(
-            f"the device has not enough memory for rows of {settings.length} tokens: lower --micro-batch (now {micro}; "
-            "it changes no result), turn on --gradient-checkpointing "
+            f"the device does not have enough memory for rows of {settings.length} tokens: lower --micro-batch (now "
+            f"{micro}; it changes no result), turn on --gradient-checkpointing "
             f"({'on' if settings.gradient_checkpointing else 'off'} now), or lower --head-chunk (now "
-            f"{settings.head_chunk}), and go on with --resume: {str(error).splitlines()[0]}"
+            f"{settings.head_chunk}), and continue with --resume: {str(error).splitlines()[0]}"
         ) from error
 
 
@@ -156,7 +156,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         eval_steps=settings.eval_every,
         save_strategy="steps",
         save_steps=settings.save_every,
-        # a stream goes on from its cursor, and rows in memory are found by their number
+        # a stream continues from its cursor, and rows in memory are found by their number
         ignore_data_skip=settings.streaming,
         dataloader_num_workers=settings.workers,
         dataloader_pin_memory=on_gpu,
@@ -185,7 +185,7 @@ def trackers(log_to: str) -> list[str]:
     """Names of trackers from the setting.
 
     Raises:
-        ValueError: for an unknown one, or one that is asked for by name and not installed.
+        ValueError: for an unknown one, or one that is given by name and not installed.
     """
     names = [name.strip() for name in log_to.split(",") if name.strip()]
     if names == ["none"]:

@@ -1,4 +1,4 @@
-"""What a training run tells about itself while it runs, and when it must stop."""
+"""The history of a training run: losses and speed at each step logged, and when a run must stop."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ COLUMNS = ("step", "tokens", "loss", "heldout_loss", "lr", "grad_norm", "tokens_
 RECENT = 20
 """Logged losses whose median a spike is measured against."""
 FEWEST = 5
-"""Logged losses before a spike can be told."""
+"""Logged losses before a spike can be detected."""
 
 
 class History(TrainerCallback):
-    """Collects what the Trainer logs, keeps it in each checkpoint, and stops a run whose loss is no number or jumps.
+    """Collects what the Trainer logs, keeps it in each checkpoint, and stops a run whose loss is not finite or spikes.
 
     Args:
         tokens_per_step: tokens in an optimizer step, over all processes.
-        earlier: rows of the run that this one goes on from.
+        earlier: rows of the run that this one resumes.
         say: called with a line at each row.
         spike: stop when a loss is more than so many times the median of the last 20; 0 is never.
         begins: steps before which losses do not compare with later ones: the end of warm-up, of the causal phase, ….
@@ -105,7 +105,7 @@ class History(TrainerCallback):
             if not math.isfinite(logs.get(name, 0.0)):
                 raise ValueError(
                     f"the loss must stay finite, but {name} is {logs[name]} at step {state.global_step}; lower lr "
-                    f"({args.learning_rate}) and start again, or go on from {named_checkpoint(args.output_dir)}"
+                    f"({args.learning_rate}) and start again, or resume from {named_checkpoint(args.output_dir)}"
                 )
 
     def _refuse_spike(self, args: Any, state: Any, logs: dict[str, float]) -> None:
@@ -119,9 +119,9 @@ class History(TrainerCallback):
         median = statistics.median(before)
         if logs["loss"] > self.spike * median:
             raise ValueError(
-                f"the loss must not jump, but at step {state.global_step} it is {logs['loss']:.4g}, more than "
+                f"the loss must not spike, but at step {state.global_step} it is {logs['loss']:.4g}, more than "
                 f"{self.spike:g} times the median of the last {len(before)} logged ({median:.4g}), at lr "
-                f"{logs.get('learning_rate', math.nan):.3g}; lower lr or go on from "
+                f"{logs.get('learning_rate', math.nan):.3g}; lower lr or resume from "
                 f"{named_checkpoint(args.output_dir)} with --resume, or raise --spike (0: never stop)"
             )
 
@@ -154,5 +154,5 @@ def earlier_rows(checkpoint: Path | None) -> list[dict[str, Any]]:
         return [dict(row) for row in rows]
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{checkpoint / HISTORY_FILE} is damaged ({error}); remove {checkpoint} to go on from the checkpoint before"
+            f"{checkpoint / HISTORY_FILE} is damaged ({error}); remove {checkpoint} to resume from the one before it"
         ) from error

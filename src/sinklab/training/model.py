@@ -74,7 +74,7 @@ def _config_of(name: str) -> dict[str, Any] | None:
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
-    """A sink or gate of the checkpoint is not taken away, or made another, without a word."""
+    """A sink or gate of the checkpoint is never removed or replaced silently."""
     for part, absent, keys in (
         ("sink", ("sink_kind", "none"), ("sink_kind", "sink_count", "sink_side")),
         ("gate", ("gate", "none"), ("gate",)),
@@ -84,7 +84,7 @@ def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, A
         has = ", ".join(f"{key}={theirs[key]!r}" for key in keys if key in theirs)
         flags = " ".join(f"--{key.replace('_', '-')} {theirs[key]}" for key in keys if key in theirs)
         raise ValueError(
-            f"a run goes on with the {part} of the model that it starts from, but {name} has {has} and the settings "
+            f"a run keeps the {part} of the model that it starts from, but {name} has {has} and the settings "
             f"say {fields[keys[0]]!r}; give {flags}"
         )
     bias = fields.get("gate_bias")

@@ -28,14 +28,14 @@ class SinkMonitor(TrainerCallback):
     checkpoints. It leaves training as it is, to the bit.
 
     Args:
-        ids_RS: held-out text, rows without padding; ``rows`` of them, evenly spaced, are looked at.
-        every: steps between two looks.
+        ids_RS: held-out text, rows without padding; ``rows`` of them, evenly spaced, are measured.
+        every: steps between two measurements.
         rows: how many rows.
         earlier: rows of the run that is gone on from (:func:`monitored`).
         seed: of the masks.
-        causal_steps: until this step the model is a causal one and is looked at as that.
+        causal_steps: until this step the model is a causal one and is measured as one.
         rule: what counts as a sink.
-        log: told a few numbers of each look, by name (``sink/share``): the Trainer's own ``log``.
+        log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's own ``log``.
 
     Raises:
         ValueError: for a number below 1 or no text.
@@ -55,7 +55,7 @@ class SinkMonitor(TrainerCallback):
     ) -> None:
         if every < 1 or rows < 1 or not len(ids_RS):
             raise ValueError(
-                f"the sink monitor needs held-out rows to look at and a number of steps between two looks, but got "
+                f"the sink monitor needs held-out rows and a number of steps between two measurements, but got "
                 f"{len(ids_RS)} rows, of which to read {rows}, and every={every}; set monitor_every to 0 for no monitor"
             )
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
@@ -63,17 +63,17 @@ class SinkMonitor(TrainerCallback):
         self.rows: list[dict[str, Any]] = list(earlier)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Look at the model before its first step."""
+        """Measure the model before its first step."""
         if state.global_step == 0:
             self.look(model, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Look after every so many steps."""
+        """Measure after every `every` steps."""
         if state.global_step % self.every == 0:
             self.look(model, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Look at the model as it came out."""
+        """Measure the final model."""
         self.look(model, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -156,7 +156,7 @@ def laptop_retrofit() -> TrainSettings:
 
 
 def battery_start() -> TrainSettings:
-    """0.8M parameters learn the reasoning battery as a causal model: what battery and battery-causal go on from."""
+    """0.8M parameters learn the reasoning battery as a causal model: the start of battery and battery-causal."""
     return TrainSettings(
         objective="autoregressive",
         corpus="battery",

@@ -65,7 +65,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
         return folder / "model"
     checkpoint = next(reversed(whole_checkpoints(folder / "checkpoints")), None)
     if settings.resume and not checkpoint:
-        say(f"{folder} has no checkpoint to go on from; the run begins anew")
+        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
@@ -84,7 +84,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
-    with _record(folder, settings, facts, begun=earlier is not None, main=main) as record, explained(settings):
+    with _record(folder, settings, facts, resumed=earlier is not None, main=main) as record, explained(settings):
         session = _session(settings, args, text, model, checkpoint, say)
         _run(session, record, checkpoint)
         _finish(session, record, text, settings)
@@ -178,14 +178,14 @@ def _session(
             causal_steps=clean,
             log=trainer.note,
         )
-    told = tensorboard(settings, Path(settings.out)) if args.process_index == 0 else []
-    for callback in [*told, *([monitor] if monitor else []), history]:
+    callbacks: list[Any] = tensorboard(settings, Path(settings.out)) if args.process_index == 0 else []
+    for callback in [*callbacks, *([monitor] if monitor else []), history]:
         trainer.add_callback(callback)
     return Session(trainer, history, monitor)
 
 
 def _record(
-    folder: Path, settings: TrainSettings, facts: dict[str, Any], *, begun: bool, main: bool
+    folder: Path, settings: TrainSettings, facts: dict[str, Any], *, resumed: bool, main: bool
 ) -> AbstractContextManager[RunWriter | None]:
     """The run folder, on the one process that writes it."""
     if not main:
@@ -196,7 +196,7 @@ def _record(
         model=facts,
         settings=dataclasses.asdict(settings),
         seed=settings.seed,
-        overwrite=begun,
+        overwrite=resumed,
     )
 
 
@@ -243,7 +243,7 @@ def settings_of(folder: str | Path) -> TrainSettings:
     """
     info = open_run(Path(folder)).info
     if info.kind != "training":
-        raise ValueError(f"{folder} holds a run of the kind {info.kind!r}, and settings are those of a training run")
+        raise ValueError(f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings")
     known = {field.name: field for field in dataclasses.fields(TrainSettings)}
     if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(
@@ -256,5 +256,5 @@ def settings_of(folder: str | Path) -> TrainSettings:
         fits = isinstance(value, wanted) or (float in (wanted, *get_args(wanted)) and isinstance(value, int))
         if not fits or (isinstance(value, bool) and bool not in (wanted, *get_args(wanted))):
             raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
-    # a run that was stopped and gone on with is made again from its start
+    # a run that was interrupted and resumed is reproduced from its start
     return dataclasses.replace(TrainSettings(**info.settings), resume=False)

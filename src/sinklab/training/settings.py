@@ -78,8 +78,8 @@ class DataSettings(Checked):
     length: int = limited(128, at_least=1)
     """Tokens in a row; a new model reads up to twice as many, and at least 512."""
     documents: str = limited("joined", one_of=("joined", "separate"))
-    """Rows run over the ends of documents: joined (tokens see what stands in the row) or separate (their own document
-    alone).
+    """Packed rows cross document boundaries: joined (tokens attend to the whole row) or separate (to their own document
+    only).
     """
     streaming: bool = False
     """Read, tokenize and pack while training instead of before it: for corpora larger than memory."""
@@ -91,18 +91,19 @@ class DataSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings(Checked):
-    """What it learns."""
+    """The training objective."""
 
     objective: str = limited("diffusion", one_of=("diffusion", "autoregressive"))
     """diffusion, or autoregressive: the causal twin, saved as a plain Hugging Face model."""
     causal_start: float = limited(0.0, at_least=0, at_most=1)
     """Fraction of the steps spent as a causal language model first; small budgets go much further with 0.4."""
     anneal: float = limited(0.0, at_least=0, at_most=1)
-    """Fraction of the steps, after the causal ones, over which keys to the right become visible one by one."""
+    """Fraction of the steps, after the causal ones, over which keys to the right become visible one by one
+    (attention-mask annealing)."""
     window: int | None = limited(None, at_least=1)
-    """Tokens see so many neighbours on either side and no others; everything when left out."""
+    """Width of local attention: each token sees this many neighbours on either side; all tokens when left out."""
     time_sampler: str = limited("low_discrepancy", one_of=("iid", "low_discrepancy"))
-    """How diffusion times are drawn: iid (each row for itself, as in the papers) or low_discrepancy."""
+    """How diffusion times are drawn: iid (independent for each row, as in the papers) or low_discrepancy."""
     train_only: str = limited("all", one_of=("all", "sink", "lora"))
     """all weights; sink (retrofit: the backbone is frozen, the sink alone learns); or lora (adapters, and the sink)."""
     lora_rank: int = limited(8, at_least=1)
@@ -111,13 +112,13 @@ class ObjectiveSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Checked):
-    """How it learns: AdamW with linear warm-up and cosine decay."""
+    """The optimizer: AdamW with linear warm-up and cosine decay."""
 
     batch: int = limited(32, at_least=1)
     """Rows in an optimizer step, over all processes."""
     micro_batch: int | None = limited(None, at_least=1, free=True)
-    """Rows that one process runs at a time; lower it when memory is short: it changes no noise and no order. The whole
-    share of the process when left out.
+    """Rows that one process runs at a time (gradient accumulation does the rest); lower it when memory is short: noise
+    and order do not change. All rows of the process when left out.
     """
     steps: int = limited(1000, at_least=1)
     """Optimizer steps."""
@@ -126,7 +127,7 @@ class OptimizerSettings(Checked):
     lr: float = limited(2e-3, above=0)
     """Peak learning rate."""
     min_lr: float = limited(0.1, at_least=0, at_most=1)
-    """Where the cosine ends, as a fraction of the peak."""
+    """Final learning rate of the cosine schedule, as a fraction of the peak."""
     warmup: float = limited(0.01, at_least=0, at_most=1)
     """Fraction of the steps for linear warm-up."""
     beta1: float = limited(0.9, at_least=0, below=1)
@@ -136,14 +137,14 @@ class OptimizerSettings(Checked):
     weight_decay: float = limited(0.1, at_least=0)
     """AdamW's weight decay, on everything but norms, biases and sinks."""
     clip: float = limited(1.0, at_least=0)
-    """Largest norm of the gradient."""
+    """Gradient clipping: the largest norm."""
     seed: int = 0
     """Seed of initial weights, data order and noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Checked):
-    """How it runs; none of this changes what is learned but for rounding."""
+    """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is learned."""
 
     bf16: bool = True
     """bfloat16 autocast (weights stay float32)."""
@@ -152,27 +153,27 @@ class EngineSettings(Checked):
     gradient_checkpointing: bool = limited(False, free=True)
     """Keep no activations inside layers: less memory, about a third more time."""
     head_chunk: int = limited(4096, at_least=1, free=True)
-    """Masked positions whose logits exist at a time."""
+    """Masked positions whose logits are held in memory at a time."""
     liger: str = limited("auto", one_of=("auto", "on", "off"), free=True)
     """Liger's fused kernels for the head on CUDA: auto (where installed), on or off."""
     threads: int | None = limited(None, at_least=1, free=True)
     """CPU threads; None leaves PyTorch's choice."""
     log_every: int = limited(20, at_least=1, free=True)
-    """Steps between two rows of the history."""
+    """Steps between two rows of the history (loss, learning rate, gradient norm)."""
     eval_every: int = limited(200, at_least=1, free=True)
     """Steps between two measurements of the held-out loss."""
     save_every: int = limited(200, at_least=1, free=True)
     """Steps between two checkpoints."""
     keep: int = limited(2, at_least=1, free=True)
-    """Newest checkpoints that are kept."""
+    """How many of the newest checkpoints are kept."""
     monitor_every: int = limited(0, at_least=0)
-    """Steps between two looks of the sink monitor at fixed held-out text; 0 is never."""
+    """Steps between two measurements of the sink monitor, on fixed held-out text; 0 turns it off."""
     monitor_rows: int = limited(8, at_least=1)
-    """Rows of held-out text that the sink monitor looks at."""
+    """Rows of held-out text that the sink monitor measures."""
     monitor_rule: str = "excess"
     """What the sink monitor counts as a sink: a rule as text, such as excess:epsilon=5 or gu."""
     spike: float = limited(3.0, at_least=0, free=True)
-    """Stop when the loss is so many times its recent median; 0 is never."""
+    """Stop when the loss exceeds this multiple of its recent median; 0 turns this off."""
     log_to: str = limited("auto", free=True)
     """Trackers of the Trainer besides the run folder: auto (tensorboard, where installed), none, or names such as
     tensorboard, wandb, trackio, separated by commas.
@@ -180,12 +181,12 @@ class EngineSettings(Checked):
     out: str = limited("runs/train", free=True)
     """Run folder: run.json, the history, checkpoints and the final model."""
     resume: bool = limited(False, free=True)
-    """Go on from the newest checkpoint in the run folder, or begin anew where it has none yet."""
+    """Resume from the newest checkpoint in the run folder, or from the start where it has none yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(EngineSettings, OptimizerSettings, ObjectiveSettings, DataSettings, ModelSettings):
-    """Train a diffusion language model: from scratch, from a causal model, or nothing but its sink.
+    """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
     A variant (sink, gate) is a value in here and changes nothing else: data order, noise and the other weights'
     initial values depend on the seed alone.

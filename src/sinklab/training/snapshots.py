@@ -168,10 +168,10 @@ MEASURES: dict[str, str] = {
     "sink_share": "share of all attention that the added sinks receive, all of them together",
     "top_text_share": "share that the greatest key of the text receives in a head",
     "first_share": "share that the first token receives",
-    "sinks": "sinks in a head under the rule of the look, added ones among them",
+    "sinks": "sinks in a head under the rule of the monitor, added ones among them",
     "text_sinks": "sinks in a head that are tokens of the text",
     **{f"main_{name}": text for name, text in HOLDERS.items()},
-    "mobility": "chance that two levels have their main sinks at different places, 0 static; NaN without sinks",
+    "mobility": "chance that two mask ratios have their main sinks at different positions, 0 static; NaN without sinks",
     "text_mobility": "the same among the tokens of the text alone",
     "value_added": "norm of the added sinks' values",
     "value_sink": "norm of the values of text sinks",
@@ -187,7 +187,7 @@ MEASURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at a model. Shares are of 1 and means over rows, levels, queries and heads; see ``MEASURES``."""
+    """One measurement of a model. Shares are means over rows, mask ratios, queries and heads; see ``MEASURES``."""
 
     layers: Mapping[str, np.ndarray]
     """(L,) by measure"""

@@ -76,7 +76,7 @@ def causal_call(batch: Mapping[str, Tensor], tokens: Tensor | float, *, shifted:
     predicted tokens.
 
     Args:
-        batch: of the run; ids that are not maskable (prompts, padding) are not asked for.
+        batch: of the run; ids that are not maskable (prompts, padding) are not predicted.
         tokens: predicted tokens of the whole step.
         shifted: the model moves its outputs by one itself (``logit_shift``).
     """
@@ -205,7 +205,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Objective:
-    """What the model is asked, and how its head is run."""
+    """Which loss the model is trained on, and how its head is run."""
 
     phases: Phases
     mask_id: int
@@ -219,11 +219,11 @@ class Objective:
     def call(self, batch: dict[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
         """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its loss."""
         if self.phases.is_causal(step):
-            asked = causal_call(batch, tokens, shifted=self.shifted)
+            targets = causal_call(batch, tokens, shifted=self.shifted)
         else:
-            asked = diffusion_call(batch, self.mask_id, tokens)
+            targets = diffusion_call(batch, self.mask_id, tokens)
         seen = sight(batch, self.phases.visible(step, batch["input_ids"].shape[1]))
-        return asked | seen | {"head_chunk": self.head_chunk, "liger": self.liger}
+        return targets | seen | {"head_chunk": self.head_chunk, "liger": self.liger}
 
     def tokens(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
         """Tokens that count in the loss of this micro-batch; None when every row has the same number."""
@@ -246,7 +246,7 @@ class DiffusionTrainer(Trainer):
         self.objective: Objective = objective
         self.heldout, self.keep = heldout, keep
         self.cursor: list[int] | None = None
-        """Of a stream: where it may go on after the last row that was consumed."""
+        """Of a stream: the cursor after the last row that was consumed."""
         self._tokens: Tensor | float = 1.0
         self._writing: Path | None = None
 

@@ -202,7 +202,7 @@ def _against_random(curve: MaskingCurve, last: pd.Series) -> str:
         return ""
     random = curve.of("random").iloc[-1]["delta"]
     if last["excess_low"] <= 0 <= last["excess_high"]:
-        return f"; {_sinks(last['k'])} and as many random columns ({_signed(random)}) cannot be told apart"
+        return f"; {_sinks(last['k'])} and as many random columns ({_signed(random)}) cannot be distinguished"
     verdict = "more than" if last["excess_low"] > 0 else "less than"
     times = f", {number(last['delta'] / random, 2)} times" if random > 0 and last["delta"] > 0 else ""
     return f"; {_sinks(last['k'])} cost {verdict} as many random columns ({_signed(random)}{times})"

@@ -19,19 +19,19 @@ class CurveSettings(Checked):
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10, 20), at_least=0)
     """Numbers of columns to hide per row, layer and query head; 0 is always scored."""
     controls: tuple[str, ...] = limited(("sinks", "random", "lowest"), one_of=CONTROLS)
-    """Which columns: those that receive most, as many random others, those that receive least, the last (recent)."""
+    """Which columns: those that receive most (sinks), random others, the least attended, the last (recent)."""
     heldout: str | None = None
-    """Corpus to score; None takes the excerpt inside the package."""
+    """Corpus to score; None uses the excerpt in the package."""
     rows: int = limited(48, at_least=1)
     """Rows of text."""
     length: int = limited(256, at_least=2)
     """Tokens in a row."""
     draws: int = limited(1, at_least=1)
-    """Times each row is scored, each under noise and random columns of its own; the mean counts."""
+    """Repetitions per row, each with its own noise and random columns; the mean counts."""
     resamples: int = limited(2000, at_least=100)
     """Bootstrap samples of the rows for the 95 % intervals."""
     batch: int = limited(16, at_least=1)
-    """Rows per forward."""
+    """Rows per forward pass."""
     seed: int = 0
     """Seed of the noise, the random columns and the bootstrap."""
 

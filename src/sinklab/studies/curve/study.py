@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @studies.register("curve")
 class Curve(Study):
-    """Hide 1, 2, 5, … sinks per head and see what held-out text costs: the cheap stand-in for a benchmark.
+    """Measure the held-out loss with 0, 1, 2, 5, … sinks hidden per head: a cheap proxy for a benchmark.
 
     For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean pass over the same
-    text chooses the columns; as many random and least attended ones are the controls. Each model gets a run folder
-    OUT/<name>; beside them lie masking_curve.md, .csv and .png. A curve that is there is not scored again.
+    text selects the columns; the controls are equally many random and least attended ones. Each model gets a run folder
+    OUT/<name>; masking_curve.md, .csv and .png are written to OUT. A complete curve is not scored again.
 
     Try
         sinklab curve
@@ -41,13 +41,13 @@ class Curve(Study):
         """How the curves are drawn."""
 
         relative: bool = False
-        """Draw the change in percent of the loss with nothing hidden."""
+        """Draw the change relative to the loss with nothing hidden, in percent."""
         scale: Literal["log", "linear"] = "log"
-        """Of the figure's horizontal axis."""
+        """Scale of the figure's horizontal axis."""
         change: Literal["log", "linear"] = "linear"
-        """Of its vertical axis."""
+        """Scale of its vertical axis."""
         figures: tuple[str, ...] = ("png",)
-        """Formats of the figure, of png, svg and pdf; none after a bare --figures."""
+        """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
     def prepare(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Any:
         """The text to score, once the model is known to score it."""
@@ -95,7 +95,7 @@ def masking_curve(
         loaded: a diffusion model or an autoregressive one, with its tokenizer.
         out: folder to write; it must be empty or absent, or hold this very curve, which is not scored again.
         settings: what to hide, from what text.
-        progress: shows how far it is.
+        progress: shows the progress.
         overwrite: replace a run that is there.
 
     Raises:

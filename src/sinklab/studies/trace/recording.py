@@ -35,7 +35,7 @@ class Selection:
 
     @classmethod
     def of(cls, config: Any, settings: StudySettings) -> Selection:
-        """Read off the settings. Raises ValueError for a layer or head that the model does not have."""
+        """As the settings say. Raises ValueError for a layer or head that the model does not have."""
         backbone = getattr(config, "backbone", config)
         layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
         chosen = cls(
@@ -106,8 +106,8 @@ class Recorder:
         if task.is_diffusion:
             return task.canvas()
         # an autoregressive model has no mask: the open positions are those that it wrote
-        begun = len(task.started())
-        open_1S = torch.arange(begun + step)[None] >= begun
+        start = len(task.started())
+        open_1S = torch.arange(start + step)[None] >= start
         return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
 
     def add(self, recording: Recording, moment: Moment) -> None:

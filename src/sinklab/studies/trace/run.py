@@ -55,7 +55,7 @@ def _tasks(loaded: Loaded, settings: StudySettings) -> list[Task]:
         last = task.most_steps - 1
         if late := [key for key in settings.map_keys if key[0] > last]:
             raise ValueError(
-                f"maps are kept of steps 0 to {last}, but {':'.join(map(str, late[0]))} asks for step {late[0][0]}"
+                f"maps are recorded of steps 0 to {last}, but {':'.join(map(str, late[0]))} names step {late[0][0]}"
             )
         if settings.only_steps and max(settings.only_steps) > last:
             raise ValueError(f"only_steps are steps 0 to {last} of this run, but {max(settings.only_steps)} is none")
@@ -75,7 +75,7 @@ def _check_hidden(task: Task, text: str) -> None:
     for name, k in named:
         if not 1 <= k < keys:
             raise ValueError(
-                f"{name} hides at least 1 and fewer than all keys, but asks for {k} of the {keys} keys of {text!r} "
+                f"{name} hides at least 1 and fewer than all keys, but is to hide {k} of the {keys} keys of {text!r} "
                 + (f"with {settings.new_tokens} new tokens" if task.is_diffusion else "at the first step")
                 + "; choose smaller numbers, or none at all"
             )

@@ -33,50 +33,50 @@ STATISTICS = (
 
 @dataclass(frozen=True)
 class StudySettings(DecodingSettings, Checked):
-    """What a study writes, how, and what it watches and scores.
+    """What a study writes, how it decodes, and what it records and scores.
 
     Raises ValueError for unknown statistics and for numbers that make no sense with any model.
     """
 
     prompts: tuple[str, ...] = PROMPTS
-    """Beginnings that the model continues, one sample each."""
+    """Prompts that the model continues, one sample each."""
     chat: bool = False
-    """Put each prompt into the model's chat format; the tokens around it are marked as template."""
+    """Put each prompt into the model's chat format; the tokens around it are recorded as template."""
     new_tokens: int = 64
     """Tokens to write per sample."""
     block_length: int | None = 32
-    """Semi-autoregressive blocks of this many tokens; None writes everything as one block."""
+    """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
     seed: int | None = 0
-    """Seed of all noise; each sample has its own, which follows from this one and its number."""
+    """Random seed; each sample has its own, derived from this one and its number."""
     statistics: tuple[str, ...] = STATISTICS[:-1]
     """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy, row_logsumexp, output_norm,
-    noop_bound, received_by_state, or all; and any other registered statistic. Of a statistic by query the mean over the
-    queries of a state is kept. Left out by default is received_by_state, three times as large as received."""
+    noop_bound, received_by_state, or all; and any other registered statistic. Statistics per query are averaged over
+    the queries of each state. By default all but received_by_state, which is three times as large as received."""
     layers: tuple[int, ...] = ()
     """Layers to record, -1 the last; all when left out."""
     heads: tuple[int, ...] = ()
     """Query heads to record; all when left out."""
     every: int = limited(1, at_least=1)
-    """Record every n-th step, beginning with the first."""
+    """Record every n-th step, starting with the first."""
     only_steps: tuple[int, ...] = limited((), at_least=0)
-    """Record these steps alone; all when left out."""
+    """Record only these steps; all when left out."""
     maps: tuple[str, ...] = ()
-    """Keep whole attention maps, query × key, of these "step:layer:head", e.g. 3:5:2."""
+    """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
     edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
-    """Write under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this order."""
+    """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this order."""
     full_forward: bool = False
-    """An autoregressive model runs the whole text at every step (column sums of the causal map) in place of the last
-    token on top of its cache (the last row)."""
+    """Autoregressive models: recompute the whole text at every step (column sums of the causal attention map) instead
+    of the last token on top of the KV cache (its last row)."""
     truncate: bool = False
-    """Also write each sample with the middle quarter of its positions hidden from half of the steps on."""
+    """Also decode each sample with the middle quarter of its positions hidden in the second half of the steps."""
     mask_sinks: tuple[int, ...] = (5,)
-    """Also write each sample with this many sinks of the previous step hidden (per layer and head), and keep the
-    text.
+    """Also decode each sample with this many most attended keys of the previous step hidden per layer and head, and
+    keep the text.
     """
     ks: tuple[int, ...] = (0, 1, 5, 10)
-    """Numbers of hidden sinks for the held-out loss."""
+    """Numbers of hidden keys per layer and head for the held-out loss."""
     heldout: str | None = None
-    """Corpus for the held-out loss; None takes the excerpt inside the package, "" skips the loss."""
+    """Corpus for the held-out loss; None uses the excerpt in the package, "" skips the loss."""
     heldout_rows: int = 48
     """Rows of held-out text."""
     heldout_length: int = 256
@@ -115,20 +115,21 @@ class StudySettings(DecodingSettings, Checked):
 
 @dataclass(frozen=True)
 class MaskSettings(Checked):
-    """What is hidden while a model writes, and what it writes."""
+    """Which keys are hidden while a model writes, and what it writes."""
 
     k: int | None = None
     """Hide this many keys per layer and head; 5 when neither --k nor --epsilon is given."""
     epsilon: float | None = None
-    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, in place of --k."""
+    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, instead of --k."""
     removal: Literal["mask", "zero_value", "evict"] = "mask"
     """Hide them before the softmax, set their values to zero after it, or evict them from the KV cache."""
     source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop"
-    """Choose from the edited run itself, from a second, unedited forward, or carry over what was once chosen."""
+    """How keys are selected: from the step before of the edited run (closed_loop), from an unedited forward pass
+    (clean_pass), or keys once selected stay hidden (carried)."""
     control: Literal["sinks", "random", "recent", "lowest"] = "sinks"
-    """What to hide: sinks, or as many random, most recent or least attended columns that are none."""
+    """What to hide: sinks, or as controls the same number of random, most recent or least attended other keys."""
     limit: int | None = None
-    """With --source carried: the most keys a head may have lost at a time."""
+    """With --source carried: the largest number of keys hidden from a head at once."""
     also: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
     """Further interventions, as text such as window_attention:radius=16."""
     study: StudySettings = field(default_factory=lambda: StudySettings(mask_sinks=(), heldout=""))

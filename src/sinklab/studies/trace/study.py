@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @studies.register("trace")
 class Trace(Study):
-    """Let a model write, record what attention every token receives at every step, and keep it in a run folder.
+    """Record the attention every token receives at every denoising step while a model writes, in a run folder.
 
     The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it into a page, pandas
-    reads it as it is. Each sample is written when it ends: an interrupted run is readable, and --resume goes on with
+    reads it as it is. Each sample is saved when it is complete: an interrupted run can be read, and --resume continues
     it. Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch` the prompts are
     sharded over the processes and their folders merged.
 
@@ -73,12 +73,12 @@ class Trace(Study):
 
 @studies.register("mask")
 class Mask(Study):
-    """Take the sinks away while a model writes, and say what that did.
+    """Ablate the sinks of a model while it writes, and report what changed.
 
-    Writes two run folders, OUT/plain and OUT/masked, and prints how much attention was removed, how far the selections
-    of successive steps overlap, and how much of the text stayed. In each layer and head the keys that received most at
-    the step before are hidden (closed loop; the first step is whole). A key that is hidden receives nothing, so the
-    closed loop hides others at the next step and overlaps little; --source clean_pass or carried holds on to the sinks.
+    Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the overlap of the
+    selections at successive steps, and the token agreement of the two texts. In each layer and head the keys that
+    received most at the previous step are hidden (closed loop; the first step is unedited). A hidden key receives
+    nothing, so the closed loop hides other keys at the next step; --source clean_pass or carried hides the same ones.
 
     Try
         sinklab mask "The house stood at the end of a" --k 5
@@ -116,7 +116,7 @@ class Mask(Study):
         loaded = loaded() if callable(loaded) else loaded
         study = trace.seeded(settings.study, path / "plain", processes, resume)
         masked = replace(settings, study=study).edited(by_last_row=loaded.family != "diffusion")
-        # the second run may be hours away: what is wrong with it shows now
+        # the second run may be hours away: its settings are checked now
         last = trace.prepare(loaded, masked, say)
         first = trace.prepare(loaded, replace(study, edits=()), say)
         for name, one, plan in (("plain", replace(study, edits=()), first), ("masked", masked, last)):
@@ -129,7 +129,7 @@ class Mask(Study):
         return [out / "plain", out / "masked"]
 
     def sentences(self, runs: list[Run]) -> list[str]:
-        """What each intervention removed, and what became of the texts."""
+        """What each intervention removed, and how the texts changed."""
         from sinklab.studies.trace.writing import agreement
 
         plain, masked = runs
@@ -174,7 +174,7 @@ def study(
     progress: Progress | Callable[[str], object] | None = None,
     resume: bool = False,
 ) -> Path:
-    """Let a model write under observation, score it with its sinks hidden, and keep everything: one part a sample.
+    """Trace a model while it writes, score it with its sinks hidden, and keep everything: one part per sample.
 
     Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``generations`` (``removals`` under edits,
     ``truncation`` and ``truncated`` with ``truncate``), and ``heldout`` for diffusion models. Under ``accelerate
@@ -184,8 +184,8 @@ def study(
         loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
         out: folder to write; it must be empty or absent, or hold this very run to resume.
         settings: what to do.
-        progress: shows how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped. What comes out is what an uninterrupted one gives.
+        progress: shows the progress; a function is called with a short text at each stage.
+        resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
 
     Raises:
         ValueError: for a prompt that does not fit, and settings that the model or the decoder refuse.

@@ -1,4 +1,4 @@
-"""One sample of a study: written under observation, then again with sinks or context taken away; all of it stored."""
+"""One sample of a study: traced as it is written, then written again with sinks or context hidden; all of it stored."""
 
 # T recorded steps, L layers, H heads, K keys
 # T steps, S canvas positions
@@ -96,7 +96,7 @@ def truncated(task: Task, steps: int) -> Truncation:
     cut = max(steps // 2, 1)
     config: Any = task.loaded.model.config
     prefix = getattr(config, "sink_count", 0)
-    # a causal model has only read so many positions when the middle is taken away
+    # a causal model has only read so many positions when the middle is hidden
     length = task.positions if task.is_diffusion else len(task.started()) + cut
     start = length * 3 // 8
     stop = max(length * 5 // 8, start + 1)
