@@ -40,11 +40,10 @@ MAY_IMPORT["studies"] = {*MAY_IMPORT}
 MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
-OWED_SPLINTERS = {"sinklab.cli.watching"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_100, 22_800, 400, 60
-FUNCTION_LINES, PARAMETERS = 64, 9
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_060, 22_600, 400, 60
+FUNCTION_LINES, PARAMETERS = 60, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 
 
@@ -179,7 +178,7 @@ def test_the_core_is_read_in_an_evening_and_the_package_keeps_its_budget() -> No
 
 
 def test_no_module_is_a_splinter_of_another() -> None:
-    assert set(splinters(SOURCE)) <= OWED_SPLINTERS
+    assert splinters(SOURCE) == []
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -219,8 +218,8 @@ def spelt_out(path: str) -> list[str]:
         ("toys/__init__.py", "", "no such room"),
         ("studies/one/run.py", "from sinklab.studies.two import run", "no study imports another"),
         ("sinks/rules.py", "x = 1\n" * 401, "401 lines, at most 400"),
-        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 78, "sinklab.sinks.rules.f: 79 lines"),
-        ("sinks/rules.py", f"def f({', '.join('abcdefghijklmn')}): ...", "sinklab.sinks.rules.f: 14 parameters"),
+        ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 60, "sinklab.sinks.rules.f: 61 lines"),
+        ("sinks/rules.py", f"def f({', '.join('abcdefghi')}): ...", "sinklab.sinks.rules.f: 9 parameters"),
         ("sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
     ],
 )

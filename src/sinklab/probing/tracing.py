@@ -193,9 +193,7 @@ def trace(
             ends, or modules that hold them ("layers.3", "*.self_attn"). Of the others nothing is computed.
         heads: numbers of the query heads to record.
         steps: a container of step numbers to record, counted from 0 by marks, or by forwards where nothing is marked.
-            The others cost next to nothing.
-        maps: (step, layer, head) triples whose whole map is kept: `recording.map(step, layer, head)`. Whatever layers,
-            heads and steps say.
+        maps: (step, layer, head) triples whose whole map is kept, whatever else is chosen: `recording.map(…)`.
 
     Raises ValueError for an unknown statistic, layer or head, for states without a canvas, for a compiled model, for
     one that another thread traces or edits (or a part of it), and at the end of the block if no call was seen. Another
