@@ -225,7 +225,7 @@ def test_a_model_without_a_mask_token_and_contradictory_settings_are_refused() -
     with pytest.raises(ValueError, match="no tokenizer files"):
         SinklabLM(replace(tiny_loaded(), tokenizer=None))
     for given, message in (
-        ({"chat": True}, "has no chat format that is known; leave out --chat"),
+        ({"chat": True}, "has no known chat format; leave out --chat"),
         ({"rule": "entropi"}, "entropi"),
         ({"cache": "dual", "edits": ("mask_sinks:k=1,source=clean_pass",)}, "decode without a cache"),
     ):

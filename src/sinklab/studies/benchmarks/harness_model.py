@@ -86,7 +86,7 @@ class SinklabLM(TemplateLM):
         settings, name = self.settings, self.loaded.name
         config: Any = self.loaded.model.config
         if settings.chat and self.tokenizer.chat_template is None:
-            raise ValueError(f"{name} has no chat format that is known; leave out --chat")
+            raise ValueError(f"{name} has no known chat format; leave out --chat")
         if not self.is_diffusion:
             # blocks are the default protocol, also of a run over several models
             if surplus := [field for field in denoising_only(settings) if field != "block_length"]:
