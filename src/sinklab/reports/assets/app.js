@@ -91,7 +91,7 @@ const app = {
   },
 };
 
-/** Keeps the view in the address, so that it can be sent to somebody or found again after reloading. */
+/** Keeps the view in the address, so that it can be shared, or found again after reloading. */
 let rememberTimer = 0;
 function remember() {
   clearTimeout(rememberTimer);
