@@ -21,3 +21,8 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests begin first, so that no worker is left alone with a long one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -342,7 +342,7 @@ def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"max_new_tokens": "many", "eos_token_id": {}}'):
         (tmp_path / "generation_config.json").write_text(text)
         with pytest.raises(
-            ValueError, match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; mend"
+            ValueError, match=rf"generation_config\.json of {re.escape(str(tmp_path))} is damaged; repair"
         ):
             load(tmp_path)
 

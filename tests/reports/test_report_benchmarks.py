@@ -422,7 +422,7 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     )
     assert said[3] == (
         "llama: the interval of the change lies above 0 at no k; 5 sinks and as many random columns (+0.001) cannot be "
-        "told apart."
+        "distinguished."
     )
     assert said[4].startswith("One hidden sink: tiny +2.50 % (diffusion) against llama +0.05 % (autoregressive)")
 
