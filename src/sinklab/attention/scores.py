@@ -1,7 +1,6 @@
 """The arguments of one attention call, checked: what every statistic of it is computed from."""
 
-# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim
-# B batch, H query heads, Q queries, S keys; an axis of a mask may be 1 (broadcast)
+# B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim; an axis of a mask may be 1
 from __future__ import annotations
 
 import math

@@ -2,7 +2,6 @@
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas positions), S positions,
 # G states of queries (masked, committed, prompt)
-# T recorded steps, K keys (added sinks first, then canvas positions), S positions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """The masked-diffusion and next-token objectives on `transformers.Trainer`."""
 
-# B batch, S sequence
-# R rows, B batch, S sequence, M masked positions (row-major), V vocabulary
-# B batch, S sequence, R held-out rows
+# B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
 from __future__ import annotations
 
 import math

@@ -1,7 +1,6 @@
 """One sample of a study: traced as it is written, then written again with sinks or context hidden; all of it stored."""
 
-# T recorded steps, L layers, H heads, K keys
-# T steps, S canvas positions
+# T recorded steps, L layers, H heads, K keys, S canvas positions
 from __future__ import annotations
 
 from collections.abc import Mapping
