@@ -1,5 +1,6 @@
 """Every test: no network, one thread, one seed, uninitialised memory filled with NaN."""
 
+import gc
 import os
 
 # Before anything imports transformers, datasets or matplotlib; child processes inherit it.
@@ -26,3 +27,9 @@ def seeded() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests begin first, so that no worker is left alone with a long one."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: collections of garbage, one per training, need not look at it again."""
+    gc.collect()
+    gc.freeze()

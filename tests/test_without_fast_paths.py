@@ -64,6 +64,7 @@ def ran(source: Path) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path: Path) -> None:
     package = Path(sinklab.__file__).parent
     shutil.copytree(package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("fast", "__pycache__"))

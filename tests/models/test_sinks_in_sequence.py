@@ -75,6 +75,7 @@ def labelled(model, precision=False):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # dynamo looks
+@pytest.mark.slow
 def test_checkpointing_compilation_and_autocast_keep_it():
     for change, precision, tolerance in [
         (lambda model: checkpoint_layers(model, use_reentrant=False), False, 1e-9),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,12 +100,6 @@ def test_a_suite_sees_a_study_that_does_not_conform() -> None:
 
     with pytest.raises(AssertionError, match="killed before table 1, a resumed run differs"):
         check_study(Careless(), tiny_loaded())
-
-
-def test_the_example_is_short_and_runs() -> None:
-    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 40
-    here = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1] / "src")}
-    subprocess.run([sys.executable, str(EXAMPLE)], check=True, timeout=300, env=here)
 
 
 def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) -> None:

@@ -128,6 +128,7 @@ def test_runs_killed_in_a_step_and_in_a_checkpoint_end_as_if_they_had_not_been(
         assert kept == ["checkpoint-12", "checkpoint-8"], "nothing half-written stays, two are kept"
 
 
+@pytest.mark.slow
 def test_runs_killed_before_their_first_checkpoint_begin_anew(settings: TrainSettings, tmp_path: Path) -> None:
     short = replace(settings, steps=3, save_every=2, monitor_every=1, eval_every=1)
     kills = {
