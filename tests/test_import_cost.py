@@ -28,10 +28,12 @@ def packages_after(statement: str) -> set[str]:
     return set(json.loads(subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE).stdout))
 
 
+@pytest.mark.slow
 def test_importing_the_package_costs_at_most_torch() -> None:
     assert packages_after("import sinklab") - packages_after("import torch") == {"sinklab"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["attention.received", "diffusion", "sampling.loop"])
 def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
     loaded = packages_after(f"import sinklab.{room}")
@@ -39,10 +41,12 @@ def test_the_rooms_of_tensor_maths_cost_torch(room: str) -> None:
     assert not loaded & HEAVY
 
 
+@pytest.mark.slow
 def test_the_help_of_the_command_line_does_not_wait_for_torch() -> None:
     assert "torch" not in packages_after("import sinklab.cli.main")
 
 
+@pytest.mark.slow
 def test_a_heavy_import_would_be_seen() -> None:
     assert "pandas" in packages_after("import sinklab, pandas") & HEAVY
 

@@ -35,6 +35,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in figures if figures[name].kind in KINDS])
 def test_every_figure_conforms(name, runs) -> None:
     check_figure(name, runs[figures[name].kind])
