@@ -323,6 +323,7 @@ studies = Registry(
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
+fast_sinks = Registry("fast sink form", "sinklab.fast.in_sequence")
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:

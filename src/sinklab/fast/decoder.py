@@ -285,4 +285,4 @@ class FastDecoder:
 
 
 def _is_ours(hook: Any) -> bool:
-    return getattr(hook, "__module__", "").startswith("sinklab.models.")
+    return getattr(hook, "__module__", "").startswith(("sinklab.models.", "sinklab.fast."))
