@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
 from sinklab.compat import is_compiled, is_replayed
-from sinklab.probing.call import NAMES, AttentionCall, VisibilityCache
+from sinklab.probing.call import NAMES, AttentionCall
 
 
 class Listener:
@@ -64,7 +64,7 @@ class Tap(TorchFunctionMode):
         self._modules = dict(model.named_modules())
         self._stack: list[str] = []
         self._handles: list[RemovableHandle] = []
-        self._visible = VisibilityCache()
+        self._visible: dict[tuple, Any] = {}
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = False
