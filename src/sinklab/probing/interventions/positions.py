@@ -10,7 +10,7 @@ import torch
 
 from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.interventions.base import LayerIntervention
+from sinklab.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.probing.interventions.keys import KeyHandler, Selection
 from sinklab.probing.interventions.removal import REMOVALS, as_columns
 from sinklab.probing.log import InterventionLog
@@ -100,21 +100,18 @@ class _PositionHandler(KeyHandler):
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
 
-    def selection(self, call: AttentionCall) -> Selection | None:
-        if self.step < self.first or (self.stop is not None and self.step >= self.stop):
+    def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
+        if site.step < self.first or (self.stop is not None and site.step >= self.stop):
             return None
-        prefix = self.log.prefix_of(call)
-        length = call.key_BKSD.shape[2] - prefix
+        length = call.key_BKSD.shape[2] - site.prefix
         self.longest = max(self.longest, length)
         if call.visibility.running is not None:
-            self._refuse_missing()
-        batch, every = call.query_BHQD.shape[:2]
-        there = [prefix + position for position in self.options.positions if position < length]
-        gone_S = torch.zeros(prefix + length, dtype=torch.bool)
-        gone_S[there] = True
+            self._check_positions()
+        (batch, every), heads = call.query_BHQD.shape[:2], site.heads
+        gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
+        gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
         # Padding is never attended, and counts as nothing taken.
         gone_B1S = (gone_S & (call.visibility.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
-        heads = self.heads_of(call)
         gone_BHS = gone_B1S.expand(-1, every, -1)
         if len(heads) < every:
             edited_H = torch.zeros(every, dtype=torch.bool, device=gone_B1S.device)
@@ -124,7 +121,7 @@ class _PositionHandler(KeyHandler):
         return Selection(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
 
     def end(self) -> None:
-        self._refuse_missing()
+        self._check_positions()
         super().end()
 
     def why_idle(self) -> tuple[str, str]:
@@ -132,7 +129,7 @@ class _PositionHandler(KeyHandler):
             return super().why_idle()
         return f"it begins at step {self.first} (the first is 0), and no sequence came so far", "begin earlier"
 
-    def _refuse_missing(self) -> None:
+    def _check_positions(self) -> None:
         last = self.options.positions[-1]
         if 0 < self.longest <= last:
             raise ValueError(
