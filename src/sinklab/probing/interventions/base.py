@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.interventions.removal import extended, keys_seen, lost_share
 from sinklab.probing.log import InterventionLog, RemovalRecord
@@ -32,7 +33,7 @@ class CallSite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerIntervention:
+class LayerIntervention(Checked):
     """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a registered name::
 
         @interventions.register("temper")
@@ -56,6 +57,7 @@ class LayerIntervention:
     """Query heads to edit; None for all."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "layers", chosen("layers", self.layers))
         object.__setattr__(self, "heads", chosen("heads", self.heads))
 

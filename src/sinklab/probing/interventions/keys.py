@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.errors import one_of
+from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
 from sinklab.probing.interventions.removal import (
@@ -89,17 +89,17 @@ class KeyIntervention(LayerIntervention):
     Raises ValueError for values outside those listed, and for a limit where keys do not stay gone.
     """
 
-    removal: str = "mask"
+    removal: str = limited("mask", one_of=REMOVALS)
     """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
     "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
     recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
     A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
-    source: str = "now"
+    source: str = limited("now", one_of=SOURCES)
     """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop": forward t loses what
     was chosen at forward t-1 of the same edited run, the first is unedited. "clean_pass": chosen in forwards run
     unedited under `log.probing()`. "carried": as closed_loop, and what was taken once stays away; every forward adds
     its own until `limit` keys are gone."""
-    selector: str = "received"
+    selector: str = limited("received", one_of=SELECTORS)
     """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
     limit: int | None = None
     """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
@@ -107,8 +107,6 @@ class KeyIntervention(LayerIntervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "limit", checked_count("limit", self.limit))
-        for name, allowed in (("source", SOURCES), ("removal", REMOVALS), ("selector", SELECTORS)):
-            one_of(name, getattr(self, name), allowed)
         grows = self.source == "carried" or self.removal == "evict"
         if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
             raise ValueError(

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 
-from sinklab.errors import one_of
+from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.probing.interventions.keys import KeyHandler, Selection
@@ -33,7 +33,7 @@ class MaskPositions(LayerIntervention):
     positions: tuple[int, ...]
     """Canvas positions, from 0."""
     _: KW_ONLY
-    removal: str = "mask"
+    removal: str = limited("mask", one_of=REMOVALS)
     """"mask", "zero_value" or "evict", as for `MaskSinks`."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
@@ -44,7 +44,6 @@ class MaskPositions(LayerIntervention):
             raise ValueError("positions name the keys to take away, got none: leave out the edit")
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))
-        one_of("removal", self.removal, REMOVALS)
         super().__post_init__()
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
