@@ -265,7 +265,7 @@ class SelectionHandler(KeyHandler):
             found = self._choice(call, found, None if held_BHS is None else held_BHS[..., :known])
         return replace(found, gone_BHS=extended(found.gone_BHS, call.key_BKSD.shape[2]))
 
-    def observe(self, call: AttentionCall) -> None:
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
         source = self.options.source
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
         if not (chooses and self.covers(call.layer)):
