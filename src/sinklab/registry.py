@@ -290,7 +290,6 @@ interventions = Registry(
     "intervention",
     "sinklab.probing.interventions.mask_sinks",
     "sinklab.probing.interventions.positions",
-    "sinklab.probing.interventions.window",
 )
 sinks = Registry("sink kind", "sinklab.models.sinks.token", "sinklab.models.sinks.zero", "sinklab.models.sinks.kv")
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from sinklab.models import gate as gate_module
 from sinklab.models import masks
 from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.denoising import ModelDenoiser
+from sinklab.models.denoising import CanvasGeometry, ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
 from sinklab.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
 from sinklab.models.sinks import prefix
@@ -134,36 +134,21 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
-        length = input_ids.shape[1]
-        if length > (limit := self.config.text_positions):
-            raise ValueError(
-                f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
-            )
+        self.config.check_length(input_ids.shape[1])
         real_BS = masks.real_positions(input_ids, attention_mask)
-        if sink_prefix is None and self.config.sink is not None:
-            if (form := fast_path(fast_sinks, self)) is not None:
-                return form.states(self, input_ids, real_BS, causal, visible)
-            sink_prefix = self.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
-        position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
+        if sink_prefix is None and self.config.sink is not None and (form := fast_path(fast_sinks, self)) is not None:
+            return form.states(self, input_ids, real_BS, causal, visible)
         embeds_BSD = self.model.embed_tokens(input_ids)
-        if real_BS is None and sink_prefix is not None and masks.transformers_makes_one(self.model):
-            real_BS = torch.ones(1, length, dtype=torch.bool, device=embeds_BSD.device)
-        mask = masks.attention_mask(
-            real_BS,
-            length,
-            sinks=self.config.sink_count,
-            causal=causal,
-            backend=self.model.config._attn_implementation,
-            like=embeds_BSD,
-            visible=visible,
+        geometry = CanvasGeometry.of(
+            self, real_BS, embeds_BSD, input_ids.shape, sinks=sink_prefix, causal=causal, visible=visible
         )
         return self.model(
             inputs_embeds=embeds_BSD,
-            attention_mask=mask,
-            position_ids=position_ids,
+            attention_mask=geometry.mask,
+            position_ids=geometry.position_ids_BS,
             use_cache=False,
             is_causal=causal,
-            **({} if sink_prefix is None else {"sink_prefix": sink_prefix}),
+            **({} if geometry.sinks is None else {"sink_prefix": geometry.sinks}),
         ).last_hidden_state
 
     def forward(

@@ -64,31 +64,15 @@ class AttentionCall:
         # by the mask object that all layers share, not by a view of it
         visibility = _visibility(known, mask, (query.shape[0], query.shape[2], key.shape[2]), is_causal)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        return cls(
-            layer,
-            query,
-            key,
-            value,
-            mask,
-            is_causal,
-            given.get("scale"),
-            given.get("dropout_p", 0.0),
-            visibility,
-            output_shape,
-        )
+        scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
+        return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape)
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original call."""
-        out_BHQD = function(
-            self.query_BHQD,
-            self.key_BKSD,
-            self.value_BKSD,
-            attn_mask=self.mask,
-            dropout_p=self.dropout_p,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            enable_gqa=self.query_BHQD.shape[1] != self.key_BKSD.shape[1],
-        )
+        q_BHQD, k_BKSD = self.query_BHQD, self.key_BKSD
+        options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
+        options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
+        out_BHQD = function(q_BHQD, k_BKSD, self.value_BKSD, attn_mask=self.mask, **options)
         return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
