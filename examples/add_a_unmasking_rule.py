@@ -22,7 +22,7 @@ class Discounted:
 
     def __call__(self, candidates):
         confidence_M = candidates.probability_MV.gather(1, candidates.tokens_M[:, None])[:, 0]
-        first_M = torch.where(candidates.todo_BC, candidates.columns_BC, 10**6).amin(1)[candidates.rows_M]
+        first_M = torch.where(candidates.candidates_BC, candidates.columns_BC, 10**6).amin(1)[candidates.rows_M]
         return confidence_M - self.discount * (candidates.columns_M - first_M)
 
 

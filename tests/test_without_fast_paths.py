@@ -13,7 +13,7 @@ from transformers import Olmo2Config, Olmo2Model
 
 import sinklab
 from sinklab.fast.decoder import FastDecoder
-from sinklab.registry import Registry, fast_decoders, fast_losses, fast_path, fast_products
+from sinklab.registry import Registry, fast_decoders, fast_losses, fast_path, fast_products, fast_sinks
 
 SCRIPT = """
 import json
@@ -79,10 +79,11 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path: Path) -
 
 
 def test_every_purpose_has_its_fast_path() -> None:
-    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_products)] == [
+    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_products, fast_sinks)] == [
         ["layers"],
         ["liger", "one_pass"],
         ["onednn"],
+        ["in_sequence"],
     ]
     assert fast_path(Registry("fast nothing", "sinklab.absent.folder"), "anything") is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -56,15 +57,18 @@ def limited(
     one_of: Iterable[object] = (),
     needed: bool = False,
     free: bool = False,
+    remedy: str = "",
 ) -> Any:
     """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is always let through.
 
     Args:
         needed: an empty tuple or string is refused.
         free: may differ between a run and its continuation: it says how fast or where, not what.
+        remedy: what the error adds to the limits, such as the value that others use.
     """
     limits: dict[str, Any] = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     limits |= {"one_of": tuple(one_of) or None, "needed": needed or None, "free": free or None}
+    limits["remedy"] = remedy or None
     return dataclasses.field(
         default=default, metadata={name: limit for name, limit in limits.items() if limit is not None}
     )
@@ -112,6 +116,13 @@ def check_limits(field: dataclasses.Field, value: Any) -> None:
         one_of(field.name, value, field.metadata["one_of"])
     limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]
     if not all(holds(value, limit) for holds, _, limit in limits):
-        words = " and ".join(f"{word} {limit:g}" for _, word, limit in limits)
+        words = " and ".join("finite" if limit == math.inf else f"{word} {limit:g}" for _, word, limit in limits)
         left_out = " or left out" if field.default is None else ""
-        raise ValueError(f"{field.name} must be {words}{left_out}, but is {value!r}")
+        remedy = f"; {field.metadata['remedy']}" if "remedy" in field.metadata else ""
+        raise ValueError(f"{field.name} must be {words}{left_out}, but is {value!r}{remedy}")
+
+
+def check_count(name: str, number: int | None, remedy: str) -> None:
+    """Raises ValueError for an argument that counts something and is below 1; None is let through."""
+    if number is not None and number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}; {remedy}")

@@ -290,7 +290,6 @@ interventions = Registry(
     "intervention",
     "sinklab.probing.interventions.mask_sinks",
     "sinklab.probing.interventions.positions",
-    "sinklab.probing.interventions.window",
 )
 sinks = Registry("sink kind", "sinklab.models.sinks.token", "sinklab.models.sinks.zero", "sinklab.models.sinks.kv")
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
@@ -323,6 +322,7 @@ studies = Registry(
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
+fast_sinks = Registry("fast sink form", "sinklab.fast.in_sequence")
 
 
 def fast_path(paths: Registry, *call: Any) -> Any:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sinklab.attention import is_observed, real_queries, remove_keys, row_logsumexp, unobserved, visible_queries
+from sinklab.attention import Visibility, is_observed, remove_keys, row_logsumexp, unobserved
 
 
 def test_removal_equals_a_mask_before_the_softmax() -> None:
@@ -30,9 +30,9 @@ def test_removal_refuses_all_keys_and_indices_outside() -> None:
 
 
 def test_visible_without_mask_and_causal() -> None:
-    assert visible_queries(None, 2, 3, 5).tolist() == [[[3] * 5]] * 2
-    assert visible_queries(None, 1, 4, 4, is_causal=True).tolist() == [[[4, 3, 2, 1]]]
-    assert real_queries(None, 2, 3, 5) is None
+    assert Visibility(None, (2, 3, 5)).visible_BHS.tolist() == [[[3] * 5]] * 2
+    assert Visibility(None, (1, 4, 4), is_causal=True).visible_BHS.tolist() == [[[4, 3, 2, 1]]]
+    assert Visibility(None, (2, 3, 5)).real_BQ is None
 
 
 @pytest.mark.parametrize("form", ["row", "expanded", "square", "additive", "finfo_min", "billion"])
@@ -51,9 +51,9 @@ def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
         # a bias by distance hides nothing, however far
         "billion": torch.full(square.shape, -5000.0).masked_fill(~square, floor),
     }[form]
-    visible = visible_queries(mask, 2, 4, prefix + 4)
+    visible = Visibility(mask, (2, 4, prefix + 4)).visible_BHS
     assert visible[:, 0].tolist() == [[3] * prefix + [0, 3, 3, 3], [4] * (prefix + 4)]
-    real = real_queries(mask, 2, 4, prefix + 4)
+    real = Visibility(mask, (2, 4, prefix + 4)).real_BQ
     assert real is not None
     assert real.tolist() == [[False, True, True, True], [True] * 4]
 
@@ -61,7 +61,7 @@ def test_padding_is_no_viewer_and_is_not_viewed(form: str, prefix: int) -> None:
 def test_causal_padding_counts_from_the_first_real_token() -> None:
     square = torch.ones(4, 4, dtype=torch.bool).tril()
     square[:, 0] = False
-    assert visible_queries(square, 1, 4, 4)[0, 0].tolist() == [0, 3, 2, 1]
+    assert Visibility(square, (1, 4, 4)).visible_BHS[0, 0].tolist() == [0, 3, 2, 1]
 
 
 def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
@@ -70,8 +70,8 @@ def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
     may[:, :, :, :5] = torch.ones(3, 5, dtype=torch.bool).tril(2)
     may[0, :, :, 0] = False
     expected = [[0, 3, 3, 2, 1, 0, 0, 0], [3, 3, 3, 2, 1, 0, 0, 0]]
-    assert visible_queries(may, 2, 3, 8)[:, 0].tolist() == expected
-    assert real_queries(may, 2, 3, 8) is None
+    assert Visibility(may, (2, 3, 8)).visible_BHS[:, 0].tolist() == expected
+    assert Visibility(may, (2, 3, 8)).real_BQ is None
 
 
 def test_unobserved_is_undone_also_after_an_exception() -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from sinklab.attention import decoding, decoding_run, real_queries, running, running_canvas, visible_queries
+from sinklab.attention import RunningCanvas, Visibility, decoding, decoding_run, running, running_canvas
 
 IDS = torch.arange(8).view(2, 4)
 
@@ -43,8 +43,8 @@ def test_padding_queries_are_known_by_their_own_keys(form: str) -> None:
     mask[0, ..., 2:4] = False
     mask = mask if form == "row" else mask.expand(2, 1, 2, 6).clone()
     # the queries stand at canvas positions 1 and 2
-    own = torch.tensor([3, 4])
-    assert real_queries(mask, 2, 2, 6, own_Q=own).tolist() == [[False, True], [True, True]]
-    assert visible_queries(mask, 2, 2, 6, own_Q=own)[:, 0].tolist() == [[1, 1, 0, 0, 1, 1], [2] * 6]
+    found = Visibility(mask, (2, 2, 6), running=RunningCanvas(IDS, torch.tensor([1, 2])))
+    assert found.real_BQ.tolist() == [[False, True], [True, True]]
+    assert found.visible_BHS[:, 0].tolist() == [[1, 1, 0, 0, 1, 1], [2] * 6]
     # taken for the last two, they would all be real
-    assert real_queries(mask, 2, 2, 6) is None
+    assert Visibility(mask, (2, 2, 6)).real_BQ is None

@@ -237,7 +237,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("generate a b --stream --model {model}", "there are 2 prompts; leave out --stream"),
         ("generate x --model {model} --new-tokens 4 --rule rondom", "did you mean 'random'"),
         ("generate x --model {model} --new-tokens 64 --steps 65 --block-length None", "context of 63 positions"),
-        ("generate x --model {model} --new-tokens -1", "max_new_tokens must be at least 1, but is -1"),
+        ("generate x --model {model} --new-tokens -1", "new_tokens must be at least 1, got -1"),
         ("generate x --model {model} --schedule threshold --rule random", "threshold.*RandomOrder.*use low_confidence"),
         ("generate x --model {model} --cache duall", "did you mean 'dual'"),
         ("generate x --model {model} --dtype float17", "dtype must be a floating point type"),

@@ -508,7 +508,7 @@ class TestRefusals:
 
     def test_a_canvas_longer_than_the_context(self):
         ids_BS = torch.full((1, 64), MASK)
-        with pytest.raises(ValueError, match="the canvas has 64 tokens, but the model's context is 63"):
+        with pytest.raises(ValueError, match="the text has 64 tokens, but the model's context is 63"):
             self.session(ids_BS, ids_BS == MASK)
 
     def test_a_row_of_padding(self):

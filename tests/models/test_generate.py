@@ -281,13 +281,13 @@ def test_the_model_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, but is 0; leave it out"),
+        ({"max_new_tokens": 0}, "new_tokens must be at least 1, got 0; leave it out"),
         ({"max_new_tokens": 62}, r"context of 63 positions, got a prompt of 2 and 62 new tokens"),
         ({}, "at least one open position"),
         ({"input_ids": torch.tensor([[40, MASK]]), "max_new_tokens": 4}, "must not contain the mask id 2"),
         ({"input_ids": torch.full((1, 64), MASK)}, r"context of 63 positions, got 64"),
         ({"attention_mask": torch.tensor([[1, 0]]), "max_new_tokens": 4}, "must be padded on the left"),
-        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 4}, "shape of the prompts"),
+        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 4}, "shape of the ids"),
         ({"max_new_tokens": 4, "steps": 5}, "steps must not exceed the open positions"),
         ({"max_new_tokens": 4, "steps": 1, "block_length": 2}, "each block needs at least 1 step"),
         ({"max_new_tokens": 4, "rule": "confidence"}, "unknown unmasking rule 'confidence'"),
@@ -295,7 +295,7 @@ def test_the_model_is_left_as_it_was() -> None:
         ({"max_new_tokens": 4, "schedule": "threshold", "rule": "random"}, "does not go with the rule RandomOrder"),
         ({"max_new_tokens": 4, "factor": 1.5}, "factor does not go with the schedule 'even'"),
         ({"max_new_tokens": 4, "top_p": 0.9}, "top_p and top_k do nothing at temperature 0"),
-        ({"max_new_tokens": 4, "temperature": -1}, "temperature must be 0 or a positive"),
+        ({"max_new_tokens": 4, "temperature": -1}, "temperature must be at least 0 and finite"),
         ({"max_new_tokens": 4, "cfg_scale": float("inf")}, "guidance scale must be a finite number"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
@@ -410,7 +410,7 @@ def test_unequal_holes_with_steps_and_blocks_are_refused_and_one_by_one_they_are
     model = tiny_model()
     ids = torch.tensor([[40, MASK, MASK, MASK, 44], [50, MASK, 52, 53, 54]])
     with pytest.raises(
-        ValueError, match=r"deals steps=2 to 2 block\(s\) .*, got rows with 1, 3; leave steps or block_l"
+        ValueError, match=r"splits steps=2 over 2 block\(s\) .*, got rows with 1, 3; leave steps or block_l"
     ):
         model.generate(ids, steps=2, block_length=2)
     for options in ({"steps": 2}, {"block_length": 2}):

@@ -296,7 +296,7 @@ def test_wrong_fields_are_refused_by_name() -> None:
         MaskSinks()
     with pytest.raises(ValueError, match=r"got k=1 and epsilon=3\.0: give one of them"):
         MaskSinks(1, 3.0)
-    with pytest.raises(ValueError, match="at least 0: got -1"):
+    with pytest.raises(ValueError, match="epsilon must be at least 0, but is -1"):
         MaskSinks(epsilon=-1)
     with pytest.raises(ValueError, match='source="carried" needs it'):
         MaskSinks(1, source="carried")

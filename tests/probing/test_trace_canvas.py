@@ -100,7 +100,7 @@ def test_listeners_without_an_interest_in_outputs_need_not_say_so() -> None:
     calls = []
 
     class Old(Listener):
-        def observe(self, call: AttentionCall) -> None:
+        def observe(self, call: AttentionCall, out: object) -> None:
             calls.append(call.layer)
 
     model = HandWritten()

@@ -101,7 +101,7 @@ def test_only_what_was_chosen_is_computed(monkeypatch) -> None:
         ({"maps": [(0, 0, 7)]}, r"query heads 0 … 1 .*, got 7"),
         ({"maps": [(0, 9, 0)]}, r"layers are numbered 0 … 3 .*, got 9"),
         ({"maps": [(1, 2)]}, r"triples of numbers \(step, layer, head\), got \(1, 2\)"),
-        ({"layers": ()}, r"layers names at least one, got none: leave it out to record all"),
+        ({"layers": ()}, r"layers names at least one, got none: leave it out"),
         ({"steps": 3}, r"steps is a container of step numbers .*, got 3"),
     ],
 )

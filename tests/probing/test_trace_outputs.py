@@ -25,7 +25,7 @@ class Outputs(Listener):
     def __init__(self) -> None:
         self.norms: list[torch.Tensor] = []
 
-    def observe_output(self, call: AttentionCall, out: torch.Tensor) -> None:
+    def observe(self, call: AttentionCall, out: torch.Tensor) -> None:
         self.norms.append(call.unrolled(out).norm(dim=-1))
 
 
@@ -170,7 +170,7 @@ def test_what_a_call_says_of_itself_is_what_the_public_functions_say() -> None:
     seen = []
 
     class Keep(Listener):
-        def observe(self, call: AttentionCall) -> None:
+        def observe(self, call: AttentionCall, out: torch.Tensor) -> None:
             given = {"mask": call.mask, "is_causal": call.is_causal, "scale": call.scale}
             seen.append((call.received_BHS, received_attention(call.query_BHQD, call.key_BKSD, **given)))
             rows = attention_map(call.query_BHQD, call.key_BKSD, **given)

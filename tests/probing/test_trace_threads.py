@@ -17,7 +17,7 @@ from torch import nn
 from sinklab.attention import is_watched, watching
 from sinklab.caching import SinkCache
 from sinklab.fast import decoder
-from sinklab.models.sinks import prefix as sink
+from sinklab.fast.in_sequence import InSequence
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import Canvas, DualCache, denoise
 from tiny_diffusion import tiny_model
@@ -89,7 +89,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
     model.sink_form = "sequence"
 
     def loss_and_gradients():
-        assert sink.runs_in_sequence(model)
+        assert InSequence.serving(model)
         model.zero_grad()
         loss = model(IDS, labels=IDS).loss
         loss.backward()
@@ -99,7 +99,7 @@ def test_another_models_training_is_the_same_bit_for_bit(run):
     beside = traced(lambda: run(loss_and_gradients), other)
     assert all(map(torch.equal, alone, beside))
     with trace(model):
-        assert not sink.runs_in_sequence(model)
+        assert not InSequence.serving(model)
         model(IDS)
 
 

@@ -60,7 +60,7 @@ def test_moving_keeps_the_canvas(device):
     [
         ({"new_tokens": 0}, "new_tokens must be at least 1, got 0"),
         ({"rows": []}, r"at least one prompt is needed, got none; pass \[\[\]\]"),
-        ({"rows": torch.empty(0, 3, dtype=torch.int64)}, "at least one prompt is needed"),
+        ({"rows": torch.empty(0, 3, dtype=torch.int64)}, "at least one open position"),
         ({"rows": [1, 2]}, r"list of lists of token ids, got a list of int; .*wrap a single prompt"),
         ({"rows": ["text"]}, "got a list of str; tokenize text first"),
         ({"rows": [[1], [1, 2]], "pad_id": None}, r"unequal lengths \(\[1, 2\]\) need a pad_id"),
@@ -73,7 +73,7 @@ def test_moving_keeps_the_canvas(device):
         ({"rows": [[1]], "attention_BP": torch.ones(1, 1)}, "attention_BP goes with a tensor of prompts"),
         (
             {"rows": torch.ones(1, 2).long(), "attention_BP": torch.ones(1, 3)},
-            r"shape of the prompts, \(1, 2\), got \(1, 3\)",
+            r"shape of the ids, \(1, 2\), got \(1, 3\)",
         ),
         (
             {"rows": torch.tensor([[1, 0]]), "attention_BP": torch.tensor([[1, 0]])},

@@ -101,14 +101,14 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(settings, message)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Threshold(1.1), "a confidence threshold lies between 0 and 1, got 1.1"),
-        (lambda: Threshold(float("nan")), "a confidence threshold lies between 0 and 1, got nan"),
-        (lambda: Factor(0.0), "factor must be above 0, got 0.0"),
-        (lambda: EntropyBound(-1.0), "gamma must be 0 or more, got -1.0"),
-        (lambda: Timed(0.0), "eps must lie between 0 and 1, got 0.0; Dream uses 1e-3"),
-        (lambda: Timed(1.0), "eps must lie between 0 and 1, got 1.0"),
-        (lambda: LowConfidence(alg_temp=-0.1), "alg_temp must be 0 or a positive finite number, got -0.1"),
-        (lambda: Entropy(alg_temp=float("inf")), "alg_temp must be 0 or a positive finite number, got inf"),
+        (lambda: Threshold(1.1), "threshold must be at least 0 and at most 1, but is 1.1"),
+        (lambda: Threshold(float("nan")), "threshold must be at least 0 and at most 1, but is nan"),
+        (lambda: Factor(0.0), "factor must be more than 0, but is 0.0"),
+        (lambda: EntropyBound(-1.0), "gamma must be at least 0, but is -1.0"),
+        (lambda: Timed(0.0), "eps must be more than 0 and less than 1, but is 0.0; Dream uses 1e-3"),
+        (lambda: Timed(1.0), "eps must be more than 0 and less than 1, but is 1.0"),
+        (lambda: LowConfidence(alg_temp=-0.1), "alg_temp must be at least 0 and finite or left out, but is -0.1"),
+        (lambda: Entropy(alg_temp=float("inf")), "alg_temp must be at least 0 and finite or left out, but is inf"),
         (
             lambda: DecodingSettings(rule="random", alg_temp=0.1).values(),
             "alg_temp does not go with the unmasking rule 'random', got alg_temp=0.1; it belongs to entropy, low",

@@ -71,7 +71,7 @@ def test_bad_wrappers_are_refused():
         suppressed(toy, [])
     with pytest.raises(ValueError, match=r"vocabulary, 0 to 22, got \[3, 99\]"):
         suppressed(toy, [99, 3])(CANVAS.ids_BS, CANVAS.open_BS)
-    with pytest.raises(ValueError, match="a vocabulary has at least 1 id, got 0"):
+    with pytest.raises(ValueError, match="vocabulary must be at least 1, got 0"):
         limited(toy, 0)
 
 

@@ -18,7 +18,7 @@ def prompts():
         ({"steps": 13}, "must not exceed the open positions, got 13 steps for 12 positions"),
         ({"steps": 2, "block_length": 4}, "each block needs at least 1 step, got 2 steps for 3 blocks"),
         ({"block_length": 0}, "block_length must be at least 1, got 0"),
-        ({"temperature": -1.0}, "temperature must be 0 or a positive finite number, got -1.0"),
+        ({"temperature": -1.0}, "temperature must be at least 0 and finite, but is -1.0"),
         ({"temperature": 1.0}, r"a temperature above 0 needs a source of randomness.*manual_seed\(seed\)"),
         ({"rule": "rndom"}, "unknown unmasking rule 'rndom'.*did you mean 'random'"),
     ],
@@ -94,7 +94,7 @@ def test_logits_whose_sum_overflows_are_fine():
 def test_a_schedule_that_never_ends_is_refused():
     class Idle(EvenQuota):
         def start(self, size_B, evaluations, rule):
-            return lambda ordered_BC, todo_BC, nth: torch.zeros_like(size_B)
+            return lambda ordered_BC, candidates_BC, evaluation: torch.zeros_like(size_B)
 
     canvas = prompts()
     with pytest.raises(ValueError, match=r"left masks behind in block 0 after 3 evaluations"):

@@ -24,7 +24,11 @@ def assert_ordinary(denoiser, **settings):
     count = 0
     for step in denoise(denoiser, CANVAS, generator=torch.Generator().manual_seed(0), **settings):
         tensors = {name: getattr(step, name) for name in NAMES}
-        tensors |= {"score": step.choice.score_M, "chosen": step.choice.chosen_BC, "todo": step.choice.todo_BC}
+        tensors |= {
+            "score": step.choice.score_M,
+            "chosen": step.choice.chosen_BC,
+            "candidates": step.choice.candidates_BC,
+        }
         assert not [name for name, tensor in tensors.items() if tensor.is_inference() or tensor.requires_grad]
         count += 1
     assert count

@@ -12,8 +12,8 @@ from sinklab.sampling import (
     Threshold,
     TokenSampling,
     commit_counts,
-    deal_steps,
     denoise,
+    split_steps,
 )
 
 
@@ -54,14 +54,14 @@ def test_every_row_has_its_own_counts():
     ],
 )
 def test_steps_are_dealt_evenly_and_never_wasted(sizes, steps, expected):
-    assert deal_steps(sizes, steps) == expected
+    assert split_steps(sizes, steps) == expected
 
 
 def test_any_deal_uses_every_step_and_leaves_no_block_out():
     for last in range(1, 6):
         sizes = [5, 5, 5, last]
         for steps in range(4, sum(sizes) + 1):
-            dealt = deal_steps(sizes, steps)
+            dealt = split_steps(sizes, steps)
             assert sum(dealt) == steps
             assert all(1 <= got <= size for got, size in zip(dealt, sizes, strict=True))
 
@@ -72,9 +72,9 @@ def test_counts_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="cannot be negative, got -2"):
         commit_counts(torch.tensor([3, -2]), 2)
     with pytest.raises(ValueError, match="each block needs at least 1 step, got 2 steps for 3 blocks; give at least 3"):
-        deal_steps([8, 8, 8], 2)
+        split_steps([8, 8, 8], 2)
     with pytest.raises(ValueError, match="steps must not exceed the open positions, got 25 steps for 24 positions"):
-        deal_steps([8, 8, 8], 25)
+        split_steps([8, 8, 8], 25)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_counts_that_cannot_be_are_refused():
     [([8, 8, 4], 10, [4, 3, 3]), ([4], 9, [9]), ([2, 2], 7, [4, 3]), ([3, 1], None, [3, 1])],
 )
 def test_idle_steps_are_dealt_evenly_too(sizes, steps, expected):
-    assert deal_steps(sizes, steps, idle=True) == expected
+    assert split_steps(sizes, steps, surplus=True) == expected
     with pytest.raises(ValueError, match="each block needs at least 1 step"):
-        deal_steps([1, 1, 1], 2, idle=True)
+        split_steps([1, 1, 1], 2, surplus=True)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ def test_a_bound_of_zero_commits_one_token_beside_those_without_entropy():
     for many in range(4):
         logits_MV = torch.tensor([coin, *[sure] * many, coin, coin])
         assert committed(logits_MV, rule="entropy", schedule=EntropyBound(0.0)) == many + 1
-    with pytest.raises(ValueError, match=r"got -1\.0; 0 commits one token beside those of entropy 0"):
+    with pytest.raises(ValueError, match=r"but is -1\.0; 0 commits one token beside those of entropy 0"):
         EntropyBound(-1.0)

@@ -143,7 +143,7 @@ def test_an_object_takes_the_place_of_a_name():
         ({"schedule": "threshold", "steps": 4}, {}, "runs until each block is done, got steps=4"),
         ({"schedule": "threshold", "rule": "random"}, {}, "'threshold' does not go with the rule RandomOrder"),
         ({"top_k": 4}, {}, "top_p and top_k do nothing at temperature 0"),
-        ({"temperature": -1.0}, {}, "temperature must be 0 or a positive finite number"),
+        ({"temperature": -1.0}, {}, "temperature must be at least 0 and finite"),
         ({"alg_temp": 0.3}, {"rule": Entropy()}, r"its numbers go into it, got Entropy\(.*\) and {'alg_temp': 0.3}"),
         ({"gamma": 0.3}, {"schedule": EntropyBound()}, "where a schedule object is given, its numbers go into it"),
     ],

@@ -188,7 +188,7 @@ def test_scores_by_name():
         ),
         ({"cache": "evict", "cache_protect": "first"}, "with sinks=0 none are, got protect='first'; give a number of"),
         ({"cache": "sink_refresh", "cache_sinks": 0}, "at least 1, got 0; without any this is the dual cache"),
-        ({"cache": "sink", "refresh_every": 0}, "refresh_every counts evaluations, at least 1, got 0"),
+        ({"cache": "sink", "refresh_every": 0}, "refresh_every must be at least 1 or left out, but is 0"),
     ],
     ids=str,
 )

@@ -117,13 +117,13 @@ def test_top_gives_ties_to_the_earlier_key():
 def test_errors():
     with pytest.raises(ValueError, match=r"Top must leave at least one key: k=4 of 4 keys. Choose k < 4"):
         find_sinks(np.ones(4), Top(4))
-    with pytest.raises(ValueError, match=r"k of at least 1: got 0"):
+    with pytest.raises(ValueError, match=r"k must be at least 1, but is 0"):
         Top(0)
     with pytest.raises(ValueError, match=r"but is 'sums'; did you mean 'sum'\?"):
         Excess(3.0, "sums")
-    with pytest.raises(ValueError, match=r"at least 0: got nan"):
+    with pytest.raises(ValueError, match=r"epsilon must be at least 0, but is nan"):
         Excess(float("nan"))
-    with pytest.raises(ValueError, match=r"in \[0, 1\): got 3"):
+    with pytest.raises(ValueError, match=r"weight must be at least 0 and less than 1, but is 3"):
         Gu(3)
     with pytest.raises(ValueError, match=r"visible must broadcast to received: shapes \(2, 3\) and \(2, 5, 3, 4\)"):
         find_sinks(np.ones((2, 5, 3, 4)), Excess(), np.ones((2, 3)))

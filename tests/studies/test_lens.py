@@ -179,7 +179,7 @@ def test_any_rule_chooses_sinks() -> None:
 def test_unknown_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="known are excess, gu, strongest, top; did you mean 'strongest'"):
         chosen_rule("strong", 3.0)
-    with pytest.raises(ValueError, match="at least 0: got -1"):
+    with pytest.raises(ValueError, match="epsilon must be at least 0, but is -1"):
         chosen_rule("excess", -1.0)
     with pytest.raises(ValueError, match="there are 3 positions and must be as many keys, got 2"):
         sink_heads(np.ones((1, 1, 2)), np.zeros(3))

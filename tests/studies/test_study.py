@@ -148,7 +148,7 @@ def test_each_sample_has_a_seed_of_its_own(settings: StudySettings, tmp_path: Pa
         ({"steps": 11}, "steps must not exceed the open positions"),
         ({"steps": 1}, "each block needs at least 1 step"),
         ({"rule": "low_confidense"}, "did you mean 'low_confidence'"),
-        ({"temperature": -1.0}, "temperature must be 0 or a positive"),
+        ({"temperature": -1.0}, "temperature must be at least 0 and finite"),
         ({"heldout": "nowhere"}, "nowhere does not exist"),
         ({"heldout_length": 100_000}, "heldout_length must be 1 to 63, the context of tiny test model, but is 100000"),
         ({"heldout_length": 0}, "heldout_length must be 1 to 63"),

@@ -9,5 +9,5 @@ __getattr__, __dir__, __all__ = exports(
         "attention_map attention_statistics key_norms noop_bound received_attention remove_keys row_entropy "
         "row_logsumexp value_norms"
     ),
-    scores="Scores allowed real_queries visible_queries",
+    scores="Scores Visibility allowed",
 )

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 _OBSERVED: ContextVar[bool] = ContextVar("sinklab_attention_observed", default=True)
@@ -99,6 +101,13 @@ class RunningCanvas:
     """Token ids of the whole canvas, as the model reads them."""
     columns: slice | Tensor | None
     """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None for all."""
+
+    @cached_property
+    def columns_Q(self) -> Tensor:
+        """`columns` as int64 (Q,) on the CPU, whatever they were given as."""
+        if isinstance(self.columns, Tensor):
+            return self.columns.cpu()
+        return torch.arange(self.ids_BS.shape[1])[slice(None) if self.columns is None else self.columns]
 
 
 def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> AbstractContextManager[None]:

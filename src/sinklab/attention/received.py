@@ -7,9 +7,8 @@
 # C queries of a chunk, R = B·H of a chunk, M removed keys
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import update_wrapper
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +16,17 @@ from torch import Tensor
 from sinklab.attention.chunks import LN2, Chunk, chunks
 from sinklab.attention.scores import Scores
 from sinklab.errors import one_of
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call may have beside queries and keys, as `Scores.of` takes it."""
+
+    mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+    heads: Sequence[int] | None
+    """Query heads to compute, in this order; all when left out."""
+
 
 STATISTICS = ("received", "row_entropy", "row_logsumexp", "noop_bound")
 
@@ -106,33 +116,14 @@ def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
     return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 
-def _of_a_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function of checked `Scores` as one of the arguments of `scaled_dot_product_attention` (values where needed).
-
-    Keys unexpanded under grouped heads; boolean mask (True = may attend) or additive mask, both broadcastable to
-    (B, H, Q, S).
-    """
-
-    def of_a_call(
-        q_BHQD: Tensor,
-        k_BKSD: Tensor,
-        *v_BKSD: Tensor,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        heads: Collection[int] | None = None,
-        **options: Any,
-    ) -> Tensor:
-        chosen = None if heads is None else list(heads)
-        return function(Scores.of(q_BHQD, k_BKSD, mask, is_causal, scale, chosen), *v_BKSD, **options)
-
-    update_wrapper(of_a_call, function)
-    del of_a_call.__wrapped__  # type: ignore[attr-defined]  # help() is to show the arguments of the call
-    return of_a_call
-
-
-@_of_a_call
-def received_attention(scores: Scores, **options: Any) -> Tensor:
+def received_attention(
+    q_BHQD: Tensor,
+    k_BKSD: Tensor,
+    *,
+    groups_BGQ: Tensor | None = None,
+    chunk: int | None = None,
+    **call: Unpack[CallOptions],
+) -> Tensor:
     """Attention that every key receives, a_j = sum over queries i of A_ij (arXiv 2510.15731, Eq. 3 without its 1/S).
 
     Takes the arguments of `scaled_dot_product_attention` as the model gives them: keys unexpanded under grouped heads,
@@ -143,38 +134,38 @@ def received_attention(scores: Scores, **options: Any) -> Tensor:
 
     Raises ValueError when shapes do not fit.
     """
-    return attention_statistics(scores, ("received",), **options)["received"]
+    scores = Scores.of(q_BHQD, k_BKSD, **call)
+    return attention_statistics(scores, ("received",), groups_BGQ=groups_BGQ, chunk=chunk)["received"]
 
 
-@_of_a_call
-def row_logsumexp(scores: Scores, **options: Any) -> Tensor:
+def row_logsumexp(q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]) -> Tensor:
     """Natural logarithm of the softmax denominator of every query, (B, H, Q); -inf for a query that may see no key."""
-    return attention_statistics(scores, ("row_logsumexp",), **options)["row_logsumexp"]
+    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_logsumexp",), chunk=chunk)["row_logsumexp"]
 
 
-@_of_a_call
-def row_entropy(scores: Scores, **options: Any) -> Tensor:
+def row_entropy(q_BHQD: Tensor, k_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]) -> Tensor:
     """Entropy of every attention row, -sum_j A_ij ln A_ij in nats, (B, H, Q); 0 for a query that may see no key."""
-    return attention_statistics(scores, ("row_entropy",), **options)["row_entropy"]
+    return attention_statistics(Scores.of(q_BHQD, k_BKSD, **call), ("row_entropy",), chunk=chunk)["row_entropy"]
 
 
-@_of_a_call
-def noop_bound(scores: Scores, v_BKSD: Tensor, **options: Any) -> Tensor:
+def noop_bound(
+    q_BHQD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, chunk: int | None = None, **call: Unpack[CallOptions]
+) -> Tensor:
     """Upper bound of the head output's norm, sum_j A_ij |v_j| (arXiv 2601.19657, Eq. 20), (B, H, Q).
 
     Small where attention rests on keys of small values, the third argument: attending there approximates doing nothing.
     """
-    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, **options)["noop_bound"]
+    scores = Scores.of(q_BHQD, k_BKSD, **call)
+    return attention_statistics(scores, ("noop_bound",), v_BKSD=v_BKSD, chunk=chunk)["noop_bound"]
 
 
-@_of_a_call
-def attention_map(scores: Scores) -> Tensor:
+def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -> Tensor:
     """The whole attention map A of some query heads, (B, H, Q, S), float32 (float64 for float64 inputs); no gradient.
 
     The one function here that is not O(S): name the `heads` to look at. A query that may see no key has a row of zeros.
     Raises ValueError when shapes do not fit, or for a head that is not there.
     """
-    device = scores.q_BHQD.device
+    scores, device = Scores.of(q_BHQD, k_BKSD, **call), q_BHQD.device
     map_BHQS = torch.zeros(*scores.rows_shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for part in chunks(scores):

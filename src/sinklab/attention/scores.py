@@ -1,4 +1,4 @@
-"""The arguments of one attention call, checked: what every statistic of it is computed from."""
+"""The arguments of one attention call, checked, and who may see whom in it: what its statistics are computed from."""
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim; an axis of a mask may be 1
 from __future__ import annotations
@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from sinklab.attention.context import RunningCanvas
 
 LOG2E = math.log2(math.e)
 
@@ -129,76 +132,80 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return scaled.masked_fill_(mask == -math.inf, -math.inf)
 
 
-# What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near.
-_NO = -1e8
+HIDDEN_BELOW = -1e8
+"""What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near."""
 
 
 def allowed(mask: Tensor) -> Tensor:
     """A boolean (True = may attend) or additive mask as a boolean one: -inf, finfo.min and below -1e8 mean no."""
-    return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, _NO)
+    return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, HIDDEN_BELOW)
 
 
-def visible_queries(
-    mask: Tensor | None,
-    batch: int,
-    queries: int,
-    keys: int,
-    *,
-    is_causal: bool = False,
-    own_Q: Tensor | None = None,
-) -> Tensor:
-    """Number of queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play.
+@dataclass(frozen=True, eq=False)
+class Visibility:
+    """Which queries may see which keys of a call, counted on first use.
 
-    Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. `own_Q`
-    says which key belongs to which query, int64; left out, the last Q keys belong to the Q queries, and a row in which
-    that would leave no query at all has its keys elsewhere (a static cache with room at the end): there every query
-    counts. Causal masks are top-left aligned, as in torch.
+    Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. Which key
+    is a query's own follows from the canvas that runs; without one the last Q keys belong to the Q queries, and a row
+    in which that would leave no query at all has its keys elsewhere (a static cache with room at the end): there every
+    query counts. Causal masks are top-left aligned, as in torch.
     """
-    if mask is None:
-        count_S = (queries - torch.arange(keys)).clamp_min(0) if is_causal else torch.full((keys,), queries)
-        return count_S.expand(batch, 1, keys)
-    may_BHQS = _may(mask, batch, queries, keys, is_causal)
-    real_BQ = _real(may_BHQS, queries, own_Q)
-    if may_BHQS.shape[2] == 1:
-        count_B = real_BQ.sum(-1) if real_BQ is not None else torch.full((batch,), queries, device=mask.device)
-        return may_BHQS[:, :, 0] * count_B[:, None, None]
-    if real_BQ is not None:
-        may_BHQS = may_BHQS & real_BQ[:, None, :, None]
-    return may_BHQS.sum(-2)
 
+    mask: Tensor | None
+    shape: tuple[int, int, int]
+    """(batch, queries, keys) of the call."""
+    is_causal: bool = False
+    running: RunningCanvas | None = None
+    """The canvas that was announced for this call; None when none was, or when it does not fit the call."""
 
-def real_queries(
-    mask: Tensor | None,
-    batch: int,
-    queries: int,
-    keys: int,
-    *,
-    is_causal: bool = False,
-    own_Q: Tensor | None = None,
-) -> Tensor | None:
-    """Boolean (B, Q), False for padding queries as `visible_queries` knows them; None when every query is real."""
-    if mask is None:
-        return None
-    return _real(_may(mask, batch, queries, keys, is_causal), queries, own_Q)
+    @cached_property
+    def visible_BHS(self) -> Tensor:
+        """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play."""
+        batch, queries, keys = self.shape
+        if self.mask is None:
+            count_S = torch.full((keys,), queries)
+            return (count_S - torch.arange(keys) if self.is_causal else count_S).clamp_min(0).expand(batch, 1, keys)
+        allowed_BHQS, real_BQ = self._allowed(self.mask), self.real_BQ
+        if allowed_BHQS.shape[2] == 1:
+            count_B = torch.full((batch,), queries, device=self.mask.device) if real_BQ is None else real_BQ.sum(-1)
+            return allowed_BHQS[:, :, 0] * count_B[:, None, None]
+        return (allowed_BHQS if real_BQ is None else allowed_BHQS & real_BQ[:, None, :, None]).sum(-2)
 
+    @cached_property
+    def real_BQ(self) -> Tensor | None:
+        """False for padding queries; None: all are real."""
+        _, queries, keys = self.shape
+        columns_Q = self.columns_Q
+        if self.mask is None or (columns_Q is None and queries > keys):
+            return None
+        seen_BS = self._allowed(self.mask).any(2).any(1)
+        if columns_Q is None:
+            real_BQ = seen_BS[:, keys - queries :]
+            real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
+        else:
+            real_BQ = seen_BS.index_select(1, (columns_Q + self.prefix).to(seen_BS.device))
+        return None if bool(real_BQ.all()) else real_BQ
 
-def _may(mask: Tensor, batch: int, queries: int, keys: int, is_causal: bool) -> Tensor:
-    mask = mask.detach()[(None,) * (4 - mask.dim())]
-    # A mask expanded over queries (stride 0) says the same to every query: one row is enough.
-    may_BHQS = allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
-    if is_causal:
-        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-    return may_BHQS.expand(batch, -1, -1, keys)
+    def _allowed(self, mask: Tensor) -> Tensor:
+        batch, queries, keys = self.shape
+        mask = mask.detach()[(None,) * (4 - mask.dim())]
+        # A mask expanded over queries (stride 0) says the same to every query: one row is enough.
+        allowed_BHQS = allowed(mask[:, :, :1] if mask.stride(2) == 0 else mask)
+        if self.is_causal:
+            allowed_BHQS = allowed_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+        return allowed_BHQS.expand(batch, -1, -1, keys)
 
+    @property
+    def visible_BS(self) -> Tensor:
+        """Queries that may see each key, int64 (B, S), in the head that sees most."""
+        return self.visible_BHS.amax(1)
 
-def _real(may_BHQS: Tensor, queries: int, own_Q: Tensor | None) -> Tensor | None:
-    keys = may_BHQS.shape[-1]
-    if own_Q is None and queries > keys:
-        return None
-    seen_BS = may_BHQS.any(2).any(1)
-    if own_Q is None:
-        real_BQ = seen_BS[:, keys - queries :]
-        real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
-    else:
-        real_BQ = seen_BS.index_select(1, own_Q.to(seen_BS.device))
-    return None if bool(real_BQ.all()) else real_BQ
+    @property
+    def columns_Q(self) -> Tensor | None:
+        """Canvas positions of the queries, int64 on the CPU; None when no canvas was announced."""
+        return None if self.running is None else self.running.columns_Q
+
+    @property
+    def prefix(self) -> int | None:
+        """Sink columns in front of the keys; None when no canvas was announced."""
+        return None if self.running is None else self.shape[2] - self.running.ids_BS.shape[1]

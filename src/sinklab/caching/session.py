@@ -47,7 +47,7 @@ class BlockSession:
             self._geometry, self._history = geometry, [{} for _ in self.denoiser.model.model.layers]
         self._store = None
         if not work.is_choice:
-            return self.denoiser.whole(ids_BS, wanted_BS)
+            return self.denoiser.full_pass(ids_BS, wanted_BS)
         start = max(work.block.start - 1, 0) if self.denoiser.model.config.logit_shift else work.block.start
         padding_BS = self.denoiser.attention_BS
         real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
@@ -58,15 +58,15 @@ class BlockSession:
 
     def _choosing(self, ids_BS: Tensor, wanted_BS: Tensor, store: BlockStore) -> Tensor:
         denoiser, run = self.denoiser, store.window.run
-        where_Q = self._where(wanted_BS, run)
+        output_index_Q = self._where(wanted_BS, run)
         if denoiser.is_fast:
             # the last layer runs the queries of the whole window too, since it chooses by them
             window_W = torch.arange(run.start, run.stop, device=ids_BS.device)
             every = slice(0, ids_BS.shape[1])
             states_BWE = denoiser.states(ids_BS, every, window_W, store, choose=store.choose)
-            return denoiser.logits(states_BWE.index_select(1, where_Q), wanted_BS)
+            return denoiser.logits(states_BWE.index_select(1, output_index_Q), wanted_BS)
         with _Queries(store):
-            logits_MV = denoiser.whole(ids_BS, wanted_BS, store)
+            logits_MV = denoiser.full_pass(ids_BS, wanted_BS, store)
         if store.chosen != len(self._history):
             kind = denoiser.model.model.config._attn_implementation
             raise ValueError(
@@ -89,7 +89,7 @@ class BlockSession:
                 f"the last choice was made for the block at {known}, but the one at {work.block} is to run; "
                 "begin a block with a full evaluation"
             )
-        columns, where_Q = store.resume(spread=not is_fast), self._where(wanted_BS, store.window.run)
+        columns, output_index_Q = store.resume(spread=not is_fast), self._where(wanted_BS, store.window.run)
         fast: dict[str, Any] = {"mask": store.compact_mask()} if self.policy.evicts else {}
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
@@ -97,7 +97,7 @@ class BlockSession:
                 f"but there are {len(ids_BS)} rows; decode them one by one while attention is watched"
             )
         with _hiding(denoiser.model.model, store) if self.policy.evicts and not is_fast else nullcontext():
-            states_BQE = denoiser.states(ids_BS, columns, where_Q, store, **fast)
+            states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)
         return denoiser.logits(states_BQE, wanted_BS)
 
     def _where(self, wanted_BS: Tensor, run: slice) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.received import received_attention
-from sinklab.models.keyvalues import KeyValueStore
+from sinklab.models.denoising import KeyValueStore
 from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.sampling.caches import BlockWork
 
@@ -144,7 +144,7 @@ class BlockStore(KeyValueStore):
         """Before a partial evaluation: the columns that run, a slice, or int64 (B, W) for each row its own."""
         run, is_evicting = self.window.run, self.policy.evicts
         self._is_spread = spread and is_evicting
-        self.expecting(slice(self.most, self.most + run.stop - run.start) if is_evicting else self._recomputed_BW)
+        self.columns = slice(self.most, self.most + run.stop - run.start) if is_evicting else self._recomputed_BW
         return run if is_evicting else self._recomputed_BW
 
     @cached_property

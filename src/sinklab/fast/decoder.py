@@ -22,8 +22,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from sinklab import compat
 from sinklab.attention.context import is_watched
-from sinklab.models.denoising import CanvasGeometry
-from sinklab.models.keyvalues import take
+from sinklab.models.denoising import CanvasGeometry, take
 from sinklab.registry import fast_decoders
 
 _LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, modeling_qwen3.Qwen3DecoderLayer)
@@ -252,7 +251,7 @@ class FastDecoder:
         x_BWE: Tensor,
         geometry: CanvasGeometry,
         columns: slice | Tensor,
-        where_Q: Tensor,
+        output_index_Q: Tensor,
         memory: Any,
         mask: Tensor | EllipsisType | None = ...,
         choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None,
@@ -261,7 +260,7 @@ class FastDecoder:
 
         Args:
             geometry: of the canvas.
-            columns: those that run; ``where_Q`` are the wanted ones among them.
+            columns: those that run; ``output_index_Q`` are the wanted ones among them.
             memory: its ``update`` returns the keys and values of all columns; None where those that run are all.
             mask: bool, broadcastable to (B, 1, W, K), or None for nothing hidden, in place of the canvas's.
             choose: see `View`.
@@ -271,7 +270,7 @@ class FastDecoder:
         view = View(take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns), added, choose)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
-        return self.norm(self.layers[-1](x_BWE, view, memory, where_Q))
+        return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
 
     def _view(self, like: Tensor, geometry: CanvasGeometry) -> View:
         """That of the whole canvas, computed once for all its evaluations."""
@@ -285,4 +284,4 @@ class FastDecoder:
 
 
 def _is_ours(hook: Any) -> bool:
-    return getattr(hook, "__module__", "").startswith("sinklab.models.")
+    return getattr(hook, "__module__", "").startswith(("sinklab.models.", "sinklab.fast."))

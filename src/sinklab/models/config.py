@@ -193,6 +193,14 @@ class DiffusionLMConfig(PreTrainedConfig):
         """Tokens of text that the positions reach."""
         return self.backbone.max_position_embeddings - self.sink_positions
 
+    def check_length(self, length: int) -> None:
+        """Raises ValueError for a text that is longer than the positions reach."""
+        if length > self.text_positions:
+            raise ValueError(
+                f"the text has {length} tokens, but the model's context is {self.text_positions}; shorten the prompt "
+                "or ask for fewer new tokens"
+            )
+
     @property
     def text_start(self) -> int:
         """Position of the first token of text: behind the sinks that stand in front."""

@@ -5,7 +5,7 @@ place and gives the same numbers up to rounding: never while the model is watche
 """
 
 # B batch, S canvas, W columns that run, Q columns with a wanted position, M wanted positions (row-major), V vocabulary,
-# E hidden size
+# E hidden size, H key/value heads, N sinks, K keys = N + S, D head dim
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from sinklab.attention.context import running
 from sinklab.models import masks
-from sinklab.models.keyvalues import KeyValueStore, take
 from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.registry import fast_decoders, fast_path
 
@@ -34,15 +33,105 @@ class CanvasGeometry:
     sinks: SinkPrefix | None
 
     @classmethod
-    def of(cls, model: Any, ids_BS: Tensor, attention_BS: Tensor | None) -> CanvasGeometry:
-        """Computed for a canvas of these ids and this padding."""
-        config, length = model.config, ids_BS.shape[1]
-        real_BS = masks.real_positions(ids_BS, attention_BS)
-        lengths_B = None if real_BS is None else real_BS.sum(dim=1)
-        position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=ids_BS.device)
-        backend, like = model.model.config._attn_implementation, ids_BS.new_empty(0, dtype=model.dtype)
-        mask = masks.attention_mask(real_BS, length, sinks=config.sink_count, causal=False, backend=backend, like=like)
-        return cls(tuple(ids_BS.shape), backend, position_ids_BS, mask, model.sink_prefix(length, lengths_B))
+    def of(
+        cls,
+        model: Any,
+        real_BS: Tensor | None,
+        like: Tensor,
+        shape: tuple[int, ...],
+        *,
+        sinks: SinkPrefix | None = None,
+        causal: bool = False,
+        visible: Tensor | None = None,
+    ) -> CanvasGeometry:
+        """Computed for texts of this shape and padding.
+
+        Args:
+            model: a :class:`~sinklab.models.DiffusionLM`.
+            real_BS: from :func:`~sinklab.models.masks.real_positions`.
+            like: a tensor of the dtype and device of the states.
+            shape: of the ids, (B, S).
+            sinks: keys and values of the sinks where they are known; else they are computed.
+            causal, visible: as in :meth:`DiffusionLM.forward`.
+        """
+        config, length, backend = model.config, shape[1], model.model.config._attn_implementation
+        position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
+        if sinks is None:
+            sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
+        if real_BS is None and sinks is not None and masks.transformers_makes_one(model.model):
+            real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
+        mask = masks.attention_mask(
+            real_BS, length, sinks=config.sink_count, causal=causal, backend=backend, like=like, visible=visible
+        )
+        return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
+
+
+def take(values: Tensor, columns: slice | Tensor) -> Tensor:
+    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each row's own."""
+    if isinstance(columns, slice):
+        return values[:, columns]
+    if columns.ndim == 1:
+        return values.index_select(1, columns)
+    values = values.expand(len(columns), *values.shape[1:])
+    return values[torch.arange(len(columns), device=values.device)[:, None], columns]
+
+
+class KeyValueStore:
+    """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
+
+    In an attention layer it stands where a key/value cache stands (a ``sink_prefix`` that also remembers).
+    """
+
+    def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
+        self.prefix = prefix
+        self.sinks = 0 if prefix is None else prefix.count
+        self.columns: slice | Tensor | None = None
+        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a slice or int64 (W,)
+        for the same in every row, int64 (B, W) for each row its own."""
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
+
+    def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write these columns in place and return the keys and values of all columns, (B, H, K, D)."""
+        sink_k = sink_v = None
+        if self.prefix is not None:
+            sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
+        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BHWD, sink_k)
+        self._values[layer_idx] = self._written(self._values[layer_idx], v_BHWD, sink_v)
+        return self.held(layer_idx)
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer as they are held now. Raises ValueError where nothing is."""
+        keys, values = self._keys[layer], self._values[layer]
+        if keys is None or values is None:
+            raise ValueError(f"a full evaluation fills the keys and values of layer {layer}, but none was made")
+        return keys, values
+
+    def _written(self, known: Tensor | None, new_BHWD: Tensor, sink_BHND: Tensor | None) -> Tensor:
+        columns, sinks = self.columns, self.sinks
+        if columns is None:
+            batch, heads, length, width = new_BHWD.shape
+            shape = (batch, heads, sinks + length, width)
+            if known is None or known.shape != shape:
+                known = new_BHWD.new_empty(shape)
+                if sink_BHND is not None:
+                    known[:, :, :sinks] = sink_BHND
+            known[:, :, sinks:] = new_BHWD
+            return known
+        if known is None:
+            raise ValueError("columns can be recomputed only after a full evaluation has filled the others")
+        if isinstance(columns, Tensor) and columns.ndim == 2:
+            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BHWD), new_BHWD)
+        elif isinstance(columns, slice):
+            known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BHWD)
+        else:
+            known.index_copy_(2, columns + sinks if sinks else columns, new_BHWD)
+        return known
 
 
 class ModelDenoiser:
@@ -67,11 +156,11 @@ class ModelDenoiser:
             ValueError: if shapes disagree, a row is all padding, or the canvas is longer than the context.
         """
         with torch.inference_mode():
-            return self.whole(ids_BS, wanted_BS)
+            return self.full_pass(ids_BS, wanted_BS)
 
-    def session(self) -> Session:
+    def session(self) -> ModelSession:
         """The same denoiser with a memory, for one run over one canvas."""
-        return Session(self)
+        return ModelSession(self)
 
     @cached_property
     def _fast(self) -> Any:
@@ -91,16 +180,13 @@ class ModelDenoiser:
             )
         known, backend = self._geometry, self.model.model.config._attn_implementation
         if known is None or known.shape != ids_BS.shape or known.backend != backend:
-            limit = self.model.config.text_positions
-            if ids_BS.shape[1] > limit:
-                raise ValueError(
-                    f"the canvas has {ids_BS.shape[1]} tokens, but the model's context is {limit}; shorten the prompt "
-                    "or ask for fewer new tokens"
-                )
-            self._geometry = known = CanvasGeometry.of(self.model, ids_BS, self.attention_BS)
+            self.model.config.check_length(ids_BS.shape[1])
+            real_BS = masks.real_positions(ids_BS, self.attention_BS)
+            like = ids_BS.new_empty(0, dtype=self.model.dtype)
+            self._geometry = known = CanvasGeometry.of(self.model, real_BS, like, tuple(ids_BS.shape))
         return known
 
-    def whole(self, ids_BS: Tensor, wanted_BS: Tensor, store: Any = None) -> Tensor:
+    def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed; a store stands where the sinks stand, and remembers."""
         geometry = self.geometry(ids_BS, wanted_BS)
         if self.is_fast:
@@ -120,13 +206,37 @@ class ModelDenoiser:
         wanted_Q = _columns_of(wanted_BS)
         return (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q
 
-    def states(self, ids_BS: Tensor, columns: slice | Tensor, where_Q: Tensor, store: Any, **fast: Any) -> Tensor:
+    def columns_to_run(self, columns: slice | Tensor, wanted_BS: Tensor) -> tuple[slice | Tensor, Tensor]:
+        """The columns to run, and where among them those stand whose outputs predict the wanted ones.
+
+        Where logits are shifted, every predecessor is added, wanted or not: what runs in one row of a batch must not
+        depend on what another row wants. Raises ValueError for a wanted position outside ``columns``.
+        """
+        wanted_Q, output_Q = _columns_of(wanted_BS), self.predictors(wanted_BS)
+        numbers, is_shifted = wanted_Q.tolist(), self.model.config.logit_shift
+        if isinstance(columns, slice):
+            inside = not numbers or (columns.start <= numbers[0] and numbers[-1] < columns.stop)
+        else:
+            columns = columns.to(wanted_Q.device)
+            inside = bool(torch.isin(wanted_Q, columns).all())
+        if not inside:
+            raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {numbers}")
+        if isinstance(columns, slice):
+            columns = slice(max(columns.start - 1, 0), columns.stop) if is_shifted else columns
+            return columns, output_Q - columns.start if columns.start else output_Q
+        if is_shifted:
+            columns = torch.cat([columns, (columns - 1).clamp(min=0)]).unique()
+        return columns, torch.searchsorted(columns, output_Q)
+
+    def states(
+        self, ids_BS: Tensor, columns: slice | Tensor, output_index_Q: Tensor, store: Any, **fast: Any
+    ) -> Tensor:
         """Final states (B, Q, E) where some columns run and attend to what the store gives.
 
         Args:
             ids_BS: token ids of the whole canvas.
             columns: those that run: a slice or int64 (W,) for the same in every row, int64 (B, W) for each its own.
-            where_Q: where among them those stand whose states are wanted.
+            output_index_Q: where among them those stand whose states are wanted.
             store: takes the new keys and values and returns those of all columns (:class:`KeyValueStore`).
             fast: ``mask`` and ``choose`` for the fast decoder alone (:mod:`sinklab.caching`).
         """
@@ -134,7 +244,7 @@ class ModelDenoiser:
         geometry, decoder = self._geometry, self.model.model
         embeds_BWE = decoder.embed_tokens(take(ids_BS, columns))
         if self.is_fast:
-            return self._fast(embeds_BWE, geometry, columns, where_Q, store, **fast)
+            return self._fast(embeds_BWE, geometry, columns, output_index_Q, store, **fast)
         # columns that differ between rows are never watched: a trace reads columns that all rows share
         shared = columns[0] if isinstance(columns, Tensor) and columns.ndim == 2 else columns
         with running(ids_BS, shared):
@@ -146,7 +256,7 @@ class ModelDenoiser:
                 is_causal=False,
                 sink_prefix=store,
             ).last_hidden_state
-        return states_BWE.index_select(1, where_Q.to(states_BWE.device))
+        return states_BWE.index_select(1, output_index_Q.to(states_BWE.device))
 
     def logits(self, states_BQE: Tensor, wanted_BS: Tensor) -> Tensor:
         """Logits (M, V) from the states of the columns in which some row wants one."""
@@ -157,7 +267,7 @@ class ModelDenoiser:
         return self.model.lm_head(states_BQE[wanted_BQ.to(states_BQE.device)])
 
 
-class Session:
+class ModelSession:
     """(ids_BS, wanted_BS, columns) -> logits_MV with a memory of keys and values.
 
     Made by :meth:`ModelDenoiser.session`. After a change of the weights, begin with a new denoiser.
@@ -217,10 +327,11 @@ class Session:
         sinks = denoiser.geometry(ids_BS, wanted_BS).sinks
         if self._store is None or (columns is None and self._store.prefix is not sinks):
             self._store = KeyValueStore(sinks, len(denoiser.model.model.layers))
+        self._store.columns = columns
         if columns is None:
-            return denoiser.whole(ids_BS, wanted_BS, self._store.expecting(None))
-        columns, where_Q = _placed(columns, _columns_of(wanted_BS), shifted=denoiser.model.config.logit_shift)
-        states_BQE = denoiser.states(ids_BS, columns, where_Q, self._store.expecting(columns))
+            return denoiser.full_pass(ids_BS, wanted_BS, self._store)
+        self._store.columns, output_index_Q = denoiser.columns_to_run(columns, wanted_BS)
+        states_BQE = denoiser.states(ids_BS, self._store.columns, output_index_Q, self._store)
         return denoiser.logits(states_BQE, wanted_BS)
 
 
@@ -228,28 +339,3 @@ def _columns_of(wanted_BS: Tensor) -> Tensor:
     """Columns in which some row wants a logit."""
     wanted_S = wanted_BS[0] if len(wanted_BS) == 1 else wanted_BS.any(0)
     return wanted_S.nonzero()[:, 0]
-
-
-def _placed(columns: slice | Tensor, wanted_Q: Tensor, *, shifted: bool) -> tuple[slice | Tensor, Tensor]:
-    """The columns to run, and where among them those stand whose outputs predict the wanted ones.
-
-    Shifted logits are read one column to the left. Every predecessor is added, wanted or not: what runs in one row of a
-    batch must not depend on what another row wants.
-    """
-    numbers = wanted_Q.tolist()
-    if isinstance(columns, slice):
-        inside = not numbers or (columns.start <= numbers[0] and numbers[-1] < columns.stop)
-    else:
-        columns = columns.to(wanted_Q.device)
-        inside = bool(torch.isin(wanted_Q, columns).all())
-    if not inside:
-        raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in columns {numbers}")
-    if shifted:
-        wanted_Q = (wanted_Q - 1).clamp(min=0)
-        if isinstance(columns, slice):
-            columns = slice(max(columns.start - 1, 0), columns.stop)
-        else:
-            columns = torch.cat([columns, (columns - 1).clamp(min=0)]).unique()
-    if isinstance(columns, slice):
-        return columns, wanted_Q - columns.start if columns.start else wanted_Q
-    return columns, torch.searchsorted(columns, wanted_Q)

@@ -14,12 +14,13 @@ from transformers.modeling_outputs import MaskedLMOutput
 from sinklab.models import gate as gate_module
 from sinklab.models import masks
 from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.denoising import ModelDenoiser
+from sinklab.models.denoising import CanvasGeometry, ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
 from sinklab.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
-from sinklab.models.sinks import prefix as sink_module
+from sinklab.models.sinks import prefix
 from sinklab.models.sinks.base import tensors_of
-from sinklab.models.sinks.prefix import InSequence, SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix
+from sinklab.registry import fast_path, fast_sinks
 
 
 def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -55,8 +56,10 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
         if config.rope_dtype == "bfloat16":
             self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
-        sink_module.attach(self.model)
+        prefix.attach(self.model)
         if (sink := config.sink) is not None:
+            for form in fast_sinks.values() if sink.positions else ():
+                form.attach(self.model)
             for name in sink.tensors:
                 self.register_parameter(name, nn.Parameter(torch.empty(sink.shape(config, name))))
         if config.gate != "none":
@@ -131,50 +134,22 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
-        length = input_ids.shape[1]
-        if length > (limit := self.config.text_positions):
-            raise ValueError(
-                f"the sequence has {length} tokens, but the model's context is {limit}; shorten the prompt or canvas"
-            )
+        self.config.check_length(input_ids.shape[1])
         real_BS = masks.real_positions(input_ids, attention_mask)
-        lengths_B = None if real_BS is None else real_BS.sum(dim=1)
-        position_ids = masks.position_ids(real_BS, length, start=self.config.text_start, device=input_ids.device)
+        if sink_prefix is None and self.config.sink is not None and (form := fast_path(fast_sinks, self)) is not None:
+            return form.states(self, input_ids, real_BS, causal, visible)
         embeds_BSD = self.model.embed_tokens(input_ids)
-        sinks, sink = self.config.sink_count, self.config.sink
-        prefix: Any = sink_prefix
-        in_sequence = prefix is None and sink_module.runs_in_sequence(self)
-        if in_sequence and sink is not None:
-            prefix = InSequence(sinks, sink.values)
-            sinks_NE = sink.embeddings(self)
-            embeds_BSD = sink_module.prepended(sinks_NE, embeds_BSD)
-            sink_ids = sink_module.positions(self.config, length, lengths_B, sinks_NE.device)
-            position_ids = sink_module.prepended(sink_ids, position_ids)
-            # transformers takes positions that start anew for a second text, which a causal pass would keep apart
-            needs_mask = causal and self.config.sink_side == "end"
-        else:
-            prefix = self.sink_prefix(length, lengths_B) if prefix is None else prefix
-            needs_mask = prefix is not None and masks.transformers_makes_one(self.model)
-        if needs_mask and real_BS is None:
-            real_BS = torch.ones(1, length, dtype=torch.bool, device=embeds_BSD.device)
-        mask = masks.attention_mask(
-            real_BS,
-            length,
-            sinks=sinks,
-            causal=causal,
-            backend=self.model.config._attn_implementation,
-            like=embeds_BSD,
-            visible=visible,
-            in_sequence=in_sequence,
+        geometry = CanvasGeometry.of(
+            self, real_BS, embeds_BSD, input_ids.shape, sinks=sink_prefix, causal=causal, visible=visible
         )
-        out = self.model(
+        return self.model(
             inputs_embeds=embeds_BSD,
-            attention_mask=mask,
-            position_ids=position_ids,
+            attention_mask=geometry.mask,
+            position_ids=geometry.position_ids_BS,
             use_cache=False,
             is_causal=causal,
-            **({} if prefix is None else {"sink_prefix": prefix}),
-        )
-        return out.last_hidden_state[:, sinks:] if in_sequence else out.last_hidden_state
+            **({} if geometry.sinks is None else {"sink_prefix": geometry.sinks}),
+        ).last_hidden_state
 
     def forward(
         self,

@@ -3,7 +3,7 @@
 # B batch, S canvas, P prompt
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinklab.errors import near
 from sinklab.sampling.caches import Cache
-from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.canvas import Canvas, token_rows
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.loop import Step
 from sinklab.sampling.rules import UnmaskingRule
@@ -83,9 +83,13 @@ class GenerateByDenoising:
         settings = _with_options(settings or DecodingSettings(), options)
         # In inference mode the loop itself takes a sixth less time; the copy is an ordinary tensor again.
         with torch.inference_mode():
-            ids_BP = _rows("input_ids", input_ids).to(self.device)
-            real_BP = None if attention_mask is None else _rows("attention_mask", attention_mask)
-            canvas = self._canvas(ids_BP, real_BP, max_new_tokens)
+            ids_BP = token_rows("input_ids", input_ids).to(self.device)
+            real_BP = None if attention_mask is None else token_rows("attention_mask", attention_mask)
+            limits = {"mask_id": mask_id, "context": self.config.text_positions}
+            if max_new_tokens is None:
+                canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
+            else:
+                canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
             decoding = self.denoise(canvas, settings, **chosen)
             # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
             written_BS = _shown(decoding, canvas, ids_BP.shape[1] if max_new_tokens else 0, streamer)
@@ -113,24 +117,6 @@ class GenerateByDenoising:
             **objects,
         )
 
-    def _canvas(self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int | None) -> Canvas:
-        config = self.config
-        context = config.text_positions
-        real_BP = None if attention_mask is None else attention_mask.to(input_ids.device).bool()
-        if max_new_tokens is None:
-            return Canvas.infill(input_ids, mask_id=config.mask_token_id, attention_BS=real_BP, context=context)
-        if max_new_tokens < 1:
-            raise ValueError(
-                f"max_new_tokens must be at least 1, but is {max_new_tokens}; leave it out to fill masks in the prompt"
-            )
-        return Canvas.from_prompts(
-            input_ids,
-            new_tokens=max_new_tokens,
-            mask_id=config.mask_token_id,
-            context=context,
-            attention_BP=real_BP,
-        )
-
 
 _INSTEAD = {
     "max_length": "give max_new_tokens, the length of the completion alone.",
@@ -142,21 +128,6 @@ _INSTEAD = {
     "use_cache": "give cache='prefix' or cache='dual'; without it everything is computed afresh.",
 }
 """What to give instead of options of transformers' `generate` that have no meaning here."""
-
-
-def _rows(what: str, given: Any) -> Tensor:
-    """`given` as a tensor of rows; a single row becomes a batch of one."""
-    if isinstance(given, Mapping):
-        raise ValueError(f"{what} must be a tensor or a list of rows, got a {type(given).__name__}; pass **inputs.")
-    try:
-        rows = given if isinstance(given, Tensor) else torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{what} must be a tensor or a list of rows of equal length, got a {type(given).__name__} ({error}); "
-            "tokenize text with padding=True, padding_side='left' and return_tensors='pt'."
-        ) from None
-    rows = rows if rows.numel() else rows.long()
-    return rows[None] if rows.ndim == 1 else rows
 
 
 def _check_ids(ids_BS: Tensor, vocabulary: int) -> None:

@@ -63,7 +63,6 @@ def attention_mask(
     backend: str,
     like: Tensor,
     visible: Tensor | None = None,
-    in_sequence: bool = False,
 ) -> Tensor | None:
     """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
 
@@ -77,13 +76,11 @@ def attention_mask(
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
         visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
-        in_sequence: the sinks are queries too, in front of the text; what they see is thrown away.
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    kernel_is_enough = not causal or sinks == 0 or in_sequence
-    if real_BS is None and visible is None and backend != "eager" and kernel_is_enough:
+    if real_BS is None and visible is None and backend != "eager" and not (causal and sinks):
         return None
     if backend not in ("eager", "sdpa"):
         raise ValueError(
@@ -102,8 +99,7 @@ def attention_mask(
                 f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
             )
         seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
-    rows = sinks if in_sequence and seen_B1QS.shape[2] > 1 else 0
-    seen_B1QK = F.pad(seen_B1QS, (sinks, 0, rows, 0), value=True)
+    seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
     if backend == "sdpa":
         return seen_B1QK
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)

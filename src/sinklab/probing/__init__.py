@@ -14,6 +14,5 @@ __getattr__, __dir__, __all__ = exports(
     **{"interventions.base": "CallSite LayerIntervention"},
     **{"interventions.keys": "KeyIntervention KeyScores"},
     **{"interventions.mask_sinks": "MaskSinks"},
-    **{"interventions.positions": "MaskPositions TruncateContext"},
-    **{"interventions.window": "WindowAttention"},
+    **{"interventions.positions": "MaskPositions TruncateContext WindowAttention"},
 )

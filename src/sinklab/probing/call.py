@@ -12,85 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.context import RunningCanvas, running_canvas
+from sinklab.attention.context import running_canvas
 from sinklab.attention.received import attention_map, attention_statistics
-from sinklab.attention.scores import Scores, real_queries, visible_queries
-
-
-@dataclass(frozen=True, eq=False)
-class Visibility:
-    """Which queries may see which keys before any intervention; computed on first use."""
-
-    mask: Tensor | None
-    shape: tuple[int, int, int]
-    """(batch, queries, keys) of the call."""
-    is_causal: bool
-    running: RunningCanvas | None
-    """The canvas that was announced for this call; None when none was, or when it does not fit the call."""
-
-    @cached_property
-    def visible_BHS(self) -> Tensor:
-        """Queries that may see each key, int64 (B, 1 or H, S)."""
-        with torch.no_grad():
-            return visible_queries(self.mask, *self.shape, is_causal=self.is_causal, own_Q=self._own_Q)
-
-    @cached_property
-    def real_BQ(self) -> Tensor | None:
-        """False for padding queries; None: all are real."""
-        with torch.no_grad():
-            return real_queries(self.mask, *self.shape, is_causal=self.is_causal, own_Q=self._own_Q)
-
-    @property
-    def visible_BS(self) -> Tensor:
-        """Queries that may see each key, int64 (B, S), in the head that sees most."""
-        return self.visible_BHS.amax(1)
-
-    @cached_property
-    def columns_Q(self) -> Tensor | None:
-        """Canvas positions of the queries, int64 on the CPU; None when no canvas was announced."""
-        return None if self.running is None else _columns(self.running)
-
-    @property
-    def prefix(self) -> int | None:
-        """Sink columns in front of the keys; None when no canvas was announced."""
-        return None if self.running is None else self.shape[2] - self.running.ids_BS.shape[1]
-
-    @property
-    def _own_Q(self) -> Tensor | None:
-        return None if self.columns_Q is None else self.columns_Q + (self.prefix or 0)
-
-
-class VisibilityCache:
-    """The visibility of a mask, kept for a forward: all layers are given the same mask."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple, tuple[RunningCanvas | None, Visibility]] = {}
-
-    def clear(self) -> None:
-        self._known.clear()
-
-    def of(self, mask: Tensor | None, batch: int, queries: int, keys: int, is_causal: bool) -> Visibility:
-        running = running_canvas()
-        # Mask and canvas are kept beside it, so that their ids cannot be taken by others while it is known.
-        key = (id(mask), id(running), batch, queries, keys, is_causal)
-        if key not in self._known:
-            fits = running is not None and _fits(running, batch, queries, keys)
-            self._known[key] = (running, Visibility(mask, (batch, queries, keys), is_causal, running if fits else None))
-        return self._known[key][1]
-
-
-def _fits(running: RunningCanvas, batch: int, queries: int, keys: int) -> bool:
-    """Whether a call of these sizes can be an evaluation of this canvas (another model may run inside the block)."""
-    rows, length = running.ids_BS.shape
-    return rows == batch and length <= keys and len(_columns(running)) == queries
-
-
-def _columns(running: RunningCanvas) -> Tensor:
-    columns, length = running.columns, running.ids_BS.shape[1]
-    if isinstance(columns, Tensor):
-        return columns.cpu()
-    return torch.arange(length)[columns if columns is not None else slice(None)]
-
+from sinklab.attention.scores import Scores, Visibility
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -117,8 +41,11 @@ class AttentionCall:
     """Of the output where the call was made, but for its last axis: axes may be folded or missing there."""
 
     @classmethod
-    def of(cls, layer: str, module: nn.Module, given: dict[str, Any], visibilities: VisibilityCache) -> AttentionCall:
-        """Read the arguments by name. Raises ValueError for axes that are not (batch, [head,] position, dim)."""
+    def of(cls, layer: str, module: nn.Module, given: dict[str, Any], known: dict[tuple, Any]) -> AttentionCall:
+        """Read the arguments by name. Raises ValueError for axes that are not (batch, [head,] position, dim).
+
+        `known` keeps, for a forward, what is found out about a mask that its layers share.
+        """
         query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
         output_shape = query.shape[:-1]
         if query.dim() == 3 and key.dim() == 3:
@@ -135,33 +62,17 @@ class AttentionCall:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
         # by the mask object that all layers share, not by a view of it
-        visibility = visibilities.of(mask, query.shape[0], query.shape[2], key.shape[2], is_causal)
+        visibility = _visibility(known, mask, (query.shape[0], query.shape[2], key.shape[2]), is_causal)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        return cls(
-            layer,
-            query,
-            key,
-            value,
-            mask,
-            is_causal,
-            given.get("scale"),
-            given.get("dropout_p", 0.0),
-            visibility,
-            output_shape,
-        )
+        scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
+        return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape)
 
     def run(self, function: Callable[..., Tensor]) -> Tensor:
         """Make the call with these arguments and give the output the layout of the original call."""
-        out_BHQD = function(
-            self.query_BHQD,
-            self.key_BKSD,
-            self.value_BKSD,
-            attn_mask=self.mask,
-            dropout_p=self.dropout_p,
-            is_causal=self.is_causal,
-            scale=self.scale,
-            enable_gqa=self.query_BHQD.shape[1] != self.key_BKSD.shape[1],
-        )
+        q_BHQD, k_BKSD = self.query_BHQD, self.key_BKSD
+        options = {"dropout_p": self.dropout_p, "is_causal": self.is_causal, "scale": self.scale}
+        options["enable_gqa"] = q_BHQD.shape[1] != k_BKSD.shape[1]
+        out_BHQD = function(q_BHQD, k_BKSD, self.value_BKSD, attn_mask=self.mask, **options)
         return out_BHQD.reshape(*self.output_shape, out_BHQD.shape[-1])
 
     def unrolled(self, out: Tensor) -> Tensor:
@@ -209,6 +120,25 @@ class AttentionCall:
 def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
     """A boolean or additive mask that also hides what is not in `keep`."""
     return mask & keep if mask.dtype == torch.bool else mask.masked_fill(~keep, -math.inf)
+
+
+def _visibility(
+    known: dict[tuple, Any], mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool
+) -> Visibility:
+    """That of this mask, kept for a forward: all layers are given the same one."""
+    running, (batch, queries, keys) = running_canvas(), shape
+    key = (id(mask), id(running), *shape, is_causal)
+    if key not in known:
+        # Another model may run inside the block that announces a canvas.
+        fits = (
+            running is not None
+            and len(running.ids_BS) == batch
+            and running.ids_BS.shape[1] <= keys
+            and len(running.columns_Q) == queries
+        )
+        # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
+        known[key] = running, Visibility(mask, shape, is_causal, running if fits else None)
+    return known[key][1]
 
 
 def _is_folded(query: Tensor, key: Tensor, module: nn.Module) -> bool:

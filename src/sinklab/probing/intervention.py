@@ -45,7 +45,7 @@ class _ForwardObserver(Listener):
         # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and end none.
         if run is not None and run is not self.run and not self.log.is_probing:
             self.run = run
-            self.log.start()
+            self.log.forget(run_begins=True)
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.seen = True
@@ -63,7 +63,7 @@ class _ForwardObserver(Listener):
         if not self.settled:
             self.settled = True
             for handler in log.handlers:
-                handler.check_layers()
+                handler.scope.check_layers(list(log.layers))
 
 
 @contextmanager

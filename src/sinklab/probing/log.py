@@ -89,18 +89,16 @@ class InterventionLog:
         """
         if self._tap is not None:
             self._tap.flush()
-        self.prefix = None
-        for handler in self.handlers:
-            handler.reset()
+        self.forget()
 
-    def start(self) -> None:
-        """Used by the tap: the forward that begins now is the first of a denoising run.
+    def forget(self, *, run_begins: bool = False) -> None:
+        """Used by the tap: the forward that begins now is the first of a denoising run (or `reset` was called).
 
-        As `reset`, but what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
+        Where a run begins, what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
         """
         self.prefix = None
         for handler in self.handlers:
-            handler.start()
+            handler.reset(run_begins=run_begins)
 
     @contextmanager
     def probing(self) -> Iterator[None]:

@@ -47,28 +47,19 @@ def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int,
     return numbers
 
 
-def layer_names(given: Any) -> tuple[int | str, ...] | None:
-    """`layers` of an edit as a tuple; None means all. Raises ValueError for what is neither number nor path."""
+def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
+    """ "layers" or "heads" as a tuple, each once; None means all. Raises ValueError for what names none."""
     if given is None:
         return None
-    found = [one if isinstance(one, str) else as_int(one) for one in as_iterable(given)]
-    layers = tuple(one for one in found if one is not None)
-    if not layers or len(layers) < len(found):
-        raise ValueError(
-            f"layers are numbers in the order of execution (-1 is the last) or module paths, got {given!r}: write a "
-            'tuple such as (0, -1) or ("layers.3",); None means all'
-        )
-    return layers
-
-
-def head_numbers(given: Any) -> tuple[int, ...] | None:
-    """`heads` of an edit as a tuple; None means all. Raises ValueError for what is no number, and for no head."""
-    if given is None:
-        return None
-    heads = whole_numbers("heads", given, least=None)
-    if not heads:
-        raise ValueError("heads names at least one query head, got none: None means all")
-    return tuple(dict.fromkeys(heads))
+    paths = name == "layers"
+    found = [one if paths and isinstance(one, str) else as_int(one) for one in as_iterable(given)]
+    if not found:
+        raise ValueError(f"{name} names at least one, got none: leave it out (None) for all")
+    if None in found:
+        what = "in the order of execution (-1 is the last), or module paths" if paths else "of query heads"
+        example = '(0, -1) or ("layers.3",)' if paths else "(0, 3)"
+        raise ValueError(f"{name} are numbers {what}, got {given!r}: write a tuple such as {example}; None means all")
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass
@@ -94,12 +85,7 @@ class RecordingScope:
         if isinstance(steps, str) or not (steps is None or hasattr(steps, "__contains__")):
             raise ValueError(f"steps is a container of step numbers such as range(0, 64, 8) or a set, got {steps!r}")
         self.maps = [_map_key(key) for key in self.maps]
-        for name in ("layers", "heads"):
-            given = getattr(self, name)
-            if given is not None:
-                setattr(self, name, tuple(dict.fromkeys(as_iterable(given))))
-                if not getattr(self, name):
-                    raise ValueError(f"{name} names at least one, got none: leave it out to record all")
+        self.layers, self.heads = chosen("layers", self.layers), chosen("heads", self.heads)
 
     def has_step(self, number: int) -> bool:
         """Whether this step is recorded."""

@@ -29,10 +29,15 @@ class CallView:
     """Numbers of the query heads that are recorded, in their order; None for all."""
     state_BQ: Tensor | None
     """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
+    out: Tensor
+    """What the call gave, in the layout of the model."""
     shared: dict[str, Tensor] = field(default_factory=dict)
     """What the statistics of this call read (`Statistic.reads`), computed in one pass over the scores."""
-    output_BHQD: Tensor | None = None
-    """What every head gave every query; None unless the statistic has `needs_output`."""
+
+    @property
+    def output_BHQD(self) -> Tensor:
+        """What every head gave every query."""
+        return self.call.unrolled(self.out)
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The recorded heads of a tensor (B, H, …) over all query heads."""
@@ -61,8 +66,6 @@ class Statistic:
     "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see `sinklab.attention.received`."""
     needs_canvas: ClassVar[bool] = False
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
-    needs_output: ClassVar[bool] = False
-    """Whether it reads what the call gave."""
 
     def measure(self, view: CallView) -> Tensor:
         """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
@@ -137,10 +140,8 @@ class OutputNorm(Statistic):
     """The norm of what every head gives every query."""
 
     axes = ROWS
-    needs_output = True
 
     def measure(self, view: CallView) -> Tensor:
-        assert view.output_BHQD is not None
         out_BHQD = view.of_heads(view.output_BHQD.detach())
         return torch.linalg.vector_norm(out_BHQD, dim=-1, dtype=torch.promote_types(out_BHQD.dtype, torch.float32))
 

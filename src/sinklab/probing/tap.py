@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
 from sinklab.compat import is_compiled, is_replayed
-from sinklab.probing.call import NAMES, AttentionCall, VisibilityCache
+from sinklab.probing.call import NAMES, AttentionCall
 
 
 class Listener:
@@ -31,11 +31,8 @@ class Listener:
         """Return the call to make; the same object when nothing is to change."""
         return call
 
-    def observe(self, call: AttentionCall) -> None:
-        """The call as it will be made, after every edit."""
-
-    def observe_output(self, call: AttentionCall, out: Tensor) -> None:
-        """What the call that was observed just now gave, in the layout of the original call; not to be changed."""
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is to be changed."""
 
     def finish(self) -> None:
         """The forward came to its end."""
@@ -64,13 +61,11 @@ class Tap(TorchFunctionMode):
         self._modules = dict(model.named_modules())
         self._stack: list[str] = []
         self._handles: list[RemovableHandle] = []
-        self._visible = VisibilityCache()
+        self._visible: dict[tuple, Any] = {}
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = False
         self._listening = False
-
-    def attach(self) -> None:
         for path, module in self._modules.items():
             self._handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
             self._handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
@@ -160,19 +155,13 @@ class Tap(TorchFunctionMode):
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
         replay = is_replayed()
         layer = path if replay else self._name(path)
-        call = AttentionCall.of(
-            layer, self._modules[path], dict(zip(NAMES, args, strict=False)) | kwargs, self._visible
-        )
-        edited = call
+        given = dict(zip(NAMES, args, strict=False)) | kwargs
+        edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
         for listener in self.listeners:
             edited = listener.edit(edited)
-        if not replay:
-            for listener in self.listeners:
-                listener.observe(edited)
         out = func(*args, **kwargs) if edited is call else edited.run(func)
-        if not replay:
-            for listener in self.listeners:
-                listener.observe_output(edited, out)
+        for listener in () if replay else self.listeners:
+            listener.observe(edited, out)
         return out
 
     def _name(self, path: str) -> str:
@@ -221,7 +210,12 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     Raises:
         ValueError: for what is not a module, a compiled one, and one that shares modules with what another thread taps.
     """
-    _refuse_compiled(model)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
+    if is_compiled(model):
+        raise ValueError(
+            "a compiled model hides its attention calls: trace the module before torch.compile (compiled._orig_mod)"
+        )
     with watching(model):
         tap = _joined(model, listener)
         try:
@@ -243,23 +237,11 @@ def _joined(model: nn.Module, listener: Listener) -> Tap:
         for tap in _ATTACHED.values():
             if tap.is_elsewhere() and not parts.isdisjoint(tap.model.modules()):
                 raise tap.refusal("asks for one")
-        tap = _ATTACHED.get(id(model)) or Tap(model)
-        if not tap.listeners:
-            tap.attach()
-            _ATTACHED[id(model)] = tap
+        tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
         tap.flush()
         listener.tap = tap
         tap.listeners.append(listener)
     return tap
-
-
-def _refuse_compiled(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
-    if is_compiled(model):
-        raise ValueError(
-            "a compiled model hides its attention calls: trace the module before torch.compile (compiled._orig_mod)"
-        )
 
 
 def no_call_message(model: nn.Module, forwards: int) -> str:

@@ -31,12 +31,8 @@ class FrameRecorder(Listener):
 
     def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
         self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
-        chosen = frames.statistics.items()
-        self.before = {label: one for label, one in chosen if not one.needs_output}
-        self.after = {label: one for label, one in chosen if one.needs_output}
-        self.reads = {name for _, one in chosen for name in one.reads}
+        self.reads = {name for one in frames.statistics.values() for name in one.reads}
         self._open: Frame | None = None
-        self._view: CallView | None = None
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
@@ -60,8 +56,8 @@ class FrameRecorder(Listener):
         is_recorded = is_new and self.scope.has_step(number)
         self._open = Frame(number, is_recorded, is_recorded or (is_new and self.scope.has_maps(number)))
 
-    def observe(self, call: AttentionCall) -> None:
-        frame, self._view = self._open, None
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        frame = self._open
         if frame is None or self.tap.suspended:
             return
         index = len(frame.paths)
@@ -75,42 +71,35 @@ class FrameRecorder(Listener):
             map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
             frame.maps[(key, index)] = cpu_copy(map_BHQS[:, 0].float())
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
-            self._measure(frame, index, call, self.scope.heads_of(call.layer, total))
+            frame.indices.append(index)
+            self._measure(frame, call, out)
 
-    def _measure(self, frame: Frame, index: int, call: AttentionCall, heads: list[int] | None) -> None:
+    def _measure(self, frame: Frame, call: AttentionCall, out: Tensor) -> None:
+        heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
         if self.states is not None and frame.state_BQ is None:
             frame.state_BQ = self.states.of(self._ids(call), frame.columns_Q)
-        frame.indices.append(index)
-        view = CallView(call, heads, frame.state_BQ)
+        view = CallView(call, heads, frame.state_BQ, out)
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
-            self._keep(frame, view, self.before)
+            for label, one in self.frames.statistics.items():
+                self._keep(frame, label, one, one.measure(view))
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
-        self._view = view if self.after else None
 
-    def observe_output(self, call: AttentionCall, out: Tensor) -> None:
-        view, self._view = self._view, None
-        if view is not None and self._open is not None:
-            view.output_BHQD = call.unrolled(out)
-            with torch.no_grad():
-                self._keep(self._open, view, self.after)
-
-    def _keep(self, frame: Frame, view: CallView, chosen: dict[str, Statistic]) -> None:
-        """Measure these in a call. Raises ValueError for one that gives other axes than it announces."""
-        for label, one in chosen.items():
-            value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
-            if value.dim() != len(axes):
-                raise ValueError(
-                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
-                    f"{tuple(value.shape)}: correct its `axes` or its `measure`"
-                )
-            if label not in frame.parts:
-                # Before the first forward has shown all layers, those of a kind with this one are expected.
-                expected = len(self.scope.chosen_layers()) or self.tap.alike(frame.paths[-1])
-                frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
-            frame.parts[label].add(value)
+    def _keep(self, frame: Frame, label: str, one: Statistic, value: Tensor) -> None:
+        """Raises ValueError for a statistic that gives other axes than it announces."""
+        axes = [axis for axis in one.axes if axis != "layer"]
+        if value.dim() != len(axes):
+            raise ValueError(
+                f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+            )
+        if label not in frame.parts:
+            # Before the first forward has shown all layers, those of a kind with this one are expected.
+            expected = len(self.scope.chosen_layers()) or self.tap.alike(frame.paths[-1])
+            frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
+        frame.parts[label].add(value)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""

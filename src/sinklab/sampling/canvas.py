@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-# B batch rows, P prompt positions, S canvas positions
+from sinklab.errors import check_count
+
+# B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
+# order
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +100,15 @@ class Canvas:
         Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, a canvas longer than context,
         right-padded prompts, and masks inside a prompt.
         """
-        if new_tokens < 1:
-            raise ValueError(
-                f"new_tokens must be at least 1, got {new_tokens}; ask for the number of tokens to decode."
-            )
+        check_count("new_tokens", new_tokens, "leave it out to fill masks in the prompt, or use Canvas.infill")
         if isinstance(prompts, Tensor):
-            ids_BP, real_BP = _given_prompts(prompts, attention_BP)
+            ids_BP = _token_ids(prompts)
+            real_BP = _flags("attention_BP", attention_BP, ids_BP)
+            if (real_BP[:, :-1] & ~real_BP[:, 1:]).any():
+                raise ValueError(
+                    "prompts must be padded on the left, but a real token comes before padding; set "
+                    "padding_side='left' on the tokenizer."
+                )
         elif attention_BP is not None:
             raise ValueError("attention_BP goes with a tensor of prompts; lists are padded here, so leave it out.")
         else:
@@ -140,13 +147,8 @@ class Canvas:
 
         Raises ValueError when there is no mask to fill and when the rows are longer than `context`.
         """
-        ids_BS = _integer_rows(ids_BS if isinstance(ids_BS, Tensor) else torch.tensor(ids_BS))
-        real_BS = torch.ones_like(ids_BS, dtype=torch.bool) if attention_BS is None else attention_BS.bool()
-        if real_BS.shape != ids_BS.shape:
-            raise ValueError(
-                f"attention_BS must have the shape of the ids, {tuple(ids_BS.shape)}, got {tuple(real_BS.shape)}; "
-                "give one flag per token."
-            )
+        ids_BS = _token_ids(ids_BS)
+        real_BS = _flags("attention_BS", attention_BS, ids_BS)
         if context is not None and ids_BS.shape[1] > context:
             raise ValueError(
                 f"the canvas must fit the model's context of {context} positions, got {ids_BS.shape[1]}; "
@@ -155,8 +157,26 @@ class Canvas:
         return cls(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
 
-def _integer_rows(ids: Tensor) -> Tensor:
-    ids = ids[None] if ids.ndim == 1 else ids
+def token_rows(what: str, given: Any) -> Tensor:
+    """`given`, a tensor or lists, as a tensor of rows; a single row becomes a batch of one, an empty one is of ids.
+
+    Raises ValueError that names `what` for a mapping, for text and for rows of unequal length.
+    """
+    if isinstance(given, Mapping):
+        raise ValueError(f"{what} must be a tensor or a list of rows, got a {type(given).__name__}; pass **inputs.")
+    try:
+        rows = given if isinstance(given, Tensor) else torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{what} must be a tensor or a list of rows of equal length, got a {type(given).__name__} ({error}); "
+            "tokenize text with padding=True, padding_side='left' and return_tensors='pt'."
+        ) from None
+    rows = rows if rows.numel() else rows.long()
+    return rows[None] if rows.ndim == 1 else rows
+
+
+def _token_ids(given: Any) -> Tensor:
+    ids = token_rows("token ids", given)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim != 2:
         raise ValueError(
             f"token ids must be integers of shape (rows, positions), got {ids.dtype} of shape {tuple(ids.shape)}; "
@@ -165,26 +185,17 @@ def _integer_rows(ids: Tensor) -> Tensor:
     return ids.long()
 
 
-def _given_prompts(prompts: Tensor, attention_BP: Tensor | None) -> tuple[Tensor, Tensor]:
-    ids_BP = prompts[None].long() if prompts.ndim == 1 and not len(prompts) else _integer_rows(prompts)
-    if not ids_BP.shape[0]:
-        raise ValueError("at least one prompt is needed, got none; pass a tensor with one row per prompt.")
-    if attention_BP is None:
-        return ids_BP, torch.ones_like(ids_BP, dtype=torch.bool)
-    real_BP = attention_BP.bool()
-    if real_BP.ndim == 1:
-        real_BP = real_BP[None]
-    if real_BP.shape != ids_BP.shape:
+def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
+    """Where tokens are real, bool (B, S): everywhere where nothing is given."""
+    if given is None:
+        return torch.ones_like(ids_BS, dtype=torch.bool)
+    real_BS = token_rows(name, given).to(ids_BS.device).bool()
+    if real_BS.shape != ids_BS.shape:
         raise ValueError(
-            f"attention_BP must have the shape of the prompts, {tuple(ids_BP.shape)}, got {tuple(attention_BP.shape)}; "
-            "give one flag per prompt token."
+            f"{name} must have the shape of the ids, {tuple(ids_BS.shape)}, got {tuple(real_BS.shape)}; give one flag "
+            "per token."
         )
-    if (real_BP[:, :-1] & ~real_BP[:, 1:]).any():
-        raise ValueError(
-            "prompts must be padded on the left, but a real token comes before padding; set padding_side='left' on the "
-            "tokenizer."
-        )
-    return ids_BP, real_BP.to(ids_BP.device)
+    return real_BS
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[Tensor, Tensor]:
@@ -208,9 +219,6 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
     ids_BP = pad_sequence(rows, True, 0 if pad_id is None else pad_id, padding_side="left")
     real_BP = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], True, padding_side="left")
     return ids_BP, real_BP
-
-
-# B batch rows, S canvas positions, C places in a block, N open positions of a block in row-major order
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +252,7 @@ class Block:
 
 def block_sizes(open_BS: Tensor, block_length: int | None) -> list[int]:
     """Positions in each block of the fullest row. Raises ValueError for block_length < 1."""
-    if block_length is not None and block_length < 1:
-        raise ValueError(f"block_length must be at least 1, got {block_length}; leave it out for a single block.")
+    check_count("block_length", block_length, "leave it out for a single block.")
     fullest = int(open_BS.sum(1).max())
     length = min(block_length or fullest, fullest)
     return [min(length, fullest - start) for start in range(0, fullest, length)]

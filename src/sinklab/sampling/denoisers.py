@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.errors import check_count
 from sinklab.sampling.caches import BlockWork
-from sinklab.sampling.token_ids import token_ids
+from sinklab.sampling.token_ids import check_vocabulary, token_ids
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
@@ -88,11 +89,7 @@ def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoise
 
     def without(evaluations: list[Any], *call: Any) -> Tensor:
         logits_MV = evaluations[0](*call)
-        if columns[0] < 0 or columns[-1] >= logits_MV.shape[-1]:
-            raise ValueError(
-                f"suppressed ids must lie in the vocabulary, 0 to {logits_MV.shape[-1] - 1}, got {columns}; "
-                "check the tokenizer."
-            )
+        check_vocabulary("suppress_ids", columns, logits_MV.shape[-1])
         at = logits_MV.device
         if at not in columns_on:
             columns_on[at] = torch.tensor(columns, device=at)
@@ -106,8 +103,7 @@ def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
 
     The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
     """
-    if vocabulary < 1:
-        raise ValueError(f"a vocabulary has at least 1 id, got {vocabulary}; use the denoiser as it is.")
+    check_count("vocabulary", vocabulary, "use the denoiser as it is.")
     return _wrapped(denoiser, lambda evaluations, *call: evaluations[0](*call)[:, :vocabulary])
 
 

@@ -12,20 +12,21 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import decoding
+from sinklab.errors import check_count
 from sinklab.registry import schedules, unmasking_rules, value_of
 from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
 from sinklab.sampling.canvas import Block, Canvas, block_numbers, block_sizes, blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.rules import Candidates, LowConfidence, UnmaskingRule
 from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
-from sinklab.sampling.token_ids import token_ids
+from sinklab.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.sampling.tokens import TokenSampling, perturbed, required
 
-# B batch rows, S canvas positions
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
 
 
 class RowEnds:
-    """Watches one run for rows that are over.
+    """Watches one run for rows that are finished.
 
     Raises ValueError when no stop id is given, when one is negative, and when [MASK] is one.
     """
@@ -36,87 +37,70 @@ class RowEnds:
             raise ValueError("stop_ids needs at least one token id, got none; leave it out to decode every position.")
         if mask_id in ids:
             raise ValueError(f"[MASK] (id {mask_id}) is never written, so it cannot be a stop id; use end of text.")
-        if ids[0] < 0:
-            raise ValueError(f"stop_ids must lie in the vocabulary, 0 upwards, got {ids}; check the tokenizer.")
-        self._last = ids[-1]
+        check_vocabulary("stop_ids", ids)
+        self.ids = ids
         self._ids = torch.tensor(ids, device=open_BS.device)
         self._open_BS = open_BS
-        self._over_B = torch.zeros_like(open_BS[:, 0])
-
-    def refuse_beyond(self, vocabulary: int) -> None:
-        """Raises ValueError for a stop id that has no logit: it could never be written."""
-        if self._last >= vocabulary:
-            raise ValueError(
-                f"stop_ids must lie in the vocabulary, 0 to {vocabulary - 1}, got {self._ids.tolist()}; check the "
-                "tokenizer."
-            )
+        self._finished_B = torch.zeros_like(open_BS[:, 0])
 
     def __call__(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """The ids with the rows that are newly over filled to the right with their stop id, and where (bool (B, S)).
+        """The ids with the newly finished rows filled to the right with their stop id, and where (bool (B, S)).
 
         Every open position to the right is filled, those that hold another token already too.
         """
         first_BS = self._open_BS & torch.isin(ids_BS, self._ids) & (masked_BS.cumsum(1) == 0)
-        new_B = first_BS.any(1) & ~self._over_B
+        new_B = first_BS.any(1) & ~self._finished_B
         if not bool(new_B.any()):
             return ids_BS, torch.zeros_like(masked_BS)
-        self._over_B = self._over_B | new_B
+        self._finished_B = self._finished_B | new_B
         first_B1 = first_BS.long().argmax(1, keepdim=True)
         right_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device) > first_B1
         filled_BS = self._open_BS & right_BS & new_B[:, None]
         return torch.where(filled_BS, ids_BS.gather(1, first_B1), ids_BS), filled_BS
 
 
-# B batch rows, S canvas positions, M candidate positions in row-major order, V vocabulary
-
-
-def refuse_unequal(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
-    """Raises ValueError where the fullest row's deal of steps would change what a row with fewer masks gets alone.
+def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: int | None) -> None:
+    """Raises ValueError where the steps of the fullest row would change what a row with fewer masks gets alone.
 
     In a single block with `steps` the counts are those of each row alone, and so are they with one token per step;
-    but steps divided over several blocks, and a clock that has as many ticks as there are masks, are the fullest row's.
+    but steps divided over several blocks, and a schedule in time with as many steps as masks, are the fullest row's.
     """
-    idle = getattr(schedule, "idle", False)
-    clock = idle and steps is None
-    divided = blocks > 1 and (idle or steps is not None)
-    if not schedule.fixed or schedule.pooled or not (clock or divided):
+    in_time = getattr(schedule, "allows_surplus_steps", False)
+    is_shared = (in_time and steps is None) or (blocks > 1 and (in_time or steps is not None))
+    if not schedule.fixed or schedule.pooled or not is_shared:
         return
     counts = sorted({count for count in open_BS.sum(1).tolist() if count})
     if len(counts) > 1:
         remedy = "decode these rows one by one, or give steps and no block_length"
-        if not idle:
+        if not in_time:
             remedy = "leave steps or block_length out, or decode these rows one by one"
         raise ValueError(
-            f"the schedule {schedule.name!r} deals steps={steps} to {blocks} block(s) by the number of open positions, "
-            f"which must be the same in every row, got rows with {', '.join(map(str, counts))}; {remedy}."
+            f"the schedule {schedule.name!r} splits steps={steps} over {blocks} block(s) by the number of open "
+            f"positions, which must be the same in every row, got rows with {', '.join(map(str, counts))}; {remedy}."
         )
 
 
-def checked_logits(logits_MV: Tensor, wanted: int, where: str) -> Tensor:
-    """The logits. Raises ValueError for another shape than one row per wanted position."""
+def check_logits(logits_MV: Tensor, wanted: int, step: str) -> None:
+    """Raises ValueError for another shape than one row per wanted position."""
     if logits_MV.ndim != 2 or logits_MV.shape[0] != wanted:
         raise ValueError(
-            f"a denoiser must return one row of logits per wanted position, ({wanted}, vocabulary), but at {where} it "
+            f"a denoiser must return one row of logits per wanted position, ({wanted}, vocabulary), but at {step} it "
             f"returned {tuple(logits_MV.shape)}; select with logits_BSV[wanted_BS]."
         )
-    return logits_MV
 
 
-def refuse_logits(best_M: Tensor, where: str) -> None:
-    """The best logit of a row is NaN where any is, and -inf where every token is ruled out."""
+def check_best(best_M: Tensor, step: str) -> None:
+    """Raises ValueError for a best logit of NaN (where any is, in its row) or -inf (where every token is ruled out)."""
     if nan := int(best_M.isnan().sum()):
         raise ValueError(
-            f"logits must be numbers, but at {where} {nan} of {len(best_M)} positions are NaN; check the "
+            f"logits must be numbers, but at {step} {nan} of {len(best_M)} positions are NaN; check the "
             "weights, the dtype, and rows that attend to nothing."
         )
     if barred := int((best_M == -torch.inf).sum()):
         raise ValueError(
-            f"some token must be possible everywhere, but at {where} {barred} of {len(best_M)} positions have logits "
+            f"some token must be possible everywhere, but at {step} {barred} of {len(best_M)} positions have logits "
             "of -inf only; suppress fewer tokens."
         )
-
-
-# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +109,7 @@ class _Choice:
 
     canvas: Canvas
     block: Block
-    todo_BC: Tensor
+    candidates_BC: Tensor
     score_M: Tensor
     chosen_BC: Tensor
 
@@ -167,8 +151,8 @@ class Step:
     @cached_property
     def confidence_BS(self) -> Tensor:
         """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN elsewhere."""
-        todo_BC, score_M = self.choice.todo_BC, self.choice.score_M
-        score_BC = score_M.new_full(todo_BC.shape, torch.nan).masked_scatter_(todo_BC, score_M)
+        candidates_BC, score_M = self.choice.candidates_BC, self.choice.score_M
+        score_BC = score_M.new_full(candidates_BC.shape, torch.nan).masked_scatter_(candidates_BC, score_M)
         return self.choice.block.put(score_BC, score_M.new_full(self.ids_BS.shape, torch.nan))
 
 
@@ -225,7 +209,7 @@ def denoise(
         options: `temperature` (0 when left out), `top_p` and `top_k` as in `sample_tokens`, and these two.
         generator: needed by rules that draw and by a temperature above 0. Draws depend on the whole batch.
         stop_ids: once a row holds one of these in an open position with no mask to its left, the open positions to its
-            right are filled with it and the row is over. When all rows are over, decoding ends.
+            right are filled with it and the row is finished. When all rows are, decoding ends.
 
     Raises ValueError here for settings that do not fit together, and while iterating (naming the step) for logits of
     the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary; TypeError for a class in place of a
@@ -240,11 +224,10 @@ def denoise(
         required(generator, "a temperature above 0")
     if getattr(chosen, "needs_generator", False):
         required(generator, f"the rule {chosen}")
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}; leave steps out to commit one token per step.")
+    check_count("steps", steps, "leave steps out to commit one token per step.")
     sizes = block_sizes(canvas.open_BS, block_length)
     limits = plan.evaluations(sizes, steps)
-    refuse_unequal(plan, canvas.open_BS, len(sizes), steps)
+    check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
     evaluate = evaluator(denoiser, cache_of(cache), block_numbers(canvas.open_BS, sizes))
     return _steps(_Run(canvas, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
@@ -254,7 +237,7 @@ def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: Toke
     """The schedule for this rule. Raises ValueError for a combination that makes no sense, whatever the canvas."""
     default = Timed() if getattr(rule, "measure", None) == "chance" else EvenQuota()
     plan: Schedule = default if schedule is None else value_of(schedules, schedule, "evaluations")
-    plan.refuse(rule)
+    plan.check_rule(rule)
     if sampling.temperature == 0 and sampling.cuts and not getattr(rule, "reads_shaped", True):
         raise ValueError(
             f"top_p and top_k do nothing at temperature 0 with the rule {rule}, got top_p={sampling.top_p} and "
@@ -264,70 +247,72 @@ def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: Toke
 
 
 def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
-    canvas, schedule = run.canvas, run.schedule
-    rule = run.rule.start(canvas.open_BS, run.generator) if hasattr(run.rule, "start") else run.rule
-    run = replace(run, rule=rule)
+    canvas, schedule, ends = run.canvas, run.schedule, run.ends
+    if hasattr(run.rule, "start"):
+        run = replace(run, rule=run.rule.start(canvas.open_BS, run.generator))
     total = sum(run.limits) if schedule.fixed else None
     ids_BS, masked_BS, index = canvas.ids_BS, canvas.open_BS, 0
     nothing_BS = torch.zeros_like(masked_BS)
     for block, limit in zip(blocks(canvas.open_BS, run.sizes), run.limits, strict=True):
-        todo_BC = block.real_BC if run.ends is None else block.get(masked_BS, False)
-        held_BC = block.get(ids_BS, canvas.mask_id)
-        count = schedule.start(todo_BC.sum(1), limit, rule)
-        nth = 0
-        while wanted := int(todo_BC.sum()):
-            where = f"step {index} (block {block.number})"
-            if nth == limit:
+        candidates_BC = block.real_BC if ends is None else block.get(masked_BS, False)
+        ids_BC = block.get(ids_BS, canvas.mask_id)
+        count = schedule.start(candidates_BC.sum(1), limit, run.rule)
+        evaluation = 0
+        while wanted := int(candidates_BC.sum()):
+            step = f"step {index} (block {block.number})"
+            if evaluation == limit:
                 raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
             with torch.no_grad(), decoding(run):
-                logits_MV = evaluate(ids_BS, block.put(todo_BC, nothing_BS), block.number, nth)
-                checked_logits(logits_MV, wanted, where)
-                if index == 0 and run.ends is not None:
-                    run.ends.refuse_beyond(logits_MV.shape[1])
-                score_M, token_M = _scored(run, block, todo_BC, logits_MV, where)
-                chosen_BC = _chosen(run, score_M, todo_BC, count, nth)
-            choice = _Choice(canvas, block, todo_BC, score_M, chosen_BC)
-            held_BC = torch.where(chosen_BC, held_BC.masked_scatter(todo_BC, token_M), held_BC)
-            before_BS, ids_BS, filled_BS = ids_BS, block.put(held_BC, ids_BS), nothing_BS
-            if run.ends is not None:
+                logits_MV = evaluate(ids_BS, block.put(candidates_BC, nothing_BS), block.number, evaluation)
+                check_logits(logits_MV, wanted, step)
+                if index == 0 and ends is not None:
+                    check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
+                score_M, token_M = _scored(run, block, candidates_BC, logits_MV, step)
+                chosen_BC = _chosen(run, score_M, candidates_BC, count, evaluation)
+            choice = _Choice(canvas, block, candidates_BC, score_M, chosen_BC)
+            ids_BC = torch.where(chosen_BC, ids_BC.masked_scatter(candidates_BC, token_M), ids_BC)
+            before_BS, ids_BS, filled_BS = ids_BS, block.put(ids_BC, ids_BS), nothing_BS
+            if ends is not None:
                 masked_BS = masked_BS & ~block.put(chosen_BC, nothing_BS)
-                ids_BS, filled_BS = run.ends(ids_BS, masked_BS)
+                ids_BS, filled_BS = ends(ids_BS, masked_BS)
                 masked_BS = masked_BS & ~filled_BS
             yield Step(index, total, block.number, before_BS, ids_BS, filled_BS, choice)
-            index, nth = index + 1, nth + 1
-            todo_BC = todo_BC & ~chosen_BC
-            if run.ends is not None:
-                todo_BC, held_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
+            index, evaluation = index + 1, evaluation + 1
+            candidates_BC = candidates_BC & ~chosen_BC
+            if ends is not None:
+                candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
 
 
-def _scored(run: _Run, block: Block, todo_BC: Tensor, logits_MV: Tensor, where: str) -> tuple[Tensor, Tensor]:
-    candidates = Candidates(logits_MV, run.sampling, run.canvas.mask_id, todo_BC, block.columns_BC, run.generator)
+def _scored(run: _Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, step: str) -> tuple[Tensor, Tensor]:
+    mask_id, columns_BC = run.canvas.mask_id, block.columns_BC
+    candidates = Candidates(logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator)
     best_M, token_M = candidates.drawn
     if not math.isfinite(best_M.sum()):
-        refuse_logits(best_M, where)
+        check_best(best_M, step)
     score_M = run.rule(candidates)
     if score_M.shape != token_M.shape or not score_M.is_floating_point():
         raise ValueError(
-            f"a rule must return one float per candidate, {tuple(token_M.shape)}, but at {where} the rule {run.rule} "
+            f"a rule must return one float per candidate, {tuple(token_M.shape)}, but at {step} the rule {run.rule} "
             f"returned {score_M.dtype} of shape {tuple(score_M.shape)}."
         )
     if math.isnan(score_M.sum()) and bool(score_M.isnan().any()):
         raise ValueError(
-            f"scores must be numbers, but at {where} the rule {run.rule} gave NaN; look for logits that are infinite."
+            f"scores must be numbers, but at {step} the rule {run.rule} gave NaN; look for logits that are infinite."
         )
     # A view of logits made in inference mode is an inference tensor still.
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 
 
-def _chosen(run: _Run, score_M: Tensor, todo_BC: Tensor, count: Count, nth: int) -> Tensor:
+def _chosen(run: _Run, score_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int) -> Tensor:
     alg_temp = getattr(run.rule, "alg_temp", None)
     key_M = perturbed(score_M, alg_temp, run.generator) if alg_temp else score_M
-    shape = todo_BC.shape
+    shape = candidates_BC.shape
     if run.schedule.pooled:
-        todo_BC = todo_BC.reshape(1, -1)
+        candidates_BC = candidates_BC.reshape(1, -1)
     # A rule may score a candidate -inf; it must still rank above every place that is no candidate.
     key_M = key_M.clamp(min=torch.finfo(key_M.dtype).min)
-    key_BC = key_M.new_full(todo_BC.shape, -torch.inf).masked_scatter_(todo_BC, key_M)
+    key_BC = key_M.new_full(candidates_BC.shape, -torch.inf).masked_scatter_(candidates_BC, key_M)
     ordered_BC, order_BC = key_BC.sort(dim=1, descending=True, stable=True)
-    first_BC = torch.arange(order_BC.shape[1], device=order_BC.device) < count(ordered_BC, todo_BC, nth)[:, None]
-    return (torch.zeros_like(todo_BC).scatter_(1, order_BC, first_BC) & todo_BC).view(shape)
+    count_B1 = count(ordered_BC, candidates_BC, evaluation)[:, None]
+    first_BC = torch.arange(order_BC.shape[1], device=order_BC.device) < count_B1
+    return (torch.zeros_like(candidates_BC).scatter_(1, order_BC, first_BC) & candidates_BC).view(shape)

@@ -10,9 +10,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.errors import Checked, limited
 from sinklab.registry import unmasking_rules
-from sinklab.sampling.token_ids import token_ids
-from sinklab.sampling.tokens import TokenSampling, proposals, required, shaped, uniform
+from sinklab.sampling.token_ids import check_vocabulary, token_ids
+from sinklab.sampling.tokens import TokenSampling, proposals, required, shaped
 
 # B batch rows, C places in a block, M candidate positions in row-major order, V vocabulary
 
@@ -27,7 +28,7 @@ class Candidates:
     """Temperature, top-p and top-k."""
     mask_id: int
     """The id that is never proposed."""
-    todo_BC: Tensor
+    candidates_BC: Tensor
     """bool, the places of the block that are candidates."""
     columns_BC: Tensor
     """int64, the canvas column of each place."""
@@ -63,12 +64,12 @@ class Candidates:
     @cached_property
     def columns_M(self) -> Tensor:
         """int64, the canvas column of each candidate."""
-        return self.columns_BC[self.todo_BC]
+        return self.columns_BC[self.candidates_BC]
 
     @cached_property
     def rows_M(self) -> Tensor:
         """int64, the batch row of each candidate."""
-        return self.todo_BC.nonzero()[:, 0]
+        return self.candidates_BC.nonzero()[:, 0]
 
 
 def _at_least_float32(logits_MV: Tensor) -> Tensor:
@@ -92,18 +93,12 @@ class UnmaskingRule(Protocol):
 
 
 @dataclass(frozen=True)
-class _Confidence:
-    alg_temp: float | None = None
+class _Confidence(Checked):
+    alg_temp: float | None = limited(None, at_least=0, below=math.inf, remedy="0 takes the best positions")
     """Draw the positions in proportion to exp(score / alg_temp), without replacement; None or 0 takes the best ones."""
 
     measure: ClassVar[str] = "probability"
     reads_shaped: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.alg_temp is not None and not (math.isfinite(self.alg_temp) and self.alg_temp >= 0):
-            raise ValueError(
-                f"alg_temp must be 0 or a positive finite number, got {self.alg_temp}; 0 takes the best positions."
-            )
 
     @property
     def needs_generator(self) -> bool:
@@ -133,12 +128,8 @@ class LowConfidence(_Confidence):
         if not self.defer_ids:
             probability_MV = candidates.probability_MV
         else:
+            check_vocabulary("defer_ids", self.defer_ids, candidates.logits_MV.shape[-1])
             deferred = torch.tensor(self.defer_ids, device=candidates.logits_MV.device)
-            if not 0 <= min(self.defer_ids) <= max(self.defer_ids) < candidates.logits_MV.shape[-1]:
-                raise ValueError(
-                    f"defer_ids must lie in the vocabulary, 0 to {candidates.logits_MV.shape[-1] - 1}, got "
-                    f"{self.defer_ids}; check the tokenizer."
-                )
             rest_MV = candidates.logits_MV.index_fill(-1, deferred, -torch.inf)
             probability_MV = replace(candidates, logits_MV=rest_MV).probability_MV
         return probability_MV.gather(-1, candidates.tokens_M[:, None])[:, 0]
@@ -193,21 +184,18 @@ class RandomOrder:
     needs_generator: ClassVar[bool] = True
 
     def __call__(self, candidates: Candidates) -> Tensor:
-        return uniform(candidates.tokens_M, candidates.generator, "random order")
+        source, tokens_M = required(candidates.generator, f"the rule {self}"), candidates.tokens_M
+        return torch.rand(tokens_M.shape, generator=source, device=source.device).to(tokens_M.device)
 
 
 @unmasking_rules.register("origin")
 @dataclass(frozen=True)
-class Origin:
+class Origin(RandomOrder):
     """Commit every masked position independently, with probability 1 - s/t (Dream's `origin`). Needs a generator and
     the `Timed` schedule, which knows s and t; the score is the uniform number drawn.
     """
 
     measure: ClassVar[str] = "chance"
-    needs_generator: ClassVar[bool] = True
-
-    def __call__(self, candidates: Candidates) -> Tensor:
-        return uniform(candidates.tokens_M, candidates.generator, "origin")
 
 
 @unmasking_rules.register("left_to_right")

@@ -9,10 +9,11 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.errors import Checked, check_count, limited
 from sinklab.registry import schedules, unmasking_rules
 from sinklab.sampling.rules import UnmaskingRule
 
-# B batch rows, T steps
+# B batch rows, C candidates in the order of their scores, T steps
 
 
 def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
@@ -25,8 +26,7 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
     Returns int64 of shape (*n_masked.shape, steps) that sums to n_masked over the last axis and never rises along it.
     Raises ValueError for steps < 1 or a negative count. Source: LLaDA (2502.09992), `get_num_transfer_tokens`.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}; leave steps out to commit one token per step.")
+    check_count("steps", steps, "leave steps out to commit one token per step.")
     count = torch.as_tensor(n_masked, dtype=torch.int64)
     if (count < 0).any():
         raise ValueError(
@@ -37,12 +37,12 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
     return floor[..., None] + (step_T < remainder[..., None])
 
 
-def deal_steps(sizes: Sequence[int], steps: int | None, *, idle: bool = False) -> list[int]:
-    """Deal `steps` to blocks of the given sizes: evenly, remainder to the first, never more than a block holds.
+def split_steps(sizes: Sequence[int], steps: int | None, *, surplus: bool = False) -> list[int]:
+    """Share `steps` out to blocks of these sizes: evenly, remainder to the first, never more than a block holds.
 
     What a short block cannot use goes to the others by the same rule, so that every step commits something.
-    `steps=None` gives one step per position. With `idle` there may be more steps than positions, and a block may get
-    more than it holds. Raises ValueError when a block would get no step, or (without `idle`) a step no position.
+    `steps=None` gives one step per position. With `surplus` there may be more steps than positions, and a block may get
+    more than it holds. Raises ValueError when a block would get no step, or (without `surplus`) a step no position.
     """
     if steps is None:
         return list(sizes)
@@ -51,34 +51,33 @@ def deal_steps(sizes: Sequence[int], steps: int | None, *, idle: bool = False) -
             f"each block needs at least 1 step, got {steps} steps for {len(sizes)} blocks; give at least "
             f"{len(sizes)} steps or a larger block_length."
         )
-    if idle:
-        share, extra = divmod(steps, len(sizes))
-        return [share + (block < extra) for block in range(len(sizes))]
-    if steps > sum(sizes):
+    if not surplus and steps > sum(sizes):
         raise ValueError(
             f"steps must not exceed the open positions, got {steps} steps for {sum(sizes)} positions; some steps would "
             f"commit nothing: use at most {sum(sizes)}, or leave steps out for one token per step."
         )
-    dealt = [0] * len(sizes)
-    while left := steps - sum(dealt):
-        room = [block for block, size in enumerate(sizes) if dealt[block] < size]
+    shares = [0] * len(sizes)
+    while left := steps - sum(shares):
+        room = [block for block, size in enumerate(sizes) if surplus or shares[block] < size]
         share, extra = divmod(left, len(room))
         for rank, block in enumerate(room):
-            dealt[block] += min(share + (rank < extra), sizes[block] - dealt[block])
-    return dealt
+            part = share + (rank < extra)
+            shares[block] += part if surplus else min(part, sizes[block] - shares[block])
+    return shares
 
-
-# B batch rows, C candidates in the order of their scores, T steps
 
 Count = Callable[[Tensor, Tensor, int], Tensor]
-"""(ordered_BC, todo_BC, nth) -> int64 (B,): commits of every row at the nth evaluation (0 = first) of a block.
+"""(ordered_BC, candidates_BC, evaluation) -> int64 (B,): commits of every row at an evaluation (0 = first) of a block.
 
-ordered_BC: scores in descending order, -inf beyond the row's candidates. todo_BC: bool, the candidates, not in that
-order. More than a row has left is cut to what it has."""
+ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the candidates, not in
+that order. More than a row has left is cut to what it has."""
 
 
 class Schedule(Protocol):
-    """Decides how far down the ranking a step commits. Optional attribute `idle`: surplus evaluations change counts."""
+    """Decides how far down the ranking a step commits.
+
+    Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and they change counts.
+    """
 
     @property
     def name(self) -> str:
@@ -100,7 +99,7 @@ class Schedule(Protocol):
             steps: the number requested, in all. Raises ValueError when that makes no sense.
         """
 
-    def refuse(self, rule: UnmaskingRule) -> None:
+    def check_rule(self, rule: UnmaskingRule) -> None:
         """Raises ValueError for a rule whose scores this schedule cannot use."""
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
@@ -108,6 +107,15 @@ class Schedule(Protocol):
 
         Where `pooled` is set, counts are taken and given as if the batch were one row.
         """
+
+
+def _draws_positions(rule: UnmaskingRule) -> bool:
+    """Whether the rule decides on every position alone, and not by a ranking."""
+    return getattr(rule, "measure", None) == "chance"
+
+
+def _misfit(rule: UnmaskingRule, schedule: str, why: str, remedy: str) -> ValueError:
+    return ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")
 
 
 @schedules.register("even")
@@ -121,22 +129,22 @@ class EvenQuota:
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """One token per step where `steps` is left out, else `steps` divided evenly."""
-        return deal_steps(sizes, steps)
+        return split_steps(sizes, steps)
 
-    def refuse(self, rule: UnmaskingRule) -> None:
+    def check_rule(self, rule: UnmaskingRule) -> None:
         """Any rule but `Origin`."""
-        if getattr(rule, "measure", None) == "chance":
-            _refuse(rule, self.name, "decides on every position alone", "use schedule='timed'")
+        if _draws_positions(rule):
+            raise _misfit(rule, self.name, "decides on every position alone", "use schedule='timed'")
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """Quotas that sum to the size of each row."""
         quotas = commit_counts(size_B, evaluations).unbind(-1)
-        return lambda ordered_BC, todo_BC, nth: quotas[nth]
+        return lambda ordered_BC, candidates_BC, evaluation: quotas[evaluation]
 
 
 @schedules.register("timed")
 @dataclass(frozen=True)
-class Timed:
+class Timed(Checked):
     """Dream's and SMDM's: time runs from 1 to `eps` in equal steps; the step from t to s commits floor(n (1 - s/t)) of
     the n masks that are left, the last step all.
 
@@ -144,27 +152,23 @@ class Timed:
     steps than tokens. With several blocks, time starts anew in each. Counts are taken row by row, in float32.
     """
 
-    eps: float = 1e-3
+    eps: float = limited(1e-3, above=0, below=1, remedy="Dream uses 1e-3")
     """Time of the end (Dream 1e-3, SMDM 1e-5)."""
     pooled: bool = False
     """Count and rank over the whole batch, as SMDM's greedy sampler does: rows then disturb one another."""
 
     name: ClassVar[str] = "timed"
     fixed: ClassVar[bool] = True
-    idle: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.eps < 1:
-            raise ValueError(f"eps must lie between 0 and 1, got {self.eps}; Dream uses 1e-3.")
+    allows_surplus_steps: ClassVar[bool] = True
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """As many steps as positions where `steps` is left out."""
-        return deal_steps(sizes, steps, idle=True)
+        return split_steps(sizes, steps, surplus=True)
 
-    def refuse(self, rule: UnmaskingRule) -> None:
+    def check_rule(self, rule: UnmaskingRule) -> None:
         """Any rule, but `Origin` cannot be pooled."""
-        if self.pooled and getattr(rule, "measure", None) == "chance":
-            _refuse(rule, "timed (pooled)", "decides on every position alone", "leave pooled out")
+        if self.pooled and _draws_positions(rule):
+            raise _misfit(rule, "timed (pooled)", "decides on every position alone", "leave pooled out")
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the masks that are left, or by the scores of `Origin`."""
@@ -172,12 +176,13 @@ class Timed:
         ratio_T = time_T[1:] / time_T[:-1]
         ratio_T[-1] = 0
         ratios = ratio_T.to(size_B.device).unbind()
-        if getattr(rule, "measure", None) == "chance":
-            return lambda ordered_BC, todo_BC, nth: (ordered_BC >= ratios[nth]).sum(1)
-        return lambda ordered_BC, todo_BC, nth: (todo_BC.sum(1) * (1 - ratios[nth])).long()
+        if _draws_positions(rule):
+            return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= ratios[evaluation]).sum(1)
+        return lambda ordered_BC, candidates_BC, evaluation: (candidates_BC.sum(1) * (1 - ratios[evaluation])).long()
 
 
-class _Dynamic:
+@dataclass(frozen=True)
+class _Dynamic(Checked):
     """Reads the scores: those of rules with one of these measures, or with none."""
 
     pooled: ClassVar[bool] = False
@@ -195,11 +200,11 @@ class _Dynamic:
             )
         return list(sizes)
 
-    def refuse(self, rule: UnmaskingRule) -> None:
+    def check_rule(self, rule: UnmaskingRule) -> None:
         """Rules that measure something else, and positions drawn with `alg_temp`."""
         if getattr(rule, "measure", None) not in (None, *self.reads):
             usable = [name for name, kind in unmasking_rules.items() if getattr(kind, "measure", None) in self.reads]
-            _refuse(rule, self.name, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
+            raise _misfit(rule, self.name, f"gives no {self.lacking}", f"use {' or '.join(usable)}")
         if getattr(rule, "alg_temp", None):
             raise ValueError(
                 f"the schedule {self.name!r} reads the scores themselves, got alg_temp={getattr(rule, 'alg_temp', 0)}; "
@@ -212,19 +217,15 @@ class _Dynamic:
 class Threshold(_Dynamic):
     """Fast-dLLM's: commit every candidate whose confidence is at least `threshold`, and always the best one."""
 
-    threshold: float = 0.9
+    threshold: float = limited(0.9, at_least=0, at_most=1, remedy="Fast-dLLM uses 0.9")
 
     name: ClassVar[str] = "threshold"
     reads: ClassVar[tuple[str, ...]] = ("probability", "margin")
     lacking: ClassVar[str] = "confidence"
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"a confidence threshold lies between 0 and 1, got {self.threshold}; Fast-dLLM uses 0.9.")
-
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores."""
-        return lambda ordered_BC, todo_BC, nth: (ordered_BC >= self.threshold).sum(1).clamp(min=1)
+        return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= self.threshold).sum(1).clamp(min=1)
 
 
 @schedules.register("factor")
@@ -237,7 +238,7 @@ class Factor(_Dynamic):
     `strict` holds it back. Source: Fast-dLLM (2505.22618), `get_transfer_index_dynamic`.
     """
 
-    factor: float = 1.0
+    factor: float = limited(1.0, above=0, remedy="Fast-dLLM uses 1")
     strict: bool = False
     """True follows the formula to the last candidate."""
 
@@ -245,14 +246,10 @@ class Factor(_Dynamic):
     reads: ClassVar[tuple[str, ...]] = ("probability",)
     lacking: ClassVar[str] = "probability of the proposed token"
 
-    def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise ValueError(f"factor must be above 0, got {self.factor}; Fast-dLLM uses 1.")
-
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores."""
 
-        def count(ordered_BC: Tensor, todo_BC: Tensor, nth: int) -> Tensor:
+        def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
             enough_BC = ordered_BC >= 1 - self.factor / (rank_C + 1)
             enough_BC[:, 0] = True
@@ -260,7 +257,7 @@ class Factor(_Dynamic):
             n_B = enough_BC.sum(1)
             if self.strict:
                 return n_B
-            left_B = todo_BC.sum(1)
+            left_B = candidates_BC.sum(1)
             return torch.where(n_B == left_B - 1, left_B, n_B)
 
         return count
@@ -273,29 +270,19 @@ class EntropyBound(_Dynamic):
     least one. Entropies in nats. Source: Ben-Hamu et al. 2025 (2505.24857).
     """
 
-    gamma: float = 0.1
+    gamma: float = limited(0.1, at_least=0, remedy="0 commits one token beside those of entropy 0")
 
     name: ClassVar[str] = "entropy_bound"
     reads: ClassVar[tuple[str, ...]] = ("entropy",)
     lacking: ClassVar[str] = "entropy"
 
-    def __post_init__(self) -> None:
-        if not self.gamma >= 0:
-            raise ValueError(
-                f"gamma must be 0 or more, got {self.gamma}; 0 commits one token beside those of entropy 0."
-            )
-
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the scores, which are negative entropies."""
 
-        def count(ordered_BC: Tensor, todo_BC: Tensor, nth: int) -> Tensor:
+        def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             entropy_BC = (-ordered_BC).clamp(min=0)
             # In this order the largest of the first n is the nth: what counts is the sum of those before it.
             before_BC = entropy_BC[:, :-1].cumsum(1)
             return (before_BC <= self.gamma).sum(1) + 1
 
         return count
-
-
-def _refuse(rule: UnmaskingRule, schedule: str, why: str, remedy: str) -> None:
-    raise ValueError(f"the schedule {schedule!r} does not go with the rule {rule}, which {why}; {remedy}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -17,3 +18,10 @@ def token_ids(what: str, given: Any) -> tuple[int, ...]:
         raise ValueError(
             f"{what} takes a token id or several, got {given!r}; tokenizer.convert_tokens_to_ids gives them."
         ) from None
+
+
+def check_vocabulary(what: str, ids: Sequence[int], size: int | None = None) -> None:
+    """Raises ValueError for an id that is negative, or that has no logit where the vocabulary's size is known."""
+    if ids and (min(ids) < 0 or (size is not None and max(ids) >= size)):
+        upto = "upwards" if size is None else f"to {size - 1}"
+        raise ValueError(f"{what} must lie in the vocabulary, 0 {upto}, got {list(ids)}; check the tokenizer.")

@@ -8,30 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinklab.errors import Checked, limited
+
 # M candidate positions, V vocabulary, P pieces of it
 
 
 @dataclass(frozen=True)
-class TokenSampling:
+class TokenSampling(Checked):
     """How a token is drawn from the logits. Raises ValueError for numbers out of range."""
 
-    temperature: float = 0.0
+    temperature: float = limited(0.0, at_least=0, below=math.inf, remedy="0 takes the most probable token")
     """0 takes the most probable token."""
-    top_p: float | None = None
+    top_p: float | None = limited(None, above=0, at_most=1)
     """Keep the most probable tokens up to the one at which their probabilities together pass `top_p`."""
-    top_k: int | None = None
+    top_k: int | None = limited(None, at_least=1)
     """Keep this many of the most probable tokens (more where the last ones tie)."""
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.temperature) or self.temperature < 0:
-            raise ValueError(
-                f"temperature must be 0 or a positive finite number, got {self.temperature}; 0 takes the most likely "
-                "token."
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie above 0 and be at most 1, got {self.top_p}; leave it out to keep all.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}; leave it out to keep all.")
 
     @property
     def cuts(self) -> bool:
@@ -157,12 +148,6 @@ def required(generator: torch.Generator | None, what: str) -> torch.Generator:
             "generator=torch.Generator().manual_seed(seed)."
         )
     return generator
-
-
-def uniform(like_M: Tensor, generator: torch.Generator | None, what: str) -> Tensor:
-    """Numbers in [0, 1) as many as `like_M`, drawn on the generator's device. Raises ValueError without a generator."""
-    source = required(generator, what)
-    return torch.rand(like_M.shape, generator=source, device=source.device).to(like_M.device)
 
 
 def perturbed(score_M: Tensor, alg_temp: float, generator: torch.Generator | None) -> Tensor:

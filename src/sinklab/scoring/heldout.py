@@ -144,7 +144,7 @@ class _Columns(Listener):
         self.gone: dict[str, Tensor] = {}
         return self
 
-    def observe(self, call: AttentionCall) -> None:
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
         if self.log.is_probing:
             heads = list(range(call.query_BHQD.shape[1]))
             self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix_of(call), 0))

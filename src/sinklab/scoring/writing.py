@@ -234,9 +234,9 @@ class DenoisingWriter(Writer):
 
     def _step(self, index: int) -> WritingStep:
         step = next(self._steps)
-        self.ids_BS, todo_BC, chosen_BC = step.ids_BS, step.choice.todo_BC, step.choice.chosen_BC
-        active_B = todo_BC.any(1).cpu() & ~self.over_B
-        if self.texts.ends and not bool((todo_BC & ~chosen_BC).any()):
+        self.ids_BS, candidates_BC, chosen_BC = step.ids_BS, step.choice.candidates_BC, step.choice.chosen_BC
+        active_B = candidates_BC.any(1).cpu() & ~self.over_B
+        if self.texts.ends and not bool((candidates_BC & ~chosen_BC).any()):
             found = [is_over(self.loaded, self.row(row), each.until) for row, each in enumerate(self.requests)]
             self.over_B |= torch.tensor(found)
         layout = (self.canvas, step.before_BS, step.ids_BS, chosen_BC.sum(1), active_B)

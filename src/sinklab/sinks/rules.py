@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sinklab.errors import one_of
+from sinklab.errors import Checked, limited
 from sinklab.registry import rules
 from sinklab.sinks.normalize import Array, even_share, namespace
 
@@ -39,7 +39,7 @@ class Rule(Protocol):
 
 @rules.register("excess")
 @dataclass(frozen=True)
-class Excess:
+class Excess(Checked):
     """A key is a sink when it receives more than the mean of the other keys plus ``epsilon`` (Rulli et al., Eq. 3).
 
     With S queries that see the key, the column *sum* a_j has mean 1, and the rule is a_j > 1 + epsilon (S-1)/S. As
@@ -47,15 +47,13 @@ class Excess:
     unknown scale or a negative epsilon.
     """
 
-    epsilon: float = 3.0
+    epsilon: float = limited(3.0, at_least=0, remedy="it is a distance above the mean")
     """how far above the mean of the others, in units of ``scale`` """
-    scale: str = "sum"
+    scale: str = limited("sum", one_of=SCALES)
     """"sum" (default), "mean" (literal Eq. 3), "percent" (100 times the mean), "zscore" (standard deviations)"""
 
     def __post_init__(self) -> None:
-        one_of("the scale of Excess", self.scale, SCALES)
-        if not self.epsilon >= 0:
-            raise ValueError(f"epsilon is a distance above the mean and at least 0: got {self.epsilon}.")
+        super().__post_init__()
         if self.scale == "mean" and self.epsilon >= 1:
             warnings.warn(
                 f"The column mean lies between 0 and 1, so epsilon={self.epsilon} on scale 'mean' can never fire. "
@@ -86,7 +84,7 @@ class Excess:
 
 @rules.register("gu")
 @dataclass(frozen=True)
-class Gu:
+class Gu(Checked):
     """A key is a sink when the mean weight its queries give it exceeds ``weight`` (Gu et al. 2410.10781, 3.2).
 
     The mean is over the queries that see the key: T - k + 1 of them for the k-th key of T under a causal mask, as the
@@ -94,12 +92,8 @@ class Gu:
     weight outside [0, 1).
     """
 
-    weight: float = 0.3
+    weight: float = limited(0.3, at_least=0, below=1, remedy="it is a mean attention weight")
     """mean attention weight to exceed, between 0 and 1"""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < 1:
-            raise ValueError(f"Gu's weight is a mean attention weight in [0, 1): got {self.weight}.")
 
     def threshold(self, queries: Any) -> Any:
         """The a_j to exceed where ``queries`` (number or array) see the key."""
@@ -112,15 +106,11 @@ class Gu:
 
 @rules.register("top")
 @dataclass(frozen=True)
-class Top:
+class Top(Checked):
     """The ``k`` keys that receive most, however little that is; ties go to the earlier key. Costs k passes."""
 
-    k: int = 1
+    k: int = limited(1, at_least=1)
     """number of keys, fewer than there are"""
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"Top needs k of at least 1: got {self.k}.")
 
     def __call__(self, received: Any, queries: Any, exists: Any) -> Any:
         """Which keys are among the first k. Raises ValueError unless there are more than k."""

@@ -1,13 +1,10 @@
-"""Sinks as a key/value prefix, and as tokens of the sequence in training.
+"""Sinks as a key/value prefix.
 
 A sink token sees only itself, so its state in every layer does not depend on the text (Eq. 5–6): it is run alone, as a
-sequence of length 1, and its keys and values stand before those of the text. In training, where its embedding changes
-at every step, it may run with the text instead: its output is overwritten by its own value, which is what attention to
-itself alone gives.
+sequence of length 1, and its keys and values stand before those of the text.
 """
 
-# B batch, S text, N sinks, K = N + S, G key/value heads, D head dim, L layers, U rows with positions of their own,
-# A attention width (query heads × D), E hidden size
+# B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their own, E hidden size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -19,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.context import is_watched, unobserved
-from sinklab.compat import forward_hooks
-from sinklab.errors import one_of
+from sinklab.attention.context import unobserved
 
 
 @dataclass(frozen=True)
@@ -126,104 +121,18 @@ def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
     return SinkPrefix(keys, values)
 
 
-FORMS = ("auto", "prefix", "sequence")
-
-
-@dataclass(frozen=True)
-class InSequence:
-    """Given in place of a sink prefix: it says that the first ``count`` tokens are the sinks themselves."""
-
-    count: int
-    values: Callable[[Tensor], Tensor]
-    """`Sink.values` of the kind."""
-
-
-class Isolation:
-    """Hooks of one attention layer that keep the sinks to themselves; bound methods, so that a copied model uses the
-    copy's own.
-    """
-
-    def __init__(self) -> None:
-        self.sinks: InSequence | None = None
-        self.own_BGND: Tensor | None = None
-        """Values of the sinks, for the output projection that comes next; None when it has had them."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # what an interrupted call left behind belongs to its graph and cannot be copied
-        return {"sinks": None, "own_BGND": None}
-
-    def enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Before attention: give the attention the prefix, or this object, as its key/value cache."""
-        sinks = kwargs.pop("sink_prefix", None)
-        self.own_BGND = None
-        if isinstance(sinks, InSequence):
-            self.sinks = sinks
-            kwargs["past_key_values"] = self
-        elif sinks is not None:
-            kwargs["past_key_values"] = sinks
-        return args, kwargs
-
-    def update(self, k_BGKD: Tensor, v_BGKD: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Keep the values of the sinks (the method that an attention calls on its cache)."""
-        assert self.sinks is not None
-        own_BGND, text_BGSD = v_BGKD.split([self.sinks.count, v_BGKD.shape[2] - self.sinks.count], dim=2)
-        self.own_BGND = self.sinks.values(own_BGND)
-        if self.own_BGND is not own_BGND:
-            v_BGKD = torch.cat([self.own_BGND, text_BGSD], dim=2)
-        return k_BGKD, v_BGKD
-
-    def overwrite(self, projection: nn.Module, args: tuple) -> tuple | None:
-        """Before the output projection: the output of each sink becomes its own value, once."""
-        if self.own_BGND is None:
-            return None
-        (x_BKA, *rest), own_BGND, self.own_BGND = args, self.own_BGND, None
-        queries_a_key = x_BKA.shape[-1] // (own_BGND.shape[1] * own_BGND.shape[-1])
-        own_BNA = own_BGND.repeat_interleave(queries_a_key, dim=1).transpose(1, 2).flatten(2)
-        return (torch.cat([own_BNA.to(x_BKA.dtype), x_BKA[:, own_BNA.shape[1] :]], dim=1), *rest)
-
-
-def prepended(sinks: Tensor, text: Tensor) -> Tensor:
-    """Sinks (N, E) or (1 or B, N) in front of the text (B, S, E) or (1 or B, S), along the sequence."""
-    if sinks.ndim < text.ndim:
-        return torch.cat([sinks.to(text.dtype).expand(text.shape[0], -1, -1), text], dim=1)
-    rows = max(len(sinks), len(text))
-    return torch.cat([sinks.expand(rows, -1), text.expand(rows, -1)], dim=1)
-
-
 def attach(decoder: Any) -> None:
     """Let every attention layer of a transformers decoder take a ``sink_prefix`` keyword.
 
     It travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
     checkpointing, which would make the sink vanish with no more than a warning.
     """
-    for attention in (layer.self_attn for layer in decoder.layers):
-        isolation = Isolation()
-        attention.register_forward_pre_hook(isolation.enter, with_kwargs=True)
-        attention.o_proj.register_forward_pre_hook(isolation.overwrite)
+    for layer in decoder.layers:
+        layer.self_attn.register_forward_pre_hook(_take_prefix, with_kwargs=True)
 
 
-def runs_in_sequence(model: Any) -> bool:
-    """Whether the sinks of a :class:`~sinklab.models.DiffusionLM` run with the text in a call made now: where its
-    ``sink_form`` says so, gradients are on, and the model is not watched: a trace would see them as text.
-
-    Raises:
-        ValueError: for an unknown ``sink_form``.
-    """
-    one_of("sink_form", model.sink_form, FORMS)
-    is_chosen = model.sink_form == "sequence" or (model.sink_form == "auto" and model.device.type == "cuda")
-    return (
-        is_chosen
-        and model.config.sink_positions > 0
-        and model.training
-        and torch.is_grad_enabled()
-        and not is_watched(model)
-        and _is_attached(model.model)
-    )
-
-
-def _is_attached(decoder: Any) -> bool:
-    """Whether every output projection still has its hook; one that adapters were wrapped around has not."""
-    return all(
-        any(isinstance(getattr(hook, "__self__", None), Isolation) for hook in forward_hooks(projection)[0].values())
-        for projection in (layer.self_attn.o_proj for layer in decoder.layers)
-    )
+def _take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Before attention: give it the prefix as its key/value cache."""
+    if (prefix := kwargs.pop("sink_prefix", None)) is not None:
+        kwargs["past_key_values"] = prefix
+    return args, kwargs

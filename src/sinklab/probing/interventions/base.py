@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.interventions.removal import extended, keys_seen, lost_share
 from sinklab.probing.log import InterventionLog, RemovalRecord
-from sinklab.probing.scope import RecordingScope, head_numbers, layer_names
+from sinklab.probing.scope import RecordingScope, chosen
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 
@@ -32,7 +33,7 @@ class CallSite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerIntervention:
+class LayerIntervention(Checked):
     """Base of interventions on some layers and heads. A subclass is a frozen dataclass under a registered name::
 
         @interventions.register("temper")
@@ -56,8 +57,9 @@ class LayerIntervention:
     """Query heads to edit; None for all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", layer_names(self.layers))
-        object.__setattr__(self, "heads", head_numbers(self.heads))
+        super().__post_init__()
+        object.__setattr__(self, "layers", chosen("layers", self.layers))
+        object.__setattr__(self, "heads", chosen("heads", self.heads))
 
     def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
         """The call to make in its place (`dataclasses.replace`): the same one where nothing is to change.
@@ -84,6 +86,20 @@ class Effect:
     removed_BH: Tensor
 
 
+@dataclass
+class Forward:
+    """What an edit does in one forward, by layer."""
+
+    slot: int = 0
+    """Its place within the step: guidance runs two forwards, each with its own past."""
+    step: int = 0
+    effects: dict[str, Effect] = field(default_factory=dict)
+    taken: dict[str, Any] = field(default_factory=dict)
+    """Of an edit that takes keys away: which, None where none."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """Of an edit that chooses keys ahead: those for a later forward, or what they are to be chosen from."""
+
+
 class InterventionHandler(Listener):
     """Carries one intervention out: which forward it is, what becomes of a call (`apply`), and what goes into the log.
 
@@ -100,38 +116,27 @@ class InterventionHandler(Listener):
         self.acted = False
         self.reset()
 
-    def reset(self) -> None:
-        # Slots keep the forwards of one step apart (guidance runs two), each with its own past.
-        self.previous: dict[int, dict[str, Effect]] = {}
+    def reset(self, *, run_begins: bool = False) -> None:
+        """Forget what was chosen and seen. `run_begins`: since a denoising run begins, not since the user says so."""
+        self.previous: dict[int, Forward] = {}
+        """The last finished forward, by slot."""
         self.logged: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self.count = 0
         self.discard()
 
-    def start(self) -> None:
-        """A denoising run begins."""
-        self.reset()
-
-    def check_layers(self) -> None:
-        """The first forward has shown all layers. Raises ValueError for a chosen one that is not among them."""
-        self.scope.check_layers(list(self.log.layers))
-
     def discard(self) -> None:
-        self.effects: dict[str, Effect] = {}
-        self.slot = self.step = 0
-        self.is_open = False
+        self.forward, self.is_open = Forward(), False
 
     def begin(self) -> None:
-        self.discard()
-        self.slot, self.step = self.count % self.period, self.count // self.period
-        self.is_open = True
+        self.forward, self.is_open = Forward(self.count % self.period, self.count // self.period), True
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         if self.log.is_probing or not self.covers(call.layer):
             return call
-        edited, effect = self.apply(call)
+        edited, effect = self.apply(call, self.site_of(call))
         # Layers replayed by a backward pass come after the end of their forward, and are in the log already.
         if effect is not None and self.is_open:
-            self.effects[call.layer] = effect
+            self.forward.effects[call.layer] = effect
         return edited
 
     def covers(self, layer: str) -> bool:
@@ -146,20 +151,20 @@ class InterventionHandler(Listener):
             )
         return scope.has_layer(log.layers[layer], layer)
 
-    def heads_of(self, call: AttentionCall) -> list[int]:
-        """The query heads to edit, rising. Raises ValueError for one that is not there."""
-        total = call.query_BHQD.shape[1]
-        chosen = self.scope.heads_of(call.layer, total)
-        return list(range(total)) if chosen is None else sorted(set(chosen))
-
     def site_of(self, call: AttentionCall) -> CallSite:
-        """Where and when this call is edited."""
-        return CallSite(self.heads_of(call), self.log.prefix_of(call), self.step)
+        """Where and when this call is edited. Raises ValueError for a head that is not there."""
+        total = call.query_BHQD.shape[1]
+        heads = sorted(self.scope.heads_of(call.layer, total) or range(total))
+        return CallSite(heads, self.log.prefix_of(call), self.forward.step)
 
-    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
+    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""
-        site = self.site_of(call)
         edited = self.options.edit(call, site)
+        if not isinstance(edited, AttentionCall):
+            raise ValueError(
+                f"the edit of an intervention returns the call to make, but {self.label} returned a "
+                f"{type(edited).__name__}: return dataclasses.replace(call, …), or call where nothing is to change"
+            )
         if edited is call or not self.is_open:
             return edited, None
         batch, heads, device = call.query_BHQD.shape[0], site.heads, call.query_BHQD.device
@@ -179,10 +184,11 @@ class InterventionHandler(Listener):
         self.is_open = False
         if self.log.is_probing:
             return
-        self.acted |= bool(self.effects)
-        for heads in dict.fromkeys(tuple(part.heads) for part in self.effects.values()):
+        effects = self.forward.effects
+        self.acted |= bool(effects)
+        for heads in dict.fromkeys(tuple(part.heads) for part in effects.values()):
             self.log.removals.append(self._record(heads))
-        self.previous[self.slot] = self.effects
+        self.previous[self.forward.slot] = self.forward
         self.count += 1
 
     def why_idle(self) -> tuple[str, str]:
@@ -203,21 +209,18 @@ class InterventionHandler(Listener):
 
     def _record(self, heads: tuple[int, ...]) -> RemovalRecord:
         """The entry of the layers that lost keys in these heads (layers may have different numbers of heads)."""
-        before = self.previous.get(self.slot, {})
-        parts = {layer: part for layer, part in self.effects.items() if tuple(part.heads) == heads}
-        overlaps = [
-            _jaccard(part.gone_BHS, before[layer].gone_BHS)
-            if layer in before
-            else torch.full_like(part.mass_BH, math.nan)
-            for layer, part in parts.items()
-        ]
+        slot = self.forward.slot
+        before = self.previous[slot].effects if slot in self.previous else {}
+        parts = {layer: part for layer, part in self.forward.effects.items() if tuple(part.heads) == heads}
+        numbers = {name: [getattr(part, name) for part in parts.values()] for name in _MEASURED}
+        numbers["overlap_BH"] = [_jaccard(part, before.get(layer)) for layer, part in parts.items()]
         widest = max(part.columns_BHM.shape[-1] for part in parts.values())
         columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
         columns_BLHM = torch.stack(columns, 1).cpu()
-        last_BLHM = self.logged.get((self.slot, heads))
+        last_BLHM = self.logged.get((slot, heads))
         # In the memory of the last entry where nothing has changed: fixed positions cost nothing more.
         if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
-            last_BLHM = self.logged[self.slot, heads] = columns_BLHM
+            last_BLHM = self.logged[slot, heads] = columns_BLHM
         return RemovalRecord(
             forward=self.count,
             edit=self.given,
@@ -226,20 +229,17 @@ class InterventionHandler(Listener):
             layer_numbers=tuple(self.log.layers[layer] for layer in parts),
             heads=heads,
             columns_BLHM=last_BLHM,
-            overlap_BLH=_stacked(overlaps),
-            mass_BLH=_stacked([part.mass_BH for part in parts.values()]),
-            realised_BLH=_stacked([part.realised_BH for part in parts.values()]),
-            left_BLH=_stacked([part.left_BH for part in parts.values()]),
-            removed_BLH=_stacked([part.removed_BH for part in parts.values()]),
+            **{name.replace("_BH", "_BLH"): torch.stack(found, 1).float().cpu() for name, found in numbers.items()},
         )
 
 
-def _stacked(parts: list[Tensor]) -> Tensor:
-    return torch.stack(parts, 1).float().cpu()
+_MEASURED = ("mass_BH", "realised_BH", "left_BH", "removed_BH")
 
 
-def _jaccard(a_BHS: Tensor, b_BHS: Tensor) -> Tensor:
-    """Of the keys that were gone in either step, the share gone in both; NaN where none was."""
-    b_BHS = extended(b_BHS, a_BHS.shape[-1])
-    a_BHS = extended(a_BHS, b_BHS.shape[-1])
+def _jaccard(now: Effect, before: Effect | None) -> Tensor:
+    """Of the keys that were gone in either step, the share gone in both; NaN where none was, or no step before."""
+    if before is None:
+        return torch.full_like(now.mass_BH, math.nan)
+    b_BHS = extended(before.gone_BHS, now.gone_BHS.shape[-1])
+    a_BHS = extended(now.gone_BHS, b_BHS.shape[-1])
     return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)

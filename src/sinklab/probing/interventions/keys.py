@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.errors import one_of
+from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
 from sinklab.probing.interventions.removal import (
@@ -89,17 +89,17 @@ class KeyIntervention(LayerIntervention):
     Raises ValueError for values outside those listed, and for a limit where keys do not stay gone.
     """
 
-    removal: str = "mask"
+    removal: str = limited("mask", one_of=REMOVALS)
     """"mask": before the softmax, the mass goes to other keys. "zero_value": the mass stays, the value adds nothing.
     "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
     recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
     A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
-    source: str = "now"
+    source: str = limited("now", one_of=SOURCES)
     """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop": forward t loses what
     was chosen at forward t-1 of the same edited run, the first is unedited. "clean_pass": chosen in forwards run
     unedited under `log.probing()`. "carried": as closed_loop, and what was taken once stays away; every forward adds
     its own until `limit` keys are gone."""
-    selector: str = "received"
+    selector: str = limited("received", one_of=SELECTORS)
     """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
     limit: int | None = None
     """The most keys a head may have lost at a time; needed by "carried", where sets grow, and open to "evict"."""
@@ -107,8 +107,6 @@ class KeyIntervention(LayerIntervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "limit", checked_count("limit", self.limit))
-        for name, allowed in (("source", SOURCES), ("removal", REMOVALS), ("selector", SELECTORS)):
-            one_of(name, getattr(self, name), allowed)
         grows = self.source == "carried" or self.removal == "evict"
         if (self.source == "carried" and self.limit is None) or (self.limit is not None and not grows):
             raise ValueError(
@@ -174,73 +172,56 @@ class Selection:
 class KeyHandler(InterventionHandler):
     """Takes the same keys from all queries of a head. A subclass says which, in `selection`."""
 
-    def reset(self) -> None:
-        # What is evicted stays gone, by slot and layer, until keys and values are computed anew.
-        self.evicted: dict[int, dict[str, Tensor]] = {}
-        super().reset()
-
-    def discard(self) -> None:
-        self.now: dict[str, Selection | None] = {}
-        super().discard()
-
-    def selection(self, call: AttentionCall) -> Selection | None:
+    def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
         """What to take away in this layer and forward; None for nothing."""
         raise NotImplementedError
 
-    def apply(self, call: AttentionCall) -> tuple[AttentionCall, Effect | None]:
+    def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
+        removal, taken = self.options.removal, self.forward.taken
         if self.is_open:
-            selected = self.selection(call)
-            self.now[call.layer] = self._with_evicted(selected, call) if self.options.removal == "evict" else selected
-        selected = self.now.get(call.layer)
+            selected = self.selection(call, site)
+            taken[call.layer] = self._with_evicted(selected, call, site) if removal == "evict" else selected
+        selected = taken.get(call.layer)
         if selected is None:
             return call, None
-        edited, spared_BH = call, torch.zeros((), device=call.query_BHQD.device)
-        if selected.columns_BHM.shape[-1]:
-            if self.options.removal == "zero_value":
-                edited = zero_values(call, selected.gone_BHS)
-            else:
-                # Flags expanded over heads stay one row of them: so does the mask.
-                gone_BHS = selected.gone_BHS[:, :1] if selected.gone_BHS.stride(1) == 0 else selected.gone_BHS
-                edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2))
-        return edited, self._effect(selected, call, edited, spared_BH) if self.is_open else None
-
-    def finish(self) -> None:
-        if not self.log.is_probing:
-            self.evicted[self.slot] = {layer: one.gone_BHS for layer, one in self.now.items() if one is not None}
-        super().finish()
+        edited, every_BHS = call, selected.gone_BHS
+        spared_BH = torch.zeros((), device=call.query_BHQD.device)
+        if selected.columns_BHM.shape[-1] and removal == "zero_value":
+            edited = zero_values(call, every_BHS)
+        elif selected.columns_BHM.shape[-1]:
+            # Flags expanded over heads stay one row of them: so does the mask.
+            gone_BHS = every_BHS[:, :1] if every_BHS.stride(1) == 0 else every_BHS
+            edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2))
+        if not self.is_open:
+            return edited, None
+        heads, mass_BH, gone_BHS = site.heads, selected.mass_BH, every_BHS[:, site.heads]
+        realised_BH = left_BH = torch.full_like(mass_BH, math.nan)
+        if self.log.measure:
+            with torch.no_grad():
+                realised_BH = held_share(call, every_BHS, spared_BH)[:, heads]
+                left_BH = (keys_seen(call, every_BHS) if removal == "zero_value" else keys_seen(edited))[:, heads]
+        return edited, Effect(heads, selected.columns_BHM, gone_BHS, mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
         """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
-        known_BHS = self.evicted.get(self.slot, {}).get(call.layer)
-        running, prefix = call.visibility.running, self.log.prefix_of(call)
-        columns = call.key_BKSD.shape[2]
+        before = self.previous.get(self.forward.slot)
+        known = None if before is None else before.taken.get(call.layer)
+        running, columns = call.visibility.running, call.key_BKSD.shape[2]
         # keys and values of the whole canvas are computed anew in this forward
-        is_full = call.query_BHQD.shape[2] == columns - prefix if running is None else running.columns is None
-        return None if known_BHS is None or is_full else extended(known_BHS, columns)
+        own = columns - self.log.prefix_of(call)
+        is_full = call.query_BHQD.shape[2] == own if running is None else running.columns is None
+        return None if known is None or is_full else extended(known.gone_BHS, columns)
 
-    def _with_evicted(self, selected: Selection | None, call: AttentionCall) -> Selection | None:
+    def _with_evicted(self, selected: Selection | None, call: AttentionCall, site: CallSite) -> Selection | None:
         known_BHS = self.gone_before(call)
         if known_BHS is None:
             return selected
-        heads = self.heads_of(call)
         if selected is None:
-            known_BHM = as_columns(known_BHS[:, heads])
+            known_BHM = as_columns(known_BHS[:, site.heads])
             return Selection(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
-        older_BHS = (known_BHS & ~selected.gone_BHS)[:, heads]
+        older_BHS = (known_BHS & ~selected.gone_BHS)[:, site.heads]
         columns_BHM = torch.cat([selected.columns_BHM, as_columns(older_BHS)], -1)
         return replace(selected, gone_BHS=known_BHS | selected.gone_BHS, columns_BHM=columns_BHM)
-
-    def _effect(self, selected: Selection, call: AttentionCall, edited: AttentionCall, spared_BH: Tensor) -> Effect:
-        heads = self.heads_of(call)
-        gone_BHS = selected.gone_BHS[:, heads]
-        realised_BH = left_BH = torch.full_like(selected.mass_BH, math.nan)
-        if self.log.measure:
-            with torch.no_grad():
-                zeroed = self.options.removal == "zero_value"
-                realised_BH = held_share(call, selected.gone_BHS, spared_BH)[:, heads]
-                left_BH = (keys_seen(call, selected.gone_BHS) if zeroed else keys_seen(edited))[:, heads]
-        mass_BH = selected.mass_BH
-        return Effect(heads, selected.columns_BHM, gone_BHS, mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
 
 
 class SelectionHandler(KeyHandler):
@@ -254,36 +235,28 @@ class SelectionHandler(KeyHandler):
         self.waits = options.removal == "evict" and options.source == "closed_loop"
         super().__init__(options, log, forwards_per_step)
 
-    def reset(self) -> None:
-        # By slot and layer: what the next forward loses, or what it is to be chosen from.
-        self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
+    def reset(self, *, run_begins: bool = False) -> None:
+        # A clean pass may have been run ahead of the run that begins.
+        if not (run_begins and self.options.source == "clean_pass"):
+            self.slots: dict[int, dict[str, Selection | KeyScores]] = {}
+            """By slot and layer: what the next forward loses, or what it is to be chosen from."""
         super().reset()
-
-    def start(self) -> None:
-        slots = self.slots
-        super().start()
-        if self.options.source == "clean_pass":
-            self.slots = slots
-
-    def discard(self) -> None:
-        self.chosen: dict[str, Selection | KeyScores] = {}
-        super().discard()
 
     def begin(self) -> None:
         super().begin()
         if self.options.source == "clean_pass":
-            self.slot = 0
+            self.forward.slot = 0
 
-    def selection(self, call: AttentionCall) -> Selection | None:
+    def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
         if self.options.source == "now":
-            return self._choice(call, self._scores(call), self.gone_before(call))
-        found = self.slots.get(self.slot, {}).get(call.layer)
+            return self._choice(call, self._scores(call, site), self.gone_before(call))
+        found = self.slots.get(self.forward.slot, {}).get(call.layer)
+        if found is None and self.options.source == "clean_pass":
+            raise ValueError(
+                'source="clean_pass" chooses in an unedited forward, but none was run: '
+                "with log.probing(): model(…) before the edited forward"
+            )
         if found is None:
-            if self.options.source == "clean_pass":
-                raise ValueError(
-                    'source="clean_pass" chooses in an unedited forward, but none was run: '
-                    "with log.probing(): model(…) before the edited forward"
-                )
             return None
         self._check_shape(found, call)
         if isinstance(found, KeyScores):
@@ -292,22 +265,21 @@ class SelectionHandler(KeyHandler):
             found = self._choice(call, found, None if held_BHS is None else held_BHS[..., :known])
         return replace(found, gone_BHS=extended(found.gone_BHS, call.key_BKSD.shape[2]))
 
-    def observe(self, call: AttentionCall) -> None:
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
         source = self.options.source
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
         if not (chooses and self.covers(call.layer)):
             return
-        keys = self._scores(call)
-        if self.waits:
-            self.chosen[call.layer] = keys
-        else:
-            now = self.now.get(call.layer) if source == "carried" else None
-            self.chosen[call.layer] = self._choice(call, keys, None if now is None else now.gone_BHS)
+        keys: Selection | KeyScores = self._scores(call, self.site_of(call))
+        if isinstance(keys, KeyScores) and not self.waits:
+            now = self.forward.taken.get(call.layer) if source == "carried" else None
+            keys = self._choice(call, keys, None if now is None else now.gone_BHS)
+        self.forward.chosen[call.layer] = keys
 
     def finish(self) -> None:
         super().finish()
-        if self.chosen:
-            self.slots[self.slot] = self.chosen
+        if self.forward.chosen:
+            self.slots[self.forward.slot] = self.forward.chosen
 
     def why_idle(self) -> tuple[str, str]:
         if self.options.source in ("now", "clean_pass"):
@@ -318,14 +290,14 @@ class SelectionHandler(KeyHandler):
             'run more than one denoising step, or choose within the step with source="clean_pass"',
         )
 
-    def _scores(self, call: AttentionCall) -> KeyScores:
-        keys = KeyScores.of(call, self.options.selector, self.site_of(call))
+    def _scores(self, call: AttentionCall, site: CallSite) -> KeyScores:
         # Where the choice waits, the call's own tensors are not kept for it.
-        return replace(keys, draw=self.draw, call=None if self.waits else call)
+        known = None if self.waits else call
+        return replace(KeyScores.of(call, self.options.selector, site), draw=self.draw, call=known)
 
     def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
         """`held_BHS`: keys that are gone already, of all heads."""
-        heads, every = self.heads_of(call), call.query_BHQD.shape[1]
+        heads, every = keys.site.heads, call.query_BHQD.shape[1]
         held_BHS = None if held_BHS is None else held_BHS[:, heads]
         columns_BHM, mass_BH = choose(self.options, replace(keys, gone_BHS=held_BHS))
         if held_BHS is not None and self.options.source == "carried":
@@ -339,11 +311,11 @@ class SelectionHandler(KeyHandler):
     def _check_shape(self, found: Selection | KeyScores, call: AttentionCall) -> None:
         """Raises ValueError for a choice that was made for another batch, other heads or more keys."""
         now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
-        is_waiting = isinstance(found, KeyScores)
-        batch, heads, keys = (found.received_BHS if isinstance(found, KeyScores) else found.gone_BHS).shape
-        heads = now[1] if is_waiting else heads
-        if (batch, heads) != now[:2] or now[2] < keys:
+        # The scores that a choice waits with are those of the edited heads alone.
+        made = (*found.gone_BHS.shape,) if isinstance(found, Selection) else (*found.received_BHS.shape,)
+        made = made if isinstance(found, Selection) else (made[0], now[1], made[2])
+        if made[:2] != now[:2] or now[2] < made[2]:
             raise ValueError(
-                f"the selection was made for {batch} rows, {heads} heads and {keys} keys, but this forward "
+                f"the selection was made for {made[0]} rows, {made[1]} heads and {made[2]} keys, but this forward "
                 f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
             )

@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from sinklab.errors import one_of
-from sinklab.probing.interventions.keys import KeyIntervention, KeyScores, checked_count
+from sinklab.errors import limited
+from sinklab.probing.interventions.keys import SOURCES, KeyIntervention, KeyScores, checked_count
 from sinklab.probing.interventions.removal import as_flags
 from sinklab.probing.scope import whole_numbers
 from sinklab.registry import interventions, of, rules
@@ -36,9 +36,9 @@ class MaskSinks(KeyIntervention):
     rule: Rule | None = of(rules, None)  # noqa: RUF009
     """What is a sink: `Excess(3.0)`, or any other registered rule. Where a cache lets only some queries run, a_j is
     scaled by positions / queries that ran, so that an even share is 1 in every forward."""
-    source: str = "closed_loop"
+    source: str = limited("closed_loop", one_of=SOURCES)
     """When keys are chosen: "closed_loop", "clean_pass", "carried" or "now"; see `KeyIntervention`."""
-    control: str = "sinks"
+    control: str = limited("sinks", one_of=CONTROLS)
     """"sinks": those. "random", "recent", "lowest": as many keys that are not among them, drawn, the last ones, or
     those that received least (a masked key receives nothing: in a closed loop these stay the same from then on)."""
     seed: int = 0
@@ -47,7 +47,7 @@ class MaskSinks(KeyIntervention):
     """Never choose the model's own sink columns, which stand in front of the keys."""
     spare: tuple[int, ...] = ()
     """Canvas positions that are never chosen."""
-    shared: str = "head"
+    shared: str = limited("head", one_of=SHARED)
     """"head": every head loses its own keys. "layer": all (named) heads lose those that receive most on their mean."""
 
     def __post_init__(self) -> None:
@@ -62,8 +62,6 @@ class MaskSinks(KeyIntervention):
                 raise ValueError(f"epsilon={self.epsilon} is short for a rule, but {self.rule} is given: leave out one")
             object.__setattr__(self, "rule", Excess(self.epsilon))
             object.__setattr__(self, "epsilon", None)
-        one_of("control", self.control, CONTROLS)
-        one_of("shared", self.shared, SHARED)
         object.__setattr__(self, "spare", whole_numbers("spare", self.spare))
         super().__post_init__()
 
@@ -83,7 +81,7 @@ class MaskSinks(KeyIntervention):
             count = found_BH1 if self.k is None else found_BH1.clamp(max=self.k)
         if self.limit is not None:
             count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
-        self._refuse(count, keys, free_BHS, gone_BH1)
+        self._check_enough(count, keys, free_BHS, gone_BH1)
         most = count if isinstance(count, int) else int(count.max())
         columns_BHM = _largest(score_BHS.masked_fill(~wanted_BHS, -torch.inf), count, most)
         if self.control == "sinks":
@@ -108,7 +106,7 @@ class MaskSinks(KeyIntervention):
             return -score_BHS
         return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float64).expand(score_BHS.shape)
 
-    def _refuse(self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, gone_BH1: Tensor) -> None:
+    def _check_enough(self, count: int | Tensor, keys: KeyScores, free_BHS: Tensor, gone_BH1: Tensor) -> None:
         """Every head for itself: rows of unequal length lose unequal numbers of keys."""
         visible_BH1 = (keys.visible_BHS.amax(1) > 0).sum(-1)[:, None, None] - gone_BH1
         free_BH1 = free_BHS.sum(-1, keepdim=True)

@@ -1,18 +1,20 @@
-"""Edits that take away named canvas positions: `MaskPositions`, and `TruncateContext` from some step on."""
+"""Edits by canvas position: `MaskPositions`, `TruncateContext` from some step on, and `WindowAttention`."""
 
-# B batch, H query heads, S keys, M keys taken away; a position is a canvas column, sink columns not counted
+# B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink columns not counted
 from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
 
 import torch
+from torch import Tensor
 
-from sinklab.errors import one_of
+from sinklab.attention.context import running_canvas
+from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.interventions.base import LayerIntervention
+from sinklab.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.probing.interventions.keys import KeyHandler, Selection
-from sinklab.probing.interventions.removal import REMOVALS, as_columns
+from sinklab.probing.interventions.removal import REMOVALS, as_columns, restricted
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.scope import whole_numbers
 from sinklab.probing.tap import Listener
@@ -33,7 +35,7 @@ class MaskPositions(LayerIntervention):
     positions: tuple[int, ...]
     """Canvas positions, from 0."""
     _: KW_ONLY
-    removal: str = "mask"
+    removal: str = limited("mask", one_of=REMOVALS)
     """"mask", "zero_value" or "evict", as for `MaskSinks`."""
     steps: tuple[int | None, ...] | None = None
     """(start, stop): only in steps start, …, stop - 1 of the sequence; stop None means to the end."""
@@ -44,7 +46,6 @@ class MaskPositions(LayerIntervention):
             raise ValueError("positions name the keys to take away, got none: leave out the edit")
         if self.steps is not None:
             object.__setattr__(self, "steps", _span(self.steps))
-        one_of("removal", self.removal, REMOVALS)
         super().__post_init__()
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
@@ -100,21 +101,18 @@ class _PositionHandler(KeyHandler):
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
 
-    def selection(self, call: AttentionCall) -> Selection | None:
-        if self.step < self.first or (self.stop is not None and self.step >= self.stop):
+    def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
+        if site.step < self.first or (self.stop is not None and site.step >= self.stop):
             return None
-        prefix = self.log.prefix_of(call)
-        length = call.key_BKSD.shape[2] - prefix
+        length = call.key_BKSD.shape[2] - site.prefix
         self.longest = max(self.longest, length)
         if call.visibility.running is not None:
-            self._refuse_missing()
-        batch, every = call.query_BHQD.shape[:2]
-        there = [prefix + position for position in self.options.positions if position < length]
-        gone_S = torch.zeros(prefix + length, dtype=torch.bool)
-        gone_S[there] = True
+            self._check_positions()
+        (batch, every), heads = call.query_BHQD.shape[:2], site.heads
+        gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
+        gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
         # Padding is never attended, and counts as nothing taken.
         gone_B1S = (gone_S & (call.visibility.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
-        heads = self.heads_of(call)
         gone_BHS = gone_B1S.expand(-1, every, -1)
         if len(heads) < every:
             edited_H = torch.zeros(every, dtype=torch.bool, device=gone_B1S.device)
@@ -124,7 +122,7 @@ class _PositionHandler(KeyHandler):
         return Selection(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
 
     def end(self) -> None:
-        self._refuse_missing()
+        self._check_positions()
         super().end()
 
     def why_idle(self) -> tuple[str, str]:
@@ -132,10 +130,65 @@ class _PositionHandler(KeyHandler):
             return super().why_idle()
         return f"it begins at step {self.first} (the first is 0), and no sequence came so far", "begin earlier"
 
-    def _refuse_missing(self) -> None:
+    def _check_positions(self) -> None:
         last = self.options.positions[-1]
         if 0 < self.longest <= last:
             raise ValueError(
                 f"{self.label}: there is no position {last}, the canvas had {self.longest} (sink columns "
                 f"not counted): name positions from 0 to {self.longest - 1}"
             )
+
+
+@interventions.register("window_attention")
+@dataclass(frozen=True)
+class WindowAttention(LayerIntervention):
+    """Query i sees key j only where |i - j| <= radius, counted in canvas positions.
+
+    Under a cache the queries stand where the denoiser says they do; a model that announces nothing (transformers' own
+    `generate`) runs the last of the positions that are seen. The mask it makes is (Q, S), one for all heads and layers.
+
+    Raises ValueError for a negative radius or position, and in a forward whose queries do not fit the canvas.
+    """
+
+    radius: int
+    """Positions seen on either side; 0 leaves a query its own key."""
+    keep: tuple[int, ...] = ()
+    """Canvas positions every query may see all the same, such as the first four (StreamingLLM, 2309.17453)."""
+    keep_prefix: bool = True
+    """Whether the model's own sink columns in front stay visible."""
+
+    def __post_init__(self) -> None:
+        whole_numbers("radius", (self.radius,))
+        object.__setattr__(self, "keep", whole_numbers("keep", self.keep))
+        super().__post_init__()
+
+    def edit(self, call: AttentionCall, site: CallSite) -> AttentionCall:
+        """The call with its mask narrowed to the window."""
+        device, every = call.query_BHQD.device, call.query_BHQD.shape[1]
+        position_S = torch.arange(call.key_BKSD.shape[2], device=device) - site.prefix
+        near_QS = (query_positions(call, site.prefix)[:, None] - position_S).abs() <= self.radius
+        near_QS |= torch.isin(position_S, torch.tensor(self.keep, dtype=torch.long, device=device))
+        near_QS[:, : site.prefix] = self.keep_prefix
+        near_11QS = near_QS[None, None]
+        if len(site.heads) < every:
+            free_H = torch.ones(every, dtype=torch.bool, device=device)
+            free_H[site.heads] = False
+            near_11QS = near_11QS | free_H[:, None, None]
+        return restricted(call, near_11QS)[0]
+
+
+def query_positions(call: AttentionCall, prefix: int) -> Tensor:
+    """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are unknown."""
+    queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
+    if call.visibility.columns_Q is not None:
+        return call.visibility.columns_Q.to(device)
+    if queries == keys:
+        return torch.arange(keys, device=device)
+    if running_canvas() is not None:
+        raise ValueError(
+            f"{call.layer} got {queries} queries and {keys} keys, which are not the columns of the canvas that the "
+            "denoiser announces: announce those that become queries with sinklab.attention.running(ids, columns)"
+        )
+    # A model with room at the end of its memory writes where its mask ends.
+    seen = int((call.visibility.visible_BS > 0).any(0).nonzero().max()) + 1 - prefix
+    return torch.arange(seen - queries, seen, device=device)
