@@ -14,6 +14,7 @@ from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.materialize import empty_model, names_to_fill, tensor_plan
 from sinklab.checkpoints.model_card import describe
 from sinklab.checkpoints.weights import open_weights
+from sinklab.testing.values import refusal
 
 
 def check_family(name: str, folder: str | Path) -> None:
@@ -47,21 +48,16 @@ def check_family(name: str, folder: str | Path) -> None:
 
 def _check_fields(name: str, folder: Path, config: dict) -> None:
     """Every field, absent or of another kind, is read all the same or refused with a ValueError."""
+
+    def refused(config: dict) -> str:
+        return refusal(ValueError, lambda: readers.configured(readers.read(config, str(folder)), {}, str(folder)))
+
     for field in readers.known_families()[name].represented:
-        refused = _refusal(folder, {**config, field: "a value that no checkpoint has"})
-        assert field in refused, f"a value of {field} that cannot be represented is not refused by name: {refused!r}"
+        said = refused({**config, field: "a value that no checkpoint has"})
+        assert field in said, f"a value of {field} that cannot be represented is not refused by name: {said!r}"
     for field in config:
-        _refusal(folder, {key: value for key, value in config.items() if key != field})
-        _refusal(folder, {**config, field: {"of": "another kind"}})
-
-
-def _refusal(folder: Path, config: dict) -> str:
-    """What a config is refused with; empty where it is read."""
-    try:
-        readers.configured(readers.read(config, str(folder)), {}, str(folder))
-    except ValueError as error:
-        return str(error)
-    return ""
+        refused({key: value for key, value in config.items() if key != field})
+        refused({**config, field: {"of": "another kind"}})
 
 
 def _check_tensors(folder: Path, config: dict) -> None:
