@@ -75,7 +75,7 @@ def test_refreshes(kind):
 @pytest.mark.parametrize("kind", [PrefixCache, DualCache])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
-    with pytest.raises(ValueError, match=f"refresh_every counts evaluations, at least 1, got {value}; leave it out"):
+    with pytest.raises(ValueError, match=f"refresh_every must be at least 1 or left out, but is {value}"):
         kind(refresh_every=value)
 
 

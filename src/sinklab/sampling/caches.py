@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sinklab.errors import unknown
+from sinklab.errors import Checked, limited, unknown
 from sinklab.registry import caches, value_of
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
@@ -52,18 +52,11 @@ class BlockWork:
 
 
 @dataclass(frozen=True)
-class BlockCache:
+class BlockCache(Checked):
     """Computes everything where a block begins. Raises ValueError for a refresh_every below 1."""
 
-    refresh_every: int | None = None
+    refresh_every: int | None = limited(None, at_least=1)
     """Recompute everything every N evaluations of a block as well; 1 is the same as no cache."""
-
-    def __post_init__(self) -> None:
-        if self.refresh_every is not None and self.refresh_every < 1:
-            raise ValueError(
-                f"refresh_every counts evaluations, at least 1, got {self.refresh_every}; leave it out to recompute "
-                "everything only where a block begins."
-            )
 
     def phase(self, nth: int) -> int:
         """Evaluations since everything was last due to be computed: 0 where it is due now."""
