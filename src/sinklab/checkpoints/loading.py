@@ -21,9 +21,6 @@ from sinklab.checkpoints.resolve import resolve
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.diffusion_lm import DiffusionLM
 
-SAFE = ("*.safetensors",)
-PICKLED = ("*.bin", "*.pth", "*.pt")
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -110,7 +107,7 @@ def load(
     if device_map is None:
         # 0 is a device too
         device_map = {"": materialize.usable_device("cpu" if device is None else device)}
-    folder = resolve(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
+    folder = resolve(name, revision, weightfiles.SAFE + weightfiles.PICKLED if allow_pickle else weightfiles.SAFE)
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
@@ -166,16 +163,11 @@ def _filled(
     if isinstance(config, DiffusionLMConfig):
         config.backbone.dtype = dtype
     model = materialize.empty_model(config, name)
-    tensors, new = materialize.tensor_plan(plan, model, weights, settings, name)
+    tensors = materialize.tensor_plan(plan, model, weights, settings, name)
     materialize.check(tensors, model, weights, name)
     devices = materialize.plan_devices(model, device_map, dtype)
-    try:
+    with weightfiles.blamed_on(name):
         materialize.fill(model, tensors, weights, dtype, devices)
-    except (weightfiles.SafetensorError, OSError) as error:
-        raise ValueError(
-            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
-        ) from error
-    materialize.start(model, new, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
 
 
