@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from sinklab.checkpoints.loading import Loaded, load
-from sinklab.checkpoints.resolve import read_plan
-from sinklab.checkpoints.vocabularies import check_vocabulary
+from sinklab.checkpoints.published import read_plan
+from sinklab.checkpoints.tokens import check_vocabulary
 from sinklab.errors import one_of
 from sinklab.models.config import BACKBONES
 
@@ -89,7 +89,7 @@ def _choice(mask_token: str | int) -> str | int:
 
 def _check_causal(name: str, revision: str | None) -> None:
     """Refuse a diffusion model before its weights are read."""
-    plan, _, _ = read_plan(name, revision)
+    plan, _ = read_plan(name, revision)
     if plan.settings is not None:
         raise ValueError(
             f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {name} is a diffusion model of the "
