@@ -301,7 +301,7 @@ families = Registry(
     "sinklab.checkpoints.causal",
     "sinklab.checkpoints.dream",
     "sinklab.checkpoints.llada",
-    "sinklab.checkpoints.own",
+    "sinklab.checkpoints.families",
     "sinklab.checkpoints.smdm",
 )
 figures = Registry(

@@ -105,6 +105,7 @@ def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
     """The id of [MASK], which may be behind the last row, and how it was chosen."""
     tokenizer, rows = loaded.tokenizer, loaded.model.config.vocab_size
+    new = rows, "a new row, the mean of the others"
     if isinstance(wanted, int):
         if wanted >= rows:
             raise ValueError(
@@ -115,26 +116,23 @@ def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
                 f"mask_token must be an id that text does not use, but {wanted} is where it ends; use 'add'"
             )
         return wanted, "as requested"
-    if tokenizer is None:
-        if wanted == "unused":
-            raise ValueError(
-                f"{loaded.name} has no tokenizer, so its unused rows are not known; give the id of one, or 'add'"
-            )
-        return rows, "a new row, the mean of the others"
-    own = tokenizer.mask_token_id
-    if own is None:
-        own = tokenizer.get_vocab().get(MASK_TOKEN)
+    if wanted == "unused" and tokenizer is None:
+        raise ValueError(
+            f"{loaded.name} has no tokenizer, so its unused rows are not known; give the id of one, or 'add'"
+        )
+    if wanted == "add" or tokenizer is None:
+        return new
+    own = tokenizer.get_vocab().get(MASK_TOKEN) if tokenizer.mask_token_id is None else tokenizer.mask_token_id
     if wanted == "auto" and own is not None:
         return own, "the tokenizer's own"
-    first = _next_id(tokenizer)
-    if wanted == "unused" and first >= rows:
+    if (first := _next_id(tokenizer)) < rows:
+        return first, "a row that the tokenizer did not use"
+    if wanted == "unused":
         raise ValueError(
             f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its embedding {rows} "
             "rows; use mask_token='add'"
         )
-    if wanted != "add" and first < rows:
-        return first, "a row that the tokenizer did not use"
-    return rows, "a new row, the mean of the others"
+    return new
 
 
 def _add_rows(model: Any, rows: int) -> None:

@@ -83,15 +83,10 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 
-def usable_device(device: torch.device | str | int) -> torch.device:
-    """This device, if there is one.
-
-    Raises:
-        ValueError: if its name is none, or this machine does not have it.
-    """
+def usable_device(device: Any) -> torch.device:
+    """This device. Raises ValueError if its name is none, or this machine does not have it."""
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         reason = str(error).splitlines()[0].rstrip(". ")
@@ -99,7 +94,6 @@ def usable_device(device: torch.device | str | int) -> torch.device:
             f"device must be one that torch can use here ({' or '.join(kinds)}), but is {device!r} ({reason}); "
             "pass device='cpu', or install a torch that knows the device"
         ) from error
-    return found
 
 
 def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:

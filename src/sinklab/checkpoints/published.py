@@ -115,7 +115,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     hint = hint or f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
     # without a slash it is no Hub name, and a mistyped one is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
-        raise ValueError(f"no model can be loaded from {name!r}: it is no folder and no name on the Hub; {hint}")
+        raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")
     from huggingface_hub import (
         get_hf_file_metadata,
         hf_hub_download,
@@ -134,7 +134,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         wanted = [*DATA, *weights]
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # those of the HTTP library, whose name depends on the version of huggingface_hub
-        raise ValueError(f"no model can be loaded from {name!r}: {hint} ({error})") from error
+        raise families.unloadable(name, f"{hint} ({error})") from error
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:
