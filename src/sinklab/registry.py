@@ -300,7 +300,7 @@ families = Registry(
     "sinklab.checkpoints.causal",
     "sinklab.checkpoints.dream",
     "sinklab.checkpoints.llada",
-    "sinklab.checkpoints.own",
+    "sinklab.checkpoints.families",
     "sinklab.checkpoints.smdm",
 )
 figures = Registry(

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 import published_toys as toys
-from sinklab.checkpoints.resolve import resolve
+from sinklab.checkpoints.published import resolve
 
 # port 9 discards: nothing listens
 NOBODY = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}

@@ -12,7 +12,7 @@ import published_toys as toys
 import sinklab
 from sinklab.checkpoints import Loaded, describe, materialize
 from sinklab.checkpoints.loading import load
-from sinklab.checkpoints.resolve import PACKAGED
+from sinklab.checkpoints.published import PACKAGED
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 

@@ -8,7 +8,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from sinklab.checkpoints import SpecialIds, load
 from sinklab.checkpoints.llada import LLaDA
-from sinklab.checkpoints.special_tokens import ROLES, special_roles
+from sinklab.checkpoints.tokens import ROLES, special_roles
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>"

@@ -47,7 +47,7 @@ def plugin(monkeypatch):
 @pytest.mark.parametrize("text", INTERVENTIONS)
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_a_built_in_intervention_conforms(text, sinks):
-    check_intervention(interventions.parse(text), tiny_model(sinks))
+    check_intervention(text, tiny_model(sinks))
 
 
 def test_every_built_in_intervention_is_checked():

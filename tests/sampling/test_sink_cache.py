@@ -178,16 +178,19 @@ def test_scores_by_name():
         ),
         ({"cache": "sink_refresh", "cache_keep": 0.5}, "cache_keep does not go with the cache 'sink_refresh'"),
         ({"cache": "snk"}, r"unknown cache 'snk'.*did you mean 'sink'\?"),
-        ({"cache": "sink", "cache_keep": 0.0}, r"keep is a share of the columns .*, above 0 to 1, got 0\.0"),
-        ({"cache": "sink", "cache_keep": 1.5}, r"keep is a share of the columns .*, above 0 to 1, got 1\.5"),
-        ({"cache": "evict", "cache_sinks": -1}, "sinks counts columns, at least 0, got -1"),
-        ({"cache": "evict", "cache_neighbours": -2}, "neighbours counts columns, at least 0, got -2"),
+        ({"cache": "sink", "cache_keep": 0.0}, r"keep must be more than 0 and at most 1, but is 0\.0"),
+        ({"cache": "sink", "cache_keep": 1.5}, r"keep must be more than 0 and at most 1, but is 1\.5"),
+        ({"cache": "evict", "cache_sinks": -1}, "sinks must be at least 0, but is -1"),
+        ({"cache": "evict", "cache_neighbours": -2}, "neighbours must be at least 0, but is -2"),
         (
             {"cache": "sink", "cache_protect": "frst"},
             "protect must be one of now, first, earlier, but is 'frst'; did you mean 'f",
         ),
         ({"cache": "evict", "cache_protect": "first"}, "with sinks=0 none are, got protect='first'; give a number of"),
-        ({"cache": "sink_refresh", "cache_sinks": 0}, "at least 1, got 0; without any this is the dual cache"),
+        (
+            {"cache": "sink_refresh", "cache_sinks": 0},
+            "sinks must be at least 1, but is 0; without any this is the dual cache",
+        ),
         ({"cache": "sink", "refresh_every": 0}, "refresh_every must be at least 1 or left out, but is 0"),
     ],
     ids=str,
@@ -202,5 +205,5 @@ def test_a_score_or_delay_that_is_none():
         ValueError, match="score must be one of nearest, received, aligned, random, but is 'recieved'; did you"
     ):
         EvictingCache(score="recieved")
-    with pytest.raises(ValueError, match="delay counts evaluations, at least 0, got -1"):
+    with pytest.raises(ValueError, match="delay must be at least 0, but is -1"):
         EvictingCache(delay=-1)

@@ -22,6 +22,7 @@ def scratch_rules(monkeypatch: pytest.MonkeyPatch) -> Registry:
 @pytest.mark.parametrize("rule", RULES, ids=rules.as_text)
 def test_every_built_in_rule_conforms(rule: Any) -> None:
     check_rule(rule)
+    check_rule(rules.as_text(rule))
 
 
 def test_every_built_in_rule_is_tried() -> None:

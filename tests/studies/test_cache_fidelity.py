@@ -255,7 +255,7 @@ class TestRefusals:
             ({"block_length": 4}, "more than 2 · tokens_per_step tokens, got block_length=4 and tokens_per_step=2"),
             ({"new_tokens": 4}, "tokens_per_step=2 for new_tokens=4; make blocks longer"),
             ({"lengths": (14,)}, "longer than new_tokens=14, got 14"),
-            ({"keep": (0.0,)}, "keep is a share of the columns outside the block"),
+            ({"keep": (0.0,)}, "keep must be more than 0 and at most 1, but is 0.0"),
             ({"scores": ("attended",)}, "score must be one of nearest, received, aligned, random, but is 'attended'"),
             ({"protect": ("last",)}, "protect must be one of now, first, earlier, but is 'last'"),
         ],

@@ -101,6 +101,15 @@ def test_a_suite_sees_a_study_that_does_not_conform() -> None:
     with pytest.raises(AssertionError, match="killed before table 1, a resumed run differs"):
         check_study(Careless(), tiny_loaded())
 
+    class Silent(Toy):
+        """It writes nothing."""
+
+        def run(self, work: Work) -> None:
+            pass
+
+    with pytest.raises(AssertionError, match="writes no table and no array"):
+        check_study(Silent(), tiny_loaded())
+
 
 def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model")))

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.errors import one_of
+from sinklab.errors import limited
 from sinklab.registry import caches
 from sinklab.sampling.caches import BlockCache, BlockWork
 
 if TYPE_CHECKING:
-    from sinklab.caching.session import BlockSession
-    from sinklab.caching.store import Seen
+    from sinklab.caching.store import BlockSession, Seen
 
 SCORES = ("nearest", "received", "aligned", "random")
 """What ranks the columns that are not protected: distance to the block, attention received from the block's queries,
@@ -41,17 +40,12 @@ class ChoosingCache(BlockCache):
     Raises ValueError for a negative delay.
     """
 
-    delay: int = 0
+    delay: int = limited(0, at_least=0)
     """Full evaluations of a block before the one that chooses."""
 
     evicts: ClassVar[bool] = True
     """The chosen columns are kept and the others thrown away; else all are kept, and the chosen ones recomputed with
     the block, ranked by the sum over layers and heads."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.delay < 0:
-            raise ValueError(f"delay counts evaluations, at least 0, got {self.delay}.")
 
     def counts(self, candidates_BS: Tensor) -> Tensor:
         """Columns that each row chooses among the True ones, int64 (B,), at most as many as there are."""
@@ -73,7 +67,7 @@ class ChoosingCache(BlockCache):
     def memory(self, denoiser: Any) -> BlockSession:
         """Where keys and values of one run are kept; `denoiser` is a model's own."""
         # to name a cache must not cost transformers
-        from sinklab.caching.session import BlockSession
+        from sinklab.caching.store import BlockSession
 
         return BlockSession(denoiser, self)
 
@@ -86,27 +80,20 @@ class EvictingCache(ChoosingCache):
     numbers that make no sense.
     """
 
-    keep: float = 0.5
+    keep: float = limited(0.5, above=0, at_most=1)
     """Share of the columns outside the block that partial evaluations attend to, rounded down; 1 keeps all."""
-    sinks: int = 0
+    sinks: int = limited(0, at_least=0)
     """So many of them, per layer and key head, are the columns that receive most attention from the block."""
-    neighbours: int = 0
+    neighbours: int = limited(0, at_least=0)
     """Columns on either side of the block that come next, before the score decides."""
-    protect: str = "now"
+    protect: str = limited("now", one_of=PROTECTED)
     """Which evaluation's sinks: of the one that chooses (now), of the first that chose on this canvas (first), or of
     the block before (earlier; now for the first block)."""
-    score: str = "nearest"
+    score: str = limited("nearest", one_of=SCORES)
     """What ranks the rest: nearest, received, aligned or random."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep is a share of the columns outside the block, above 0 to 1, got {self.keep}.")
-        for name in ("sinks", "neighbours"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} counts columns, at least 0, got {getattr(self, name)}.")
-        one_of("score", self.score, SCORES)
-        one_of("protect", self.protect, PROTECTED)
         if self.protect != "now" and not self.sinks:
             raise ValueError(
                 f"protect selects the sinks to keep, but with sinks=0 none are, got protect={self.protect!r}; "
@@ -182,7 +169,7 @@ def _hashed(x: Tensor) -> Tensor:
 class SinkCache(EvictingCache):
     """Keep the sinks and the block's neighbours: after the protected sinks, the nearest columns fill the budget."""
 
-    sinks: int = 4
+    sinks: int = limited(4, at_least=0)
 
 
 @caches.register("evict")
@@ -193,8 +180,8 @@ class EvictCache(EvictingCache):
     Source: Sparse-dLLM (2508.02558): dot product without softmax, highest of three neighbours, all heads alike.
     """
 
-    score: str = "aligned"
-    delay: int = 1
+    score: str = limited("aligned", one_of=SCORES)
+    delay: int = limited(1, at_least=0)
 
 
 @caches.register("received")
@@ -202,7 +189,7 @@ class EvictCache(EvictingCache):
 class ReceivedCache(EvictingCache):
     """Keep the columns that receive most attention from the block's queries, per key head: sinks keep themselves."""
 
-    score: str = "received"
+    score: str = limited("received", one_of=SCORES)
 
 
 @caches.register("random")
@@ -210,7 +197,7 @@ class ReceivedCache(EvictingCache):
 class RandomCache(EvictingCache):
     """Keep random columns, the same for all rows relative to the block: the control at equal budget."""
 
-    score: str = "random"
+    score: str = limited("random", one_of=SCORES)
 
 
 @caches.register("sink_refresh")
@@ -230,10 +217,7 @@ class SinkRefreshCache(ChoosingCache):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sinks < 1:
-            raise ValueError(
-                f"sinks counts the columns recomputed with the block, at least 1, got {self.sinks}; without any "
-                "this is the dual cache."
-            )
+            raise ValueError(f"sinks must be at least 1, but is {self.sinks}; without any this is the dual cache")
 
     def counts(self, candidates_BS: Tensor) -> Tensor:
         """The number of sinks, or all where they are fewer."""

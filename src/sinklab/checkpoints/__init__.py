@@ -10,5 +10,5 @@ __getattr__, __dir__, __all__ = exports(
     model_card="ModelInfo describe",
     published="PUBLISHED",
     sinkfile="SinkFile attach_sink save_sink sink_file_of",
-    vocabularies="check_vocabulary",
+    tokens="check_vocabulary",
 )

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from sinklab.checkpoints.loading import Loaded, load
-from sinklab.checkpoints.resolve import read_plan
-from sinklab.checkpoints.vocabularies import check_vocabulary
+from sinklab.checkpoints.published import read_plan
+from sinklab.checkpoints.tokens import check_vocabulary
 from sinklab.errors import one_of
 from sinklab.models.config import BACKBONES
 
@@ -89,7 +89,7 @@ def _choice(mask_token: str | int) -> str | int:
 
 def _check_causal(name: str, revision: str | None) -> None:
     """Refuse a diffusion model before its weights are read."""
-    plan, _, _ = read_plan(name, revision)
+    plan, _ = read_plan(name, revision)
     if plan.settings is not None:
         raise ValueError(
             f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {name} is a diffusion model of the "
@@ -105,6 +105,7 @@ def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
     """The id of [MASK], which may be behind the last row, and how it was chosen."""
     tokenizer, rows = loaded.tokenizer, loaded.model.config.vocab_size
+    new = rows, "a new row, the mean of the others"
     if isinstance(wanted, int):
         if wanted >= rows:
             raise ValueError(
@@ -115,26 +116,23 @@ def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
                 f"mask_token must be an id that text does not use, but {wanted} is where it ends; use 'add'"
             )
         return wanted, "as requested"
-    if tokenizer is None:
-        if wanted == "unused":
-            raise ValueError(
-                f"{loaded.name} has no tokenizer, so its unused rows are not known; give the id of one, or 'add'"
-            )
-        return rows, "a new row, the mean of the others"
-    own = tokenizer.mask_token_id
-    if own is None:
-        own = tokenizer.get_vocab().get(MASK_TOKEN)
+    if wanted == "unused" and tokenizer is None:
+        raise ValueError(
+            f"{loaded.name} has no tokenizer, so its unused rows are not known; give the id of one, or 'add'"
+        )
+    if wanted == "add" or tokenizer is None:
+        return new
+    own = tokenizer.get_vocab().get(MASK_TOKEN) if tokenizer.mask_token_id is None else tokenizer.mask_token_id
     if wanted == "auto" and own is not None:
         return own, "the tokenizer's own"
-    first = _next_id(tokenizer)
-    if wanted == "unused" and first >= rows:
+    if (first := _next_id(tokenizer)) < rows:
+        return first, "a row that the tokenizer did not use"
+    if wanted == "unused":
         raise ValueError(
             f"{loaded.name} has no unused row: its tokenizer has entries up to {first - 1} and its embedding {rows} "
             "rows; use mask_token='add'"
         )
-    if wanted != "add" and first < rows:
-        return first, "a row that the tokenizer did not use"
-    return rows, "a new row, the mean of the others"
+    return new
 
 
 def _add_rows(model: Any, rows: int) -> None:

@@ -140,29 +140,26 @@ class Family:
     def field(self, config: Mapping[str, Any], name: str) -> Any:
         """A field that must be there. Raises ValueError if it is absent, with the near names that are there."""
         if config.get(name) is None:
-            hint = near(name, config)
-            raise ValueError(
-                f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there"
-                + (f"; {hint}" if hint else "")
-            )
+            hint = f"; {hint}" if (hint := near(name, config)) else ""
+            raise ValueError(f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there{hint}")
         return config[name]
 
     def fields(self, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         """Fields of the backbone's config (the keys of ``names``) from fields that must be there (its values)."""
         return {ours: self.field(config, theirs) for ours, theirs in names.items()}
 
-    def refuse_unrepresented(self, config: Mapping[str, Any]) -> None:
-        """Refuse a config whose values have no counterpart here.
 
-        Raises:
-            ValueError: for the first such field, by name.
-        """
-        for name, values in self.represented.items():
-            if name in config and config[name] not in values:
-                raise ValueError(
-                    f"this {self.name} checkpoint has {name} = {config[name]!r}, which sinklab has no counterpart for "
-                    f"(it reads {' or '.join(map(repr, values))}); load it with the code of its authors"
-                )
+@families.register("sinklab")
+class Sinklab(Family):
+    """The format that :class:`~sinklab.models.DiffusionLM` saves: every setting stands in ``config.json``."""
+
+    architectures = ("DiffusionLM",)
+    model_types = (DiffusionLMConfig.model_type,)
+
+    def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
+        """The config is read by its own class, which refuses unknown fields."""
+        backbone = DiffusionLMConfig(**config).backbone
+        return CheckpointPlan(self, backbone, {name: value for name, value in config.items() if name != "backbone"})
 
 
 def known_families() -> dict[str, Family]:
@@ -180,14 +177,17 @@ def read_config(path: Path, name: str) -> dict[str, Any]:
         config = json.loads(path.read_text("utf-8"))
     except OSError as error:
         hints = "".join(family.missing_config(path.parent) for family in known_families().values())
-        raise ValueError(
-            f"no model can be loaded from {name!r}: it has no readable config.json ({error}){hints}"
-        ) from error
+        raise unloadable(name, f"it has no readable config.json ({error}){hints}") from error
     except ValueError as error:
-        raise ValueError(f"no model can be loaded from {name!r}: its config.json is damaged ({error})") from error
+        raise unloadable(name, f"its config.json is damaged ({error})") from error
     if not isinstance(config, dict):
-        raise ValueError(f"no model can be loaded from {name!r}: its config.json holds no object")
+        raise unloadable(name, "its config.json holds no object")
     return config
+
+
+def unloadable(name: str, why: object) -> ValueError:
+    """The error for what no model can be loaded from."""
+    return ValueError(f"no model can be loaded from {name!r}: {why}")
 
 
 def without_code(value: Any) -> Any:
@@ -205,7 +205,7 @@ def blamed_on(name: str) -> Iterator[None]:
     except ValueError as error:
         if name in str(error):
             raise
-        raise ValueError(f"no model can be loaded from {name!r}: {error}") from error
+        raise unloadable(name, error) from error
     except Exception as error:  # KeyError, ZeroDivisionError, StrictDataclassError, …: whatever the damage leads to
         raise ValueError(
             f"the config.json of {name} is damaged, or has a field of a kind that sinklab does not know: {error!r}"
@@ -239,8 +239,18 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         both = " and ".join(family.name for family in found)
         raise ValueError(f"{name} ({named}) is claimed by the families {both}; leave out the plug-in of one")
     with blamed_on(name):
-        found[0].refuse_unrepresented(config)
+        _refuse_unrepresented(found[0], config)
         return found[0].read(config, shapes)
+
+
+def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:
+    """Refuse a config whose values have no counterpart here."""
+    for name, values in family.represented.items():
+        if name in config and config[name] not in values:
+            raise ValueError(
+                f"this {family.name} checkpoint has {name} = {config[name]!r}, which sinklab has no counterpart for "
+                f"(it reads {' or '.join(map(repr, values))}); load it with the code of its authors"
+            )
 
 
 def architectures_of(config: Mapping[str, Any]) -> list[str]:

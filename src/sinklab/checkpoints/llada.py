@@ -16,6 +16,10 @@ _INSTRUCT = SpecialIds(mask=126336, eos=126081, pad=126081, bos=126080, eot=1263
 _MMADA = SpecialIds(mask=126336, eos=126081, pad=126081, stop=(126081,))
 
 
+# what a Llama does not have
+_OFF = ("bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "alibi", "scale_logits", "include_bias")
+
+
 def _headers(after: str) -> str:
     """A chat in Llama-3 headers, opened by LLaDA's start token; ``after`` stands between a header and its text."""
     header = "'<|start_header_id|>' + {} + '<|end_header_id|>" + after + "'"
@@ -33,19 +37,14 @@ class LLaDA(Family):
     architectures = ("LLaDAModelLM",)
     model_types = ("llada",)
     represented: ClassVar = {
+        **dict.fromkeys(_OFF, (False, None)),
         "block_type": ("llama",),
         "block_group_size": (1, None),
         "layer_norm_type": ("rms",),
         "layer_norm_with_affine": (True, None),
-        "bias_for_layer_norm": (False, None),
-        "attention_layer_norm": (False, None),
-        "input_emb_norm": (False, None),
         "activation_type": ("silu",),
         "rope": (True,),
         "rope_full_precision": (True, None),
-        "alibi": (False, None),
-        "scale_logits": (False, None),
-        "include_bias": (False, None),
         "clip_qkv": (None,),
         "embedding_dropout": (0, None),
         "residual_dropout": (0, None),

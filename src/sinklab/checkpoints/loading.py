@@ -13,16 +13,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, materialize, published, sinkfile, special_tokens, vocabularies
+from sinklab.checkpoints import families, materialize, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
-from sinklab.checkpoints.resolve import resolve
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.diffusion_lm import DiffusionLM
-
-SAFE = ("*.safetensors",)
-PICKLED = ("*.bin", "*.pth", "*.pt")
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def load(
     if device_map is None:
         # 0 is a device too
         device_map = {"": materialize.usable_device("cpu" if device is None else device)}
-    folder = resolve(name, revision, SAFE + PICKLED if allow_pickle else SAFE)
+    folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
@@ -119,7 +115,7 @@ def load(
     model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
     _adopt_generation_config(model, folder, name)
-    tokenizer = vocabularies.read_tokenizer(folder, plan, name)
+    tokenizer = tokens.read_tokenizer(folder, plan, name)
     commit = folder.name if folder.parent.name == "snapshots" else revision
     return _assembled(model, tokenizer, replace(plan, notes=(*plan.notes, *notes)), raw, name, commit)
 
@@ -166,16 +162,11 @@ def _filled(
     if isinstance(config, DiffusionLMConfig):
         config.backbone.dtype = dtype
     model = materialize.empty_model(config, name)
-    tensors, new = materialize.tensor_plan(plan, model, weights, settings, name)
+    tensors = materialize.tensor_plan(plan, model, weights, settings, name)
     materialize.check(tensors, model, weights, name)
     devices = materialize.plan_devices(model, device_map, dtype)
-    try:
+    with weightfiles.blamed_on(name):
         materialize.fill(model, tensors, weights, dtype, devices)
-    except (weightfiles.SafetensorError, OSError) as error:
-        raise ValueError(
-            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
-        ) from error
-    materialize.start(model, new, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
 
 
@@ -199,23 +190,9 @@ def _assembled(
     revision: str | None,
 ) -> Loaded:
     config: Any = model.config
-    local = Path(name) if Path(name).is_dir() else None
-    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, plan.family.name, config.vocab_size)
-    special = special_tokens.special_ids(config, tokenizer, row, plan.family)
-    special_tokens.adopt(config, tokenizer, special)
-    context = vocabularies.context(config, row)
-    diffusion = isinstance(config, DiffusionLMConfig)
-    if diffusion and row and row.context:
-        config.context = context
-    return Loaded(
-        model,
-        tokenizer,
-        name,
-        revision,
-        "diffusion" if diffusion else "autoregressive",
-        plan.family.name,
-        special,
-        context,
-        row.chat_template if row else None,
-        (*plan.notes, *notes),
-    )
+    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+    facts = published.facts_of(plan, config, row, tokenizer)
+    tokens.adopt(config, tokenizer, facts["special"])
+    if isinstance(config, DiffusionLMConfig) and row and row.context:
+        config.context = facts["context"]
+    return Loaded(model, tokenizer, name, revision, **facts, notes=(*plan.notes, *notes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
-from sinklab.checkpoints.families import CheckpointPlan
+from sinklab.checkpoints.families import CheckpointPlan, Source
 from sinklab.checkpoints.weights import Weights
 from sinklab.compat import choose_attention, indivisible_layers, mark_initialized
 from sinklab.errors import near
@@ -20,23 +20,21 @@ from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
 DeviceMap = str | dict[str, Any]
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words of accelerate for device maps."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One tensor of the model that a tensor of the checkpoint fills, or a part of it."""
+class TensorPlan:
+    """What fills each tensor of a model."""
 
-    target: str
-    """Name in the model's state dict."""
-    take: Callable[[Tensor], Tensor] | None = None
-    """What to take from the tensor; None takes all of it."""
-
-
-TensorPlan = dict[str, tuple[Part, ...]]
-"""Tensor name in the checkpoint -> the parts it fills; none for a sink or gate that the caller's settings remove."""
+    sources: dict[str, Source]
+    """Name in the model's state dict -> where it is in the checkpoint."""
+    new: set[str]
+    """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's settings add."""
+    removed: set[str]
+    """Tensors of the checkpoint that nothing is filled from: a sink or gate that the caller's settings remove."""
 
 
 def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype) -> dict[str, Any]:
@@ -50,18 +48,13 @@ def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dty
     Raises:
         ValueError: for an unknown word, a module without a device, a device that is not there, or weights on disk.
     """
-    if isinstance(device_map, dict):
-        devices = dict(device_map)
-        for device in devices.values():
-            # accelerate's word for the disk is refused below, with its own remedy
-            if str(device) != "disk":
-                usable_device(device)
-    else:
-        devices = _balanced(model, device_map, dtype)
+    devices = dict(device_map) if isinstance(device_map, dict) else _balanced(model, device_map, dtype)
     if "disk" in map(str, devices.values()):
         raise ValueError(
             "some of the weights would go to disk, which sinklab does not do; use a smaller dtype or model"
         )
+    for device in devices.values():
+        usable_device(device)
     devices = _beside_their_layers(model, devices)
     known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
     if strangers := [name for name in devices if name not in known]:
@@ -90,15 +83,10 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 
-def usable_device(device: torch.device | str | int) -> torch.device:
-    """This device, if there is one.
-
-    Raises:
-        ValueError: if its name is none, or this machine does not have it.
-    """
+def usable_device(device: Any) -> torch.device:
+    """This device. Raises ValueError if its name is none, or this machine does not have it."""
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         reason = str(error).splitlines()[0].rstrip(". ")
@@ -106,7 +94,6 @@ def usable_device(device: torch.device | str | int) -> torch.device:
             f"device must be one that torch can use here ({' or '.join(kinds)}), but is {device!r} ({reason}); "
             "pass device='cpu', or install a torch that knows the device"
         ) from error
-    return found
 
 
 def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +149,8 @@ def names_to_fill(model: PreTrainedModel) -> list[str]:
 
 def tensor_plan(
     plan: CheckpointPlan, model: PreTrainedModel, weights: Weights, overrides: Mapping[str, Any], name: str
-) -> tuple[TensorPlan, set[str]]:
-    """What fills each tensor of the model, and the tensors that no checkpoint has and that start anew.
+) -> TensorPlan:
+    """Where each tensor of the model comes from.
 
     Args:
         plan: of the checkpoint.
@@ -173,20 +160,14 @@ def tensor_plan(
             absent; what they remove may be there.
         name: of the checkpoint, for messages.
     """
-    names = dict.fromkeys(names_to_fill(model))
-    before = dict(names)
-    if changed := [one for one in overrides if one.startswith(("sink", "gate"))]:
-        others = {} if plan.settings is None else {one: overrides[one] for one in overrides if one not in changed}
-        before = dict.fromkeys(names_to_fill(empty_model(families.configured(plan, others, name), name)))
-    found: dict[str, list[Part]] = {}
-    new = set()
-    for target in names | before:
-        source, take = plan.family.source(plan, target)
-        if target in names and target not in before and source not in weights.shapes:
-            new.add(target)
-        elif target in names or source in weights.shapes:
-            found.setdefault(source, []).extend([Part(target, take)] if target in names else [])
-    return {source: tuple(parts) for source, parts in found.items()}, new
+    names = before = names_to_fill(model)
+    others = {one: value for one, value in overrides.items() if not one.startswith(("sink", "gate"))}
+    if len(others) < len(overrides):
+        before = names_to_fill(empty_model(families.configured(plan, others, name), name))
+    sources = {target: plan.family.source(plan, target) for target in names}
+    new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
+    removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
+    return TensorPlan({target: sources[target] for target in names if target not in new}, new, removed)
 
 
 def check(plan: TensorPlan, model: PreTrainedModel, weights: Weights, name: str) -> None:
@@ -195,16 +176,18 @@ def check(plan: TensorPlan, model: PreTrainedModel, weights: Weights, name: str)
     Raises:
         ValueError: that names what is missing, surplus or misshapen.
     """
-    shapes = {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
+    theirs, ours = weights.shapes, {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
+    sources = dict.fromkeys(source for source, _ in plan.sources.values())
     # old Llama files keep the rotary frequencies; some files of a tied model have its head all the same
     harmless = ("rotary_emb.inv_freq", *([HEAD] if model.config.tie_word_embeddings else []))
+    known = sources.keys() | plan.removed
     wrong: dict[str, list[str]] = {
-        "missing": [source for source in plan if source not in weights.shapes],
-        "unexpected": [one for one in weights.shapes if one not in plan and not one.endswith(harmless)],
+        "missing": [source for source in sources if source not in theirs],
+        "unexpected": [one for one in theirs if one not in known and not one.endswith(harmless)],
         "mismatched": [
-            text
-            for source, parts in plan.items()
-            if source in weights.shapes and (text := _misfit(source, weights.shapes[source], parts, shapes))
+            f"{source} has shape {theirs[source]}, which does not give {target} {ours[target]}"
+            for target, (source, take) in plan.sources.items()
+            if source in theirs and _taken(theirs[source], take) != ours[target]
         ],
     }
     listed = "; ".join(
@@ -218,42 +201,46 @@ def check(plan: TensorPlan, model: PreTrainedModel, weights: Weights, name: str)
         )
 
 
-def _misfit(source: str, shape: tuple[int, ...], parts: Iterable[Part], shapes: dict[str, tuple[int, ...]]) -> str:
-    whole = torch.empty(shape, device="meta")
-    for part in parts:
-        try:
-            taken = tuple((part.take(whole) if part.take else whole).shape)
-        except (RuntimeError, IndexError):
-            taken = ()
-        if taken != shapes[part.target]:
-            return f"{source} has shape {shape}, which does not give {part.target} {shapes[part.target]}"
-    return ""
+def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:
+    """The shape of what is taken of a tensor; () where it cannot be."""
+    try:
+        return shape if take is None else tuple(take(torch.empty(shape, device="meta")).shape)
+    except (RuntimeError, IndexError):
+        return ()
 
 
 def fill(
-    model: PreTrainedModel,
-    plan: TensorPlan,
-    weights: Weights,
-    dtype: torch.dtype,
-    devices: Mapping[str, Any],
+    model: PreTrainedModel, plan: TensorPlan, weights: Weights, dtype: torch.dtype, devices: Mapping[str, Any]
 ) -> None:
-    """Give every tensor of the plan its memory and contents, one at a time, and tie what is tied."""
-    for source, parts in plan.items():
-        for part in parts:
-            target = torch.empty(
-                model.get_parameter(part.target).shape, dtype=dtype, device=device_in(devices, part.target)
-            )
-            if part.take is None and target.ndim:
-                for rows, piece in weights.pieces(source):
-                    target[rows] = piece
-            else:
-                whole = weights.whole(source)
-                target.copy_(part.take(whole) if part.take else whole)
-            _put(model, part.target, target)
+    """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what is new."""
+    for target, (source, take) in plan.sources.items():
+        tensor = _allocated(model, target, dtype, devices)
+        if take is None and tensor.ndim:
+            for rows, piece in weights.pieces(source):
+                tensor[rows] = piece
+        else:
+            whole = weights.whole(source)
+            tensor.copy_(take(whole) if take else whole)
     compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     model.tie_weights()
-    if model.config.tie_word_embeddings and HEAD in weights.shapes and HEAD not in plan:
+    if model.config.tie_word_embeddings and HEAD in weights.shapes:
         _check_tied(model, weights)
+    for target in sorted(plan.new):
+        _allocated(model, target, dtype, devices)
+    for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
+        module = model.get_submodule(owner)
+        for leaf, parameter in module.named_parameters(recurse=False):
+            # a gate that only gets a bias keeps its weight
+            mark_initialized(parameter, f"{owner}.{leaf}".lstrip(".") not in plan.new)
+        model._init_weights(module)
+
+
+def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]) -> Tensor:
+    """The memory of a tensor that was on the meta device, to be filled in place."""
+    owner, _, leaf = name.rpartition(".")
+    tensor = torch.empty(model.get_parameter(name).shape, dtype=dtype, device=device_in(devices, name))
+    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
+    return tensor
 
 
 def compute_rotary(decoder: Any, device: torch.device | str) -> None:
@@ -265,7 +252,7 @@ def compute_rotary(decoder: Any, device: torch.device | str) -> None:
 
 def _check_tied(model: PreTrainedModel, weights: Weights) -> None:
     """A head that the file has all the same must be the embedding."""
-    tied = model.get_parameter(EMBEDDING)
+    tied: Any = model.get_input_embeddings().weight
     same = weights.shapes[HEAD] == tuple(tied.shape) and all(
         torch.equal(tied[rows], piece.to(tied)) for rows, piece in weights.pieces(HEAD)
     )
@@ -274,20 +261,3 @@ def _check_tied(model: PreTrainedModel, weights: Weights) -> None:
             f"config.json ties the head to the embedding (tie_word_embeddings), but {HEAD} of the checkpoint is "
             "another tensor; set tie_word_embeddings to false in config.json"
         )
-
-
-def start(model: PreTrainedModel, names: set[str], dtype: torch.dtype, devices: Mapping[str, Any]) -> None:
-    """Initialise sinks and gates that the checkpoint does not have."""
-    for name in sorted(names):
-        _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=dtype, device=device_in(devices, name)))
-    for owner in sorted({name.rpartition(".")[0] for name in names}):
-        module = model.get_submodule(owner)
-        for leaf, parameter in module.named_parameters(recurse=False):
-            # a gate that only gets a bias keeps its weight
-            mark_initialized(parameter, f"{owner}.{leaf}".lstrip(".") not in names)
-        model._init_weights(module)
-
-
-def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sinklab.checkpoints import families, materialize, published, special_tokens, vocabularies
+from jinja2 import Environment, StrictUndefined
+
+from sinklab.checkpoints import families, materialize, published
 from sinklab.checkpoints.families import SpecialIds
-from sinklab.checkpoints.resolve import read_plan
 from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig
 
@@ -75,34 +77,10 @@ class ModelInfo:
 
     def lines(self) -> list[str]:
         """The same for a reader, one fact a line."""
-        ids = {name: value for name, value in asdict(self.special).items() if value not in (None, ())}
-        listed = ", ".join(
-            f"{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in ids.items()
-        )
-        text = "" if self.text_vocabulary == self.vocabulary else f", text below {self.text_vocabulary:,}"
-        extras = [
-            f"sink             {self.sink}",
-            f"gate             {self.gate}",
-            f"logit shift      {'position i is predicted at i − 1' if self.logit_shift else 'none'}",
-        ]
-        return [
-            f"model            {self.name}",
-            f"family           {self.family}, {self.published_family} ({self.architecture}) on {self.backbone}",
-            f"parameters       {self.parameters:,}",
-            f"layers           {self.layers}, {self.hidden} wide, inner {self.intermediate}",
-            f"heads            {self.heads}, key/value {self.kv_heads}, {self.head_dim} wide",
-            f"vocabulary       {self.vocabulary:,}{text}",
-            f"special ids      {listed or 'not known'}",
-            f"context          {self.context:,} tokens",
-            f"chat template    {self.chat_template or 'not known'}",
-            *(extras if self.family == "diffusion" else []),
-            *(
-                f"memory {dtype:9s} weights {_readable(self.weight_bytes(dtype))}, "
-                f"a canvas of {min(self.context, CANVAS):,} tokens about {_readable(self.canvas_bytes(dtype))}"
-                for dtype in BYTES
-            ),
-            *(f"note             {note}" for note in self.notes),
-        ]
+        words = resources.files("sinklab.checkpoints").joinpath("model_card.jinja").read_text("utf-8")
+        card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words)
+        canvas = min(self.context, CANVAS)
+        return card.render(info=self, special=asdict(self.special), canvas=canvas, size=_readable).splitlines()
 
 
 def _size(dtype: str) -> int:
@@ -125,21 +103,17 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         ValueError: if there is no such model, or its config cannot be represented.
     """
     name = str(name_or_folder)
-    plan, raw, path = read_plan(name, revision)
+    plan, raw = published.read_plan(name, revision)
     config = families.configured(plan, {}, name)
     backbone: Any = plan.backbone
     model = materialize.empty_model(config, name)
-    local = path.parent if Path(name).exists() else None
-    row, notes = published.of_checkpoint(name, raw.get("_name_or_path"), local, plan.family.name, backbone.vocab_size)
-    diffusion = isinstance(config, DiffusionLMConfig)
-    sinks = (
-        f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if diffusion and config.sink_count else "none"
-    )
+    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+    diffusion: Any = config if isinstance(config, DiffusionLMConfig) else None
+    sinks = diffusion and diffusion.sink_count
     heads = backbone.num_attention_heads
     return ModelInfo(
         name=name,
-        family="diffusion" if diffusion else "autoregressive",
-        published_family=plan.family.name,
+        **published.facts_of(plan, config, row, None),
         architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
@@ -149,14 +123,11 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         hidden=backbone.hidden_size,
         intermediate=backbone.intermediate_size,
         vocabulary=backbone.vocab_size,
-        text_vocabulary=(config.text_vocab_size if diffusion else None) or backbone.vocab_size,
+        text_vocabulary=(diffusion and diffusion.text_vocab_size) or backbone.vocab_size,
         # a tied head is the same tensor, and parameters() yields it once
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        special=special_tokens.special_ids(config, None, row, plan.family),
-        context=vocabularies.context(config, row),
-        logit_shift=bool(diffusion and config.logit_shift),
-        sink=sinks,
-        gate=config.gate if diffusion else "none",
-        chat_template=row.chat_template if row else None,
+        logit_shift=bool(diffusion and diffusion.logit_shift),
+        sink=f"{sinks} ({diffusion.sink_kind}, {diffusion.sink_side})" if sinks else "none",
+        gate=diffusion.gate if diffusion else "none",
         notes=(*plan.notes, *notes),
     )

@@ -1,17 +1,28 @@
-"""Published checkpoints by name: what is known of them before anything is fetched.
+"""Published checkpoints by name: what is known of them, and the way from a name to a folder and a plan.
 
-The weights' own config always has the last word; a row fills in what it leaves out, and only where the sizes of the
-vocabulary agree.
+The weights' own config always has the last word; what is known fills in what it leaves out, and only where the sizes of
+the vocabulary agree.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from sinklab.checkpoints.families import Published, known_families
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from sinklab.checkpoints import families
+from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
+from sinklab.checkpoints.tokens import special_ids
+from sinklab.errors import near
+from sinklab.models.config import DiffusionLMConfig
+
+PACKAGED = ("tiny", "tiny-sink")
+DATA = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
+"""Files of a repository that are read besides its weights."""
 PUBLISHED: dict[str, Published] = {}
 """Name on the Hub -> what is known of the checkpoint: what the families say, those of plug-ins when they are loaded."""
 
@@ -41,30 +52,98 @@ def find(*names: str | None, vocabulary: int | None = None) -> Published | None:
     return row
 
 
-def of_checkpoint(
-    name: str, said: object, folder: Path | None, family: str, vocabulary: int
-) -> tuple[Published | None, tuple[str, ...]]:
-    """The row for a checkpoint, and notes on how it was found.
+def row_of(name: str, said: object, plan: CheckpointPlan) -> tuple[Published | None, tuple[str, ...]]:
+    """What is known of a checkpoint, and notes on how it was found.
 
     Args:
-        name: the name it was loaded by.
+        name: the name it was loaded by. A folder (or a file in it) that is called like a checkpoint
+            (``…/LLaDA-8B-Instruct``, ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``) is taken for it if
+            family and vocabulary are its too, and a note says so.
         said: the ``_name_or_path`` of its config.
-        folder: its path, if it was loaded from a folder or file; None for a Hub name. One that is called like a
-            checkpoint (``…/LLaDA-8B-Instruct``, ``…/models--GSAI-ML--LLaDA-8B-Instruct/snapshots/<commit>``) is taken
-            for it if family and vocabulary are its too, and a note says so.
-        family: of the checkpoint.
-        vocabulary: rows of the embedding.
+        plan: of the checkpoint.
     """
+    vocabulary = plan.backbone.vocab_size
     row = find(name, said if isinstance(said, str) else None, vocabulary=vocabulary)
-    if row is not None or folder is None:
+    folder = Path(name).parent if Path(name).is_file() else Path(name)
+    if row is not None or not folder.is_dir():
         return row, ()
     # not resolved: the name that a link has is the one that was chosen
     parts = Path(os.path.abspath(folder)).parts
     cached = re.fullmatch(r"models--([^/]+?)--(.+)", parts[-3]) if parts[-2:-1] == ("snapshots",) else None
-    if cached:
-        meant = [one for one in PUBLISHED if one == "/".join(cached.groups())]
-    else:
-        meant = [one for one in PUBLISHED if one.partition("/")[2] == parts[-1]]
-    if len(meant) != 1 or (PUBLISHED[meant[0]].family, PUBLISHED[meant[0]].vocabulary) != (family, vocabulary):
+    meant = "/".join(cached.groups()) if cached else parts[-1]
+    rows = {one: row for one, row in PUBLISHED.items() if meant in (one, one.partition("/")[2])}
+    if [(row.family, row.vocabulary) for row in rows.values()] != [(plan.family.name, vocabulary)]:
         return None, ()
-    return PUBLISHED[meant[0]], (f"taken for {meant[0]}: matched by folder name, family and vocabulary",)
+    ((meant, row),) = rows.items()
+    return row, (f"taken for {meant}: matched by folder name, family and vocabulary",)
+
+
+def facts_of(
+    plan: CheckpointPlan, config: PreTrainedConfig, row: Published | None, tokenizer: PreTrainedTokenizerBase | None
+) -> dict[str, Any]:
+    """What `Loaded` and `ModelInfo` both say of a checkpoint."""
+    one: Any = config
+    is_diffusion = isinstance(config, DiffusionLMConfig)
+    limits = [row.context if row else None, getattr(config, "context", None)]
+    limits.append(one.text_positions if is_diffusion else one.max_position_embeddings)
+    return {
+        "family": "diffusion" if is_diffusion else "autoregressive",
+        "published_family": plan.family.name,
+        "special": special_ids(config, tokenizer, row, plan.family),
+        # what the authors state, and no more than the positions allow
+        "context": min(limit for limit in limits if limit is not None),
+        "chat_template": row.chat_template if row else None,
+    }
+
+
+def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
+    """The folder of a model, fetched from the Hub if need be.
+
+    Args:
+        name: ``tiny`` or ``tiny-sink``, a folder, or ``owner/name`` on the Hub.
+        revision: commit, branch or tag on the Hub.
+        weights: patterns of the weight files wanted; () fetches the config alone.
+
+    Raises:
+        ValueError: if there is no such model, with the nearest known name.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if name in PACKAGED:
+        return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
+    hint = "" if name in known() else near(name, (*PACKAGED, *known()))
+    hint = hint or f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
+    # without a slash it is no Hub name, and a mistyped one is not sent to the Hub
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+        raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        snapshot_download,
+        try_to_load_from_cache,
+    )
+
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            # one question without retries: without a network a download asks, and prints, for half a minute
+            get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
+        config = hf_hub_download(name, "config.json", revision=revision)
+        if not weights:
+            return Path(config).parent
+        wanted = [*DATA, *weights]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except Exception as error:  # those of the HTTP library, whose name depends on the version of huggingface_hub
+        raise families.unloadable(name, f"{hint} ({error})") from error
+
+
+def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:
+    """What the config of a model says, without its weights: the plan, and the config itself.
+
+    Args:
+        name: as for :func:`resolve`, or a ``config.json`` itself.
+        revision: commit, branch or tag on the Hub.
+    """
+    file = Path(name) if Path(name).is_file() else resolve(name, revision, ()) / "config.json"
+    config = families.read_config(file, name)
+    return families.read(config, name), config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -47,18 +47,13 @@ class SinkFile:
     @classmethod
     def of(cls, config: DiffusionLMConfig, name: str = "", weights_sha256: str = "") -> SinkFile:
         """The facts of a model with a sink."""
-        return cls(
-            kind=config.sink_kind,
-            count=config.sink_count,
-            side=config.sink_side,
-            backbone=config.backbone.model_type,
-            hidden_size=config.backbone.hidden_size,
-            layers=config.backbone.num_hidden_layers,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            name=name,
-            weights_sha256=weights_sha256,
-        )
+        backbone, sink = config.backbone, (config.sink_kind, config.sink_count, config.sink_side)
+        layers = (backbone.num_hidden_layers, config.kv_heads, config.head_dim)
+        return cls(*sink, backbone.model_type, backbone.hidden_size, *layers, name, weights_sha256)
+
+
+_SHAPE = ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
+"""What must be the same where a sink is attached."""
 
 
 def backbone_hash(model: Any) -> str:
@@ -115,6 +110,10 @@ def sink_file_of(file: str | Path) -> SinkFile:
     return _read(file)[0]
 
 
+def _damaged(file: str | Path, fact: str) -> ValueError:
+    return ValueError(f"the sink file {file} is damaged: {fact}")
+
+
 def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
     try:
         with safe_open(file, "pt") as opened:
@@ -129,22 +128,15 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
             f"the sink file {file} has version {metadata.get('version')}, and this sinklab reads version {VERSION}; "
             "write it again with save_sink"
         )
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "str": str}
     try:
-        said: dict[str, Any] = {one.name: metadata[one.name] for one in fields(SinkFile)}
-        facts = SinkFile(**said | {one.name: int(said[one.name]) for one in fields(SinkFile) if one.type == "int"})
+        facts = SinkFile(**{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)})
+        named = sinks.parse(facts.kind).tensors
     except (KeyError, ValueError) as error:
-        raise ValueError(f"the sink file {file} is damaged: its metadata lack or misspell {error}") from error
-    if facts.kind.partition(":")[0] not in sinks:
-        raise ValueError(
-            f"the sink file {file} is damaged: its metadata lack or misspell {facts.kind!r}, unless a plug-in defines "
-            "that sink kind; install it, or name its file: --plugin"
-        )
-    named = sinks.parse(facts.kind).tensors
+        raise _damaged(file, f"its metadata lack or misspell {error}") from error
     if {*named} != tensors.keys():
-        raise ValueError(
-            f"the sink file {file} is damaged: a {facts.kind} sink is {', '.join(sorted(named))}, "
-            f"but it holds {', '.join(sorted(tensors)) or 'nothing'}"
-        )
+        held = ", ".join(sorted(tensors)) or "nothing"
+        raise _damaged(file, f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")
     return facts, tensors
 
 
@@ -178,7 +170,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     here = SinkFile.of(config)
     wrong = [
         f"{key.replace('_', ' ')} {getattr(facts, key)} there and {getattr(here, key)} here"
-        for key in ("backbone", "hidden_size", "layers", "kv_heads", "head_dim")
+        for key in _SHAPE
         if getattr(facts, key) != getattr(here, key)
     ]
     if wrong:
@@ -191,21 +183,15 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != (shape := wanted.sink.shape(wanted, name)):
-            raise ValueError(
-                f"the sink file {file} is damaged: {name} has shape {tuple(tensor.shape)}, but its metadata ask for "
-                f"{shape}"
-            )
+            raise _damaged(file, f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}")
     vars(config).update(settings)
     like = model.get_input_embeddings().weight
     for name, tensor in tensors.items():
         model.register_parameter(name, nn.Parameter(tensor.to(device=like.device, dtype=like.dtype)))
-    return (f"sink attached: {facts.count} {facts.kind} of {file}", *_doubts(model, facts))
-
-
-def _doubts(model: Any, facts: SinkFile) -> tuple[str, ...]:
+    attached = f"sink attached: {facts.count} {facts.kind} of {file}"
     if backbone_hash(model) == facts.weights_sha256:
-        return ()
-    return (
+        return (attached,)
+    return attached, (
         f"the sink was trained on other weights of this shape ({facts.name or 'not named'}, SHA-256 "
-        f"{facts.weights_sha256[:12]}…): its effect here is untested",
+        f"{facts.weights_sha256[:12]}…): its effect here is untested"
     )

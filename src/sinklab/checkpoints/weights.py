@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,19 @@ from sinklab.checkpoints.families import Shapes
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE_BYTES = 64 * 2**20
+SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pth", "*.pt")
+"""Names of weight files."""
+
+
+@contextmanager
+def blamed_on(name: str) -> Iterator[None]:
+    """Turn what a damaged weight file raises into a ValueError that names the checkpoint."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
+        ) from error
 
 
 def _not_floating(name: str, kind: object) -> ValueError:
@@ -85,15 +100,14 @@ class Pickles:
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
     try:
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:
-            # the format before torch 1.6 cannot be mapped
-            content = torch.load(file, map_location="cpu", weights_only=True)
+        # the format before torch 1.6, which is no archive, cannot be mapped
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{file.name} holds more than tensors and was not unpickled, since that could run code: {error}"
         ) from error
+    except (RuntimeError, EOFError) as error:
+        raise OSError(str(error)) from error
     for key in ("model", "state_dict"):
         # lit-gpt keeps the weights beside the state of the optimizer
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -117,35 +131,29 @@ def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights
     Raises:
         ValueError: if there are none, only pickles that were not allowed, or a file that is damaged.
     """
-    files, pickled = _files(folder, name)
+    files = _files(folder, name)
+    pickled = files[0].suffix != ".safetensors"
     if pickled and not allow_pickle:
         raise ValueError(
             f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; convert them to "
             "safetensors, or pass allow_pickle=True to read them with weights_only=True"
         )
-    try:
+    with blamed_on(name):
         return Pickles(files) if pickled else Safetensors(files)
-    except (SafetensorError, OSError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
-        ) from error
 
 
-def _files(folder: Path, name: str) -> tuple[list[Path], bool]:
-    """The weight files, and whether they are pickles."""
-    for index, pickled in (("model.safetensors.index.json", False), ("pytorch_model.bin.index.json", True)):
-        single = folder / index.removesuffix(".index.json")
-        if single.is_file():
-            return [single], pickled
-        if (folder / index).is_file():
-            return _shards(folder / index, name), pickled
-        patterns = ("*.bin", "*.pth", "*.pt") if pickled else ("*.safetensors",)
+def _files(folder: Path, name: str) -> list[Path]:
+    for single, patterns in (("model.safetensors", SAFE), ("pytorch_model.bin", PICKLED)):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (index := folder / f"{single}.index.json").is_file():
+            return _shards(index, name)
         found = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
-        if len(found) == 1:
-            return found, pickled
-        if found:
+        if len(found) > 1:
             listed = ", ".join(path.name for path in found[:4])
             raise ValueError(f"{name} has several weight files and no index that says which belong together: {listed}")
+        if found:
+            return found
     raise ValueError(
         f"the weights of {name} cannot be read: there is no .safetensors file in {folder}, nor .bin, .pth or .pt "
         "(from the Hub, pickled weights are fetched with allow_pickle=True only)"

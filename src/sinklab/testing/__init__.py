@@ -7,10 +7,9 @@ __getattr__, __dir__, __all__ = exports(
     decoding="check_cache check_unmasking_rule",
     families="check_family",
     figures="check_figure",
-    interventions="check_intervention",
+    probing="check_intervention check_statistic",
     rules="check_rule",
     sinks="check_sink",
-    statistics="check_statistic",
     studies="check_study",
     values="check_text_and_json",
 )

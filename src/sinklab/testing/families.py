@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,9 +12,10 @@ import torch
 
 from sinklab.checkpoints import families as readers
 from sinklab.checkpoints.loading import load
-from sinklab.checkpoints.materialize import empty_model, names_to_fill, tensor_plan
+from sinklab.checkpoints.materialize import empty_model, tensor_plan
 from sinklab.checkpoints.model_card import describe
 from sinklab.checkpoints.weights import open_weights
+from sinklab.testing.values import refusal
 
 
 def check_family(name: str, folder: str | Path) -> None:
@@ -47,40 +49,33 @@ def check_family(name: str, folder: str | Path) -> None:
 
 def _check_fields(name: str, folder: Path, config: dict) -> None:
     """Every field, absent or of another kind, is read all the same or refused with a ValueError."""
+
+    def refused(config: dict) -> str:
+        return refusal(ValueError, lambda: readers.configured(readers.read(config, str(folder)), {}, str(folder)))
+
     for field in readers.known_families()[name].represented:
-        refused = _refusal(folder, {**config, field: "a value that no checkpoint has"})
-        assert field in refused, f"a value of {field} that cannot be represented is not refused by name: {refused!r}"
+        said = refused({**config, field: "a value that no checkpoint has"})
+        assert field in said, f"a value of {field} that cannot be represented is not refused by name: {said!r}"
     for field in config:
-        _refusal(folder, {key: value for key, value in config.items() if key != field})
-        _refusal(folder, {**config, field: {"of": "another kind"}})
-
-
-def _refusal(folder: Path, config: dict) -> str:
-    """What a config is refused with; empty where it is read."""
-    try:
-        readers.configured(readers.read(config, str(folder)), {}, str(folder))
-    except ValueError as error:
-        return str(error)
-    return ""
+        refused({key: value for key, value in config.items() if key != field})
+        refused({**config, field: {"of": "another kind"}})
 
 
 def _check_tensors(folder: Path, config: dict) -> None:
     weights = open_weights(folder, str(folder))
     plan = readers.read(config, str(folder), weights.shapes)
     model = empty_model(readers.configured(plan, {}, str(folder)), str(folder))
-    tensors, new = tensor_plan(plan, model, weights, {}, str(folder))
-    targets = [part.target for parts in tensors.values() for part in parts]
-    assert sorted(targets) == sorted(names_to_fill(model)), "a tensor of the model is filled twice, or never"
-    assert not new, f"tensors start anew that the checkpoint should have: {sorted(new)}"
-    absent, unread = sorted(tensors.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - tensors.keys())
+    taken: dict[str, int] = {}
+    for target, (source, _) in tensor_plan(plan, model, weights, {}, str(folder)).sources.items():
+        taken[source] = taken.get(source, 0) + model.get_parameter(target).numel()
+    absent, unread = sorted(taken.keys() - weights.shapes.keys()), sorted(weights.shapes.keys() - taken.keys())
     assert not (absent or unread), (
         f"the plan names other tensors than the checkpoint has: {absent} are not there and {unread} are not read; "
         "see tensor_names"
     )
-    for source, parts in tensors.items():
-        numbers = torch.empty(weights.shapes[source], device="meta").numel()
-        taken = sum(model.get_parameter(part.target).numel() for part in parts)
-        assert taken == numbers, f"{taken} of the {numbers} numbers of {source} are used"
+    for source, used in taken.items():
+        numbers = math.prod(weights.shapes[source])
+        assert used == numbers, f"{used} of the {numbers} numbers of {source} are used"
 
 
 def _check_no_code(folder: Path, config: dict) -> None:

@@ -18,6 +18,7 @@ from sinklab.reports.drawing import Figure, draw_all, figure_of, save
 from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import theme_named, themed
+from sinklab.testing.values import refusal
 
 
 def check_figure(name: str, runs: Sequence[Run]) -> None:
@@ -54,12 +55,9 @@ def check_figure(name: str, runs: Sequence[Run]) -> None:
         bare = Path(folder, "bare")
         with RunWriter(bare, kind=figure.kind, model={}, settings={}, seed=0):
             pass
-        try:
-            figure(open_run(bare))
-        except NotRecorded as error:
-            assert str(bare) in str(error), f"{name} does not name the run that lacks something: {error}"
-        else:
-            raise AssertionError(f"{name} draws a run that recorded nothing; raise NotRecorded")
+        said = refusal(NotRecorded, figure, open_run(bare))
+        assert said, f"{name} draws a run that recorded nothing; raise NotRecorded"
+        assert str(bare) in said, f"{name} does not name the run that lacks something: {said}"
 
 
 def _bytes(figure: Figure, readers: list[Any], theme: str) -> bytes:

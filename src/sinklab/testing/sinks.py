@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig
+from transformers import DynamicCache
 
 from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.sinkfile import attach_sink, save_sink
-from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.probing.tracing import trace
 from sinklab.registry import caches, sinks
+from sinklab.testing.values import tiny_model
 from sinklab.training.model import trainable_parameters
 
 
@@ -40,21 +39,12 @@ def check_sink(kind: str) -> None:
         AssertionError: for the first of these that does not hold.
     """
     for side in sinks.parse(kind).sides:
-        model = _model_with(kind, 2, side)
-        _check_parameters(model, _model_with("none", 0, "front"))
+        model = tiny_model(sink_kind=kind, sink_count=2, sink_side=side)
+        _check_parameters(model, tiny_model())
         _check_slow_twin(model.double(), torch.ones(2, 10, dtype=torch.long))
         _check_slow_twin(model, torch.tensor([[0] * 3 + [1] * 7, [1] * 8 + [0] * 2]))
-        _check_saved(_model_with(kind, 2, side))
-    _check_decoding(_model_with(kind, 2, "front"))
-
-
-def _model_with(kind: str, count: int, side: str) -> Any:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"max_position_embeddings": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    backbone = LlamaConfig(initializer_range=0.3, **sizes)
-    settings = {"sink_kind": kind, "sink_count": count, "sink_side": side, "mask_token_id": 59}
-    return DiffusionLM(DiffusionLMConfig(backbone, **settings)).eval()
+        _check_saved(tiny_model(sink_kind=kind, sink_count=2, sink_side=side))
+    _check_decoding(tiny_model(sink_kind=kind, sink_count=2))
 
 
 def _check_parameters(model: Any, plain: Any) -> None:

@@ -17,13 +17,14 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.studies.base import Study
+from sinklab.testing.values import refusal
 
 
 def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
     """Hold a study to what its command and its run folders promise, with a model and settings that are soon done.
 
-    Its settings come back from run.json; a folder that is taken is refused; a run that is killed before any of its
-    tables is written is resumed to what it would have been.
+    Its settings come back from run.json; it writes tables or arrays; a folder that is taken is refused; a run that is
+    killed before any of its tables is written is resumed to what it would have been.
 
     Args:
         study: an instance of a registered class.
@@ -41,14 +42,12 @@ def check_study(study: Study, loaded: Loaded, settings: Any = None) -> None:
         with _counted(None) as written:
             whole = open_run(study(loaded, place / "whole", settings))
         assert whole.info.kind == (study.kind or study.name), "the run folder is of another kind than the study"
+        assert whole.tables or whole.array_files, f"{study!r} writes no table and no array: nothing can be read of it"
         kept = study.record(study.settings_of(whole.path))
         assert json.loads(json.dumps(kept)) == whole.info.settings, "settings do not come back from run.json"
-        try:
-            study(loaded, whole.path, settings)
-        except ValueError as error:
-            assert str(whole.path) in str(error), "the refusal of a folder that is taken does not name it"
-        else:
-            raise AssertionError("a folder that is taken is not refused")
+        said = refusal(ValueError, study, loaded, whole.path, settings)
+        assert said, "a folder that is taken is not refused"
+        assert str(whole.path) in said, "the refusal of a folder that is taken does not name it"
         for number in range(len(written)):
             folder = place / f"killed-{number}"
             try:

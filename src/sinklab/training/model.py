@@ -16,9 +16,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
 from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.materialize import compute_rotary
-from sinklab.checkpoints.resolve import read_plan
+from sinklab.checkpoints.published import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
-from sinklab.checkpoints.vocabularies import check_vocabulary
+from sinklab.checkpoints.tokens import check_vocabulary
 from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM

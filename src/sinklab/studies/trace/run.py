@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sinklab.caching.policies import EvictingCache
 from sinklab.checkpoints.loading import Loaded
-from sinklab.checkpoints.special_tokens import special_roles
+from sinklab.checkpoints.tokens import special_roles
 from sinklab.registry import interventions
 from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode

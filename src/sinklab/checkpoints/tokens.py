@@ -1,14 +1,94 @@
-"""Special tokens: their ids, and what each is there for, from config, tokenizer, chat format and what is published."""
+"""Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+import transformers
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sinklab.checkpoints.families import NO_IDS, Family, Published, SpecialIds
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
 from sinklab.models.config import DiffusionLMConfig
+
+PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes that are their ``tokenizer.json`` and nothing besides."""
+
+
+def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a checkpoint folder, or None if it has no tokenizer files.
+
+    The class follows from family and files, never from code: that of the family, or where the files name a class that
+    only code has, what it stands for with this backbone (Dream's is Qwen2's, also beside a model of another format).
+
+    Args:
+        folder: of the checkpoint.
+        plan: of the checkpoint.
+        name: for messages.
+
+    Raises:
+        ValueError: if there are tokenizer files and they cannot be read.
+    """
+    single = (folder / "tokenizer.json").is_file()
+    pair = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    if not single and not pair and not (folder / "tokenizer.model").is_file():
+        return None
+    reader: Any = AutoTokenizer
+    settings: dict[str, Any] = {"trust_remote_code": False}
+    kind = _named_class(folder / "tokenizer_config.json")
+    foreign = kind is not None and not hasattr(transformers, kind)
+    family, own = plan.family, plan.family.tokenizer_class
+    if foreign and pair:
+        own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
+    if own is None and (foreign or kind in PLAIN):
+        # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
+        own = PreTrainedTokenizerFast
+    if own is not None and (single or own is not PreTrainedTokenizerFast):
+        reader, settings = own, {}
+    try:
+        tokenizer = reader.from_pretrained(str(folder), **settings)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        remedy = ""
+        if not single and not pair:
+            remedy = (
+                "it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it "
+                "(AutoTokenizer's save_pretrained writes one where sentencepiece is installed); "
+            )
+        raise ValueError(f"{name} has a model but no tokenizer that can be read: {remedy}{error}") from error
+    if family.chat_template and (family.replaces_chat_template or not tokenizer.chat_template):
+        tokenizer.chat_template = family.chat_template
+    return tokenizer
+
+
+def _named_class(settings: Path) -> str | None:
+    """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
+    try:
+        named = json.loads(settings.read_text("utf-8"))
+    except (OSError, ValueError):
+        # absent, or the reader will say what is wrong with it
+        return None
+    if not isinstance(named, dict):
+        return None
+    kind = named.get("tokenizer_class")
+    return "code" if "auto_map" in named else None if kind is None else str(kind)
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
+    """Refuse a tokenizer with ids that an embedding of ``rows`` rows does not have; spare rows are fine.
+
+    Raises:
+        ValueError: naming the largest id.
+    """
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if largest >= rows:
+        raise ValueError(
+            f"every id of the tokenizer must have a row in the embedding of {name}, but its largest id is {largest} "
+            f"({token!r}) and the embedding has {rows} rows; take the tokenizer that belongs to the model, or resize "
+            "the embedding"
+        )
+
 
 ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
 """Every role a special token may have; a token of text has none."""
@@ -28,27 +108,17 @@ def special_ids(
 ) -> SpecialIds:
     """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
     known = row.special if row else NO_IDS
-    listed = _as_tuple(getattr(config, "eos_token_id", None)) or _as_tuple(getattr(tokenizer, "eos_token_id", None))
-    eos = listed or _as_tuple(known.eos)
+
+    def first(role: str) -> Any:
+        said = (getattr(source, f"{role}_token_id", None) for source in (config, tokenizer))
+        return next((value for value in said if value not in (None, [])), getattr(known, role))
+
     eot = getattr(config, "eot_token_id", None)
-    if eot is None and tokenizer is not None:
-        eot = tokenizer.get_vocab().get(family.end_of_turn)
-    eot = known.eot if eot is None else eot
-
-    def first(name: str, fallback: int | None) -> int | None:
-        for source in (config, tokenizer):
-            if (value := getattr(source, name, None)) is not None:
-                return value
-        return fallback
-
-    return SpecialIds(
-        mask=first("mask_token_id", known.mask),
-        eos=eos[0] if eos else None,
-        eot=eot,
-        pad=first("pad_token_id", known.pad),
-        bos=first("bos_token_id", known.bos),
-        stop=tuple(dict.fromkeys([*eos, *_as_tuple(eot)])),
-    )
+    if eot is None:
+        eot = (tokenizer.get_vocab() if tokenizer else {}).get(family.end_of_turn, known.eot)
+    eos = _as_tuple(first("eos"))
+    stop = tuple(dict.fromkeys([*eos, *_as_tuple(eot)]))
+    return SpecialIds(first("mask"), next(iter(eos), None), eot, first("pad"), first("bos"), stop)
 
 
 def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:
