@@ -44,11 +44,37 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         reproduce: Path | None = None,
         settings: tyro.conf.OmitArgPrefixes[TrainSettings] = settings,
     ) -> None:
+        """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
+
+        The first word is a recipe; it sets every flag below, and flags given override it. Without one, a small model
+        learns from Python's own documentation, which is on every machine, in a few minutes. The run folder keeps all
+        settings, and --resume continues an interrupted run exactly. After the name of a recipe, --help shows its
+        settings.
+
+        Recipes
+            {recipes}
+
+        Try
+            sinklab train --out runs/plain && sinklab report runs/plain
+            sinklab train laptop-scratch --variant sink
+            sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
+            sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
+            sinklab train --reproduce runs/plain --out runs/again
+            sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus /data/fineweb
+            accelerate launch --config_file launch/eight_gpus.yaml -m sinklab.cli train scratch-472m --variant sink
+
+        Args:
+            recipe: one of the recipes above.
+            variant: the sink or gate of the model: {variants}.
+            reproduce: run folder whose settings to take, all of them; compares the weights at the end.
+            settings: what to train, on what, and how.
+        """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
         _train(settings, reproduce)
 
-    train.__doc__ = _help()
+    recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
+    train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(recipes=recipes, variants=", ".join(VARIANTS))
     return train
 
 
@@ -74,33 +100,3 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
     print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
         print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
-
-
-def _help() -> str:
-    recipes = "\n".join(
-        f"    {name}: {(inspect.getdoc(function) or '').splitlines()[0]}" for name, function in RECIPES.items()
-    )
-    return f"""Train a diffusion language model: from scratch, from a causal model, or its sink alone.
-
-The first word is a recipe; it sets every flag below, and flags given override it. Without one, a small model learns
-from Python's own documentation, which is on every machine, in a few minutes. The run folder keeps all settings, and
---resume continues an interrupted run exactly. After the name of a recipe, --help shows its settings.
-
-Recipes
-{recipes}
-
-Try
-    sinklab train --out runs/plain && sinklab report runs/plain
-    sinklab train laptop-scratch --variant sink
-    sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
-    sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
-    sinklab train --reproduce runs/plain --out runs/again
-    sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus /data/fineweb
-    accelerate launch --config_file launch/eight_gpus.yaml -m sinklab.cli train scratch-472m --variant sink
-
-Args:
-    recipe: one of the recipes above.
-    variant: the sink or gate of the model: {", ".join(VARIANTS)}.
-    reproduce: run folder whose settings to take, all of them; compares the weights at the end.
-    settings: what to train, on what, and how.
-"""
