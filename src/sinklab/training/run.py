@@ -160,7 +160,7 @@ def _session(
             settings.head_chunk,
             {"auto": None, "on": True, "off": False}[settings.liger],
         ),
-        heldout=HeldOut(text.heldout.rows(), mask_id, together, settings.window),
+        heldout=HeldOut(text.heldout, mask_id, together, settings.window),
         keep=settings.keep,
     )
     models.spread_out(trainer, settings)
