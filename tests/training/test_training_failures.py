@@ -12,7 +12,7 @@ from sinklab.records import open_run
 from sinklab.training import TrainSettings, train, trainer
 from sinklab.training.checkpoints import whole_checkpoints, write_checkpoint
 from sinklab.training.checks import trackers
-from sinklab.training.history import History
+from sinklab.training.recorders import History
 from tiny_training import repeated_text, tiny_settings
 
 

@@ -205,11 +205,11 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def tensorboard(settings: TrainSettings, folder: Path) -> list[TrainerCallback]:
+def tensorboard(settings: TrainSettings) -> list[TrainerCallback]:
     """The callback that writes ``tracking/`` in the run folder, if it is wanted."""
     if TENSORBOARD not in trackers(settings.log_to):
         return []
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(log_dir=str(folder / "tracking"))
+    writer: Any = SummaryWriter(log_dir=str(Path(settings.out) / "tracking"))
     return [TensorBoardCallback(writer)]

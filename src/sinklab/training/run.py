@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -22,13 +21,12 @@ from sinklab.registry import rules
 from sinklab.training import model as models
 from sinklab.training.checkpoints import earlier_run, needing_room, read_position, same_data, whole_checkpoints
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
-from sinklab.training.history import History, earlier_rows
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.monitor import SinkMonitor, monitored
 from sinklab.training.noise import NoisyCollator
+from sinklab.training.recorders import History, Recorder, SinkMonitor
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
-from sinklab.training.trainer import DiffusionTrainer, HeldOut, Objective, Phases
+from sinklab.training.trainer import DiffusionTrainer, Objective, Phases
 
 NEVER = 2**62
 """A step that no run reaches."""
@@ -85,26 +83,23 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
     with _record(folder, settings, facts, resumed=earlier is not None, main=main) as record, explained(settings):
-        session = _session(settings, args, text, model, checkpoint, say)
-        _run(session, record, checkpoint)
-        _finish(session, record, text, settings)
+        trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
+        error: BaseException | None = None
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            _keep(recorders, record, error)
+        _finish(trainer, record, text, settings)
     return folder / "model"
 
 
-def _run(session: Session, record: RunWriter | None, checkpoint: Path | None) -> None:
-    """Train to the end; what was measured is written also where that fails."""
-    try:
-        session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except BaseException as error:
-        _keep(session, record, error)
-        raise
-    _keep(session, record, None)
-
-
-def _finish(session: Session, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
+def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
     """The held-out loss of the final weights, and the model."""
-    heldout, folder = session.trainer.heldout_losses(), Path(settings.out)
-    written = models.whole(session.trainer)
+    heldout, folder = trainer.heldout_losses(), Path(settings.out)
+    written = models.whole(trainer)
     if record is not None:
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
@@ -113,21 +108,13 @@ def _finish(session: Session, record: RunWriter | None, text: Text, settings: Tr
         record.table("heldout_rows", losses)
         with needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
-    session.trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.wait_for_everyone()
 
 
-@dataclass(frozen=True)
-class Session:
-    """The Trainer, and what it fills."""
-
-    trainer: DiffusionTrainer
-    history: History
-    monitor: SinkMonitor | None
-
-
-def _session(
+def _trainer(
     settings: TrainSettings, args: Any, text: Text, model: Any, checkpoint: Path | None, say: Callable[[str], object]
-) -> Session:
+) -> tuple[DiffusionTrainer, list[Recorder]]:
+    """The Trainer, and what it fills."""
     autoregressive = settings.objective == "autoregressive"
     causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
     # every step of an autoregressive run
@@ -141,12 +128,6 @@ def _session(
     rows = text.rows(settings)
     if checkpoint and isinstance(rows, StreamedRows):
         rows.start_at(*read_position(checkpoint))
-    begins = (args.warmup_steps, causal, causal + anneal)
-    history = History(
-        settings.batch * settings.length, earlier_rows(checkpoint), say, spike=settings.spike, begins=begins
-    )
-    together = max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length))
-    mask_id = model.config.mask_token_id
     trainer = DiffusionTrainer(
         model=model,
         args=args,
@@ -154,34 +135,38 @@ def _session(
         data_collator=NoisyCollator(settings.seed, settings.batch, cast(TimeSampler, settings.time_sampler), clean),
         objective=Objective(
             Phases(causal, anneal, settings.seed, autoregressive, settings.window),
-            mask_id,
+            model.config.mask_token_id,
             model.config.logit_shift,
             settings.batch,
             settings.head_chunk,
             {"auto": None, "on": True, "off": False}[settings.liger],
         ),
-        heldout=HeldOut(text.heldout, mask_id, together, settings.window),
+        heldout=text.heldout,
+        together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    monitor = None
+    begins = (args.warmup_steps, causal, causal + anneal)
+    tokens = settings.batch * settings.length
+    recorders: list[Recorder] = [History(tokens, checkpoint, say, spike=settings.spike, begins=begins)]
     if settings.monitor_every:
         monitor = SinkMonitor(
             text.heldout.ids_RS,
             every=settings.monitor_every,
             rows=settings.monitor_rows,
             rule=rules.parse(settings.monitor_rule),
-            earlier=monitored(checkpoint) if checkpoint else [],
+            earlier=checkpoint,
             causal_steps=clean,
             log=trainer.note,
         )
-    callbacks: list[Any] = tensorboard(settings, Path(settings.out)) if args.process_index == 0 else []
-    for callback in [*callbacks, *([monitor] if monitor else []), history]:
+        recorders.append(monitor)
+    # the history counts a step once the monitor has looked
+    for callback in [*(tensorboard(settings) if args.process_index == 0 else ()), *reversed(recorders)]:
         trainer.add_callback(callback)
-    return Session(trainer, history, monitor)
+    return trainer, recorders
 
 
 def _record(
@@ -200,14 +185,13 @@ def _record(
     )
 
 
-def _keep(session: Session, record: RunWriter | None, error: BaseException | None) -> None:
+def _keep(recorders: list[Recorder], record: RunWriter | None, error: BaseException | None) -> None:
     """Write what was measured, also of a run that failed; a full disk must not hide why."""
     if record is None:
         return
     try:
-        record.table("history", session.history.columns())
-        if session.monitor is not None:
-            record.table("monitor", session.monitor.columns())
+        for recorder in recorders:
+            record.table(recorder.table, recorder.columns())
     except OSError as failure:
         if error is None:
             raise
