@@ -18,7 +18,7 @@ from torch import nn
 
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.storage import RUN_FILE
-from sinklab.records.writing import names_in
+from sinklab.records.writing import names_in, refuse_taken
 from sinklab.training.settings import FREE, TrainSettings
 
 HISTORY_FILE = "history.json"
@@ -150,27 +150,12 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
         ValueError: for a folder that is taken; when resuming, for one that is absent or holds something else, a
             damaged ``run.json``, and a setting that matters and has changed.
     """
-    present = names_in(folder)
-    if present and not settings.resume:
-        raise ValueError(
-            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or continue "
-            "the run in it with --resume"
-        )
+    refuse_taken(folder, resume=settings.resume)
     if settings.resume and not folder.exists():
         raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
-    if not present:
+    if not names_in(folder):
         return None
-    if RUN_FILE not in present:
-        raise ValueError(
-            f"a run is resumed in its own folder, but {folder} holds {', '.join(present[:4])} and no {RUN_FILE}; "
-            "choose another with --out"
-        )
-    before = read_info(folder / RUN_FILE)
-    if before.kind != "training":
-        raise ValueError(
-            f"a run is resumed in its own folder, but {folder} holds a run of the kind {before.kind!r}; choose another "
-            "with --out"
-        )
+    before = of_training(folder, read_info(folder / RUN_FILE))
     now = json.loads(json.dumps(dataclasses.asdict(settings)))
     changed = [
         f"{key}: {before.settings[key]!r} → {now[key]!r}"
@@ -183,6 +168,16 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
             "another folder (--out) instead"
         )
     return before
+
+
+def of_training(folder: Path, info: RunInfo) -> RunInfo:
+    """What ``run.json`` says, of a training run. Raises ValueError for a run of another kind."""
+    if info.kind != "training":
+        raise ValueError(
+            f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings; choose "
+            "another folder"
+        )
+    return info
 
 
 def same_data(folder: Path, run: RunInfo, data: str) -> None:

@@ -19,7 +19,14 @@ from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
 from sinklab.training import model as models
-from sinklab.training.checkpoints import earlier_run, needing_room, read_position, same_data, whole_checkpoints
+from sinklab.training.checkpoints import (
+    earlier_run,
+    needing_room,
+    of_training,
+    read_position,
+    same_data,
+    whole_checkpoints,
+)
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
 from sinklab.training.noise import NoisyCollator
@@ -225,20 +232,16 @@ def settings_of(folder: str | Path) -> TrainSettings:
     Raises:
         ValueError: if the folder holds no training run, is damaged, or has settings that do not exist.
     """
-    info = open_run(Path(folder)).info
-    if info.kind != "training":
-        raise ValueError(f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings")
-    known = {field.name: field for field in dataclasses.fields(TrainSettings)}
+    info = of_training(Path(folder), open_run(folder).info)
+    known = get_type_hints(TrainSettings)
     if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(
             f"{folder} has settings that this version of sinklab does not know: {', '.join(surplus)}; use the version "
             f"that wrote it ({info.versions.get('sinklab')})"
         )
-    types = get_type_hints(TrainSettings)
     for name, value in info.settings.items():
-        wanted = types[name]
-        fits = isinstance(value, wanted) or (float in (wanted, *get_args(wanted)) and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and bool not in (wanted, *get_args(wanted))):
+        kinds = get_args(known[name]) or (known[name],)
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
             raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
     # a run that was interrupted and resumed is reproduced from its start
-    return dataclasses.replace(TrainSettings(**info.settings), resume=False)
+    return TrainSettings(**info.settings | {"resume": False})
