@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ PARTIAL = ".partial"
 POSITION_FILE = "position.json"
 
 
-def write_checkpoint(root: Path, step: int, fill: Callable[[Path], None], *, first: bool, wait: Any) -> Path:
-    """Let ``fill`` write a checkpoint under a temporary name, and rename it once it is whole.
+@contextmanager
+def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterator[Path]:
+    """Write a checkpoint in this block, into the folder that it is given: a temporary one, renamed once it is whole.
 
     Args:
         root: folder of the checkpoints, one for all processes.
         step: its number.
-        fill: called with the folder that holds the checkpoint until it is whole.
         first: this process is the one that cleans up and renames.
         wait: called where all processes must meet.
 
@@ -43,21 +43,19 @@ def write_checkpoint(root: Path, step: int, fill: Callable[[Path], None], *, fir
     if first:
         shutil.rmtree(partial, ignore_errors=True)
     wait()
-    written = partial / whole.name
     try:
         with needing_room(root, f"checkpoint {step}"):
-            fill(written)
+            yield partial / whole.name
             wait()
             if first:
-                _settle(written)
+                _settle(partial / whole.name)
                 # the folder of an earlier session that was cut short
                 shutil.rmtree(whole, ignore_errors=True)
-                written.rename(whole)
+                (partial / whole.name).rename(whole)
     finally:
         if first:
             shutil.rmtree(partial, ignore_errors=True)
     wait()
-    return whole
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -73,32 +73,28 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
         say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
-    text = prepare(settings, say, start.tokenizer if start else None)
+    text = prepare(settings, say, start and start.tokenizer)
     if earlier:
         same_data(folder, earlier, text.sha256)
-    model = start.model if start else models.new_model(settings, text.tokenizer)
+    model: Any = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
+    facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
+    facts |= variant(settings) | (models.source_of(start) if start else {})
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
     size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
     say(f"training {count:,} parameters{size}")
-    facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
-    facts |= variant(settings) | (start.facts if start else {})
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
-    with _record(folder, settings, facts, resumed=earlier is not None, main=main) as record, explained(settings):
+    kept = {"kind": "training", "model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
+    run = RunWriter(folder, **kept, overwrite=earlier is not None) if main else nullcontext()
+    with run as record, explained(settings):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
-        error: BaseException | None = None
-        try:
+        with _kept(recorders, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            _keep(recorders, record, error)
         _finish(trainer, record, text, settings)
     return folder / "model"
 
@@ -176,33 +172,23 @@ def _trainer(
     return trainer, recorders
 
 
-def _record(
-    folder: Path, settings: TrainSettings, facts: dict[str, Any], *, resumed: bool, main: bool
-) -> AbstractContextManager[RunWriter | None]:
-    """The run folder, on the one process that writes it."""
-    if not main:
-        return nullcontext()
-    return RunWriter(
-        folder,
-        kind="training",
-        model=facts,
-        settings=dataclasses.asdict(settings),
-        seed=settings.seed,
-        overwrite=resumed,
-    )
-
-
-def _keep(recorders: list[Recorder], record: RunWriter | None, error: BaseException | None) -> None:
-    """Write what was measured, also of a run that failed; a full disk must not hide why."""
-    if record is None:
-        return
+@contextmanager
+def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
+    """Write what was measured in the block, also where it fails; a full disk must not hide why."""
+    error: BaseException | None = None
     try:
-        for recorder in recorders:
-            record.table(recorder.table, recorder.columns())
-    except OSError as failure:
-        if error is None:
-            raise
-        error.add_note(f"the history could not be written either: {failure}")
+        yield
+    except BaseException as failure:
+        error = failure
+        raise
+    finally:
+        try:
+            for recorder in recorders if record else ():
+                record.table(recorder.table, recorder.columns())
+        except OSError as failure:
+            if error is None:
+                raise
+            error.add_note(f"the history could not be written either: {failure}")
 
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -286,29 +286,19 @@ class DiffusionTrainer(Trainer):
         return str(self._writing or self.args.output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        root, step = Path(str(self.args.output_dir)), self.state.global_step
-        whole: Any = self.model
-        refuse_broken_weights(whole, step, root)
-
-        def fill(folder: Path) -> None:
+        root, step, first = Path(str(self.args.output_dir)), self.state.global_step, self.is_world_process_zero()
+        refuse_broken_weights(cast(Any, self.model), step, root)
+        with write_checkpoint(root, step, first=first, wait=self.accelerator.wait_for_everyone) as folder:
             self._writing = folder.parent
             try:
-                super(DiffusionTrainer, self)._save_checkpoint(model, trial)
+                super()._save_checkpoint(model, trial)
             finally:
                 self._writing = None
-            self.save_position(folder)
-
-        first = self.is_world_process_zero()
-        write_checkpoint(root, step, fill, first=first, wait=self.accelerator.wait_for_everyone)
+            # what the Trainer does not know: where the stream was, and what is recorded
+            if first and self.cursor is not None:
+                write_position(folder, step * self.objective.batch, self.cursor)
+            for callback in self.callback_handler.callbacks if first else ():
+                if isinstance(callback, Recorder):
+                    callback.save(folder)
         if first:
             prune(root, self.keep)
-
-    def save_position(self, folder: Path) -> None:
-        """Add to a checkpoint what the Trainer does not know: where the stream was, and what callbacks keep."""
-        if not self.is_world_process_zero():
-            return
-        if self.cursor is not None:
-            write_position(folder, self.state.global_step * self.objective.batch, self.cursor)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, Recorder):
-                callback.save(folder)

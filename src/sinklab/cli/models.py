@@ -1,19 +1,21 @@
-"""`sinklab train`: a recipe, a variant of the model, and whatever is given over them."""
+"""`sinklab train`, `generate` and `info`: a model is made, writes, and is described."""
 
+# B batch rows, P prompt positions
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import value_of
+from sinklab.cli.command import Reading, value_of
 from sinklab.cli.progress import working
-from sinklab.training.recipes import RECIPES, VARIANTS, recipe
-from sinklab.training.settings import TrainSettings
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.studies.base import text_of
+from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
 
@@ -100,3 +102,82 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
     print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
     if settings.train_only == "sink":
         print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
+
+
+WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
+
+
+def generate(
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional],
+    model: str = "tiny",
+    new_tokens: int = 64,
+    chat: bool = False,
+    stream: bool = False,
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
+    decoding: tyro.conf.OmitArgPrefixes[DecodingSettings] = WRITING_DEFAULTS,
+) -> None:
+    """Write text by denoising a canvas of [MASK] tokens.
+
+    Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens 0 to fill blanks
+    instead (infilling). For a checkpoint without tokenizer files, prompts and output are token ids.
+
+    Try
+        sinklab generate "It was a dark and stormy night"
+        sinklab generate "The old man" --model tiny-sink --temperature 0.7 --rule random --stream
+        sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
+        sinklab generate "The old man" --schedule threshold --threshold 0.5 --cache dual
+        sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
+
+    Args:
+        prompt: one or more prompts; they are written in one batch.
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
+        new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
+        chat: put each prompt into the model's chat format, and print the answer alone.
+        stream: show the canvas while it changes (one prompt).
+        reading: how the weights are loaded.
+        decoding: how the canvas is decoded.
+    """
+    if not prompt:
+        raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
+    if stream and len(prompt) > 1:
+        raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
+    decoding.values()
+    loaded = reading.load(model)
+    if loaded.family != "diffusion":
+        raise ValueError(
+            f"generate writes by denoising, but {model} is {loaded.family}; load a diffusion model such as 'tiny'"
+        )
+    from transformers import TextDiffusionStreamer
+
+    from sinklab.sampling.canvas import left_padded
+    from sinklab.scoring.prompts import encode
+
+    # padded here: nothing reads the padding, and not every tokenizer has a token for it
+    ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
+    streamer = TextDiffusionStreamer(loaded.needed_tokenizer()) if stream else None
+    writer: Any = loaded.model
+    written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=decoding, streamer=streamer)
+    if not stream:
+        for row, real_P in zip(written, real_BP, strict=True):
+            # padding on the left is no token of the prompt
+            print(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
+
+
+def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> None:
+    """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
+
+    Try
+        sinklab info tiny-sink
+        sinklab info GSAI-ML/LLaDA-8B-Instruct
+        sinklab info /models/Dream-v0-Instruct-7B --json
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), a folder, a config.json, or a name on the Hub.
+        json: print one JSON object instead of lines.
+    """
+    from json import dumps
+
+    from sinklab.checkpoints.model_card import describe
+
+    facts = describe(model)
+    print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
