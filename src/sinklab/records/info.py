@@ -85,7 +85,7 @@ def read_info(path: Path) -> RunInfo:
         raw.setdefault("parts", {})
     hints = typing.get_type_hints(RunInfo)
     if missing := [name for name in hints if name not in raw]:
-        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Restore the file or run again.")
     wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
     if not wrong:
         # A name with a path in it would lead out of the folder.
@@ -118,15 +118,15 @@ def _are_parts(parts: dict[str, Any], known: set[str]) -> bool:
 
 
 @contextlib.contextmanager
-def undamaged(path: Path) -> Iterator[None]:
+def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Iterator[None]:
     """Around the reading of a file that a run wrote: if it is missing or cannot be read, a ValueError that names it."""
     try:
         yield
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing, although the run wrote it. Restore the file or run again.") from error
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ValueError(f"{path} is missing, although the run wrote it. {remedy}") from error
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         cause = str(error) or type(error).__name__
-        raise ValueError(f"{path} is damaged and cannot be read ({cause}). Restore the file or run again.") from error
+        raise ValueError(f"{path} is damaged and cannot be read ({cause}). {remedy}") from error
 
 
 STUDY_DIMS: dict[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from sinklab.records.info import RunInfo, read_info
+from sinklab.records.info import RunInfo, read_info, undamaged
 from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import names_in, refuse_taken
 from sinklab.training.settings import FREE, TrainSettings
@@ -191,6 +191,11 @@ def same_data(folder: Path, run: RunInfo, data: str) -> None:
         )
 
 
+def no_resuming(checkpoint: Path) -> str:
+    """What to do about a checkpoint of which a file is damaged."""
+    return f"Remove {checkpoint} to resume from the one before it."
+
+
 def write_position(checkpoint: Path, row: int, cursor: list[int]) -> None:
     """Note the next row of a stream, and a cursor from which it can be found again."""
     (checkpoint / POSITION_FILE).write_text(json.dumps({"row": row, "cursor": cursor}))
@@ -202,12 +207,6 @@ def read_position(checkpoint: Path) -> tuple[int, list[int]]:
     Raises:
         ValueError: if the checkpoint lacks them or they are damaged.
     """
-    path = checkpoint / POSITION_FILE
-    try:
-        noted = json.loads(path.read_text())
+    with undamaged(checkpoint / POSITION_FILE, no_resuming(checkpoint)):
+        noted = json.loads((checkpoint / POSITION_FILE).read_text())
         return int(noted["row"]), [int(part) for part in noted["cursor"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the position in the stream cannot be read from {path} ({error}); remove {checkpoint} to resume from the "
-            "checkpoint before it"
-        ) from error

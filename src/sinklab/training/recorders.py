@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from sinklab.records.info import undamaged
 from sinklab.records.storage import write_beside
 from sinklab.sinks.rules import DEFAULT, Rule
-from sinklab.training.checkpoints import HISTORY_FILE, named_checkpoint
+from sinklab.training.checkpoints import HISTORY_FILE, named_checkpoint, no_resuming
 from sinklab.training.snapshots import MEASURES, snapshot
 
 RECENT = 20
@@ -51,14 +52,9 @@ class Recorder(TrainerCallback):
 
     def __init__(self, earlier: Path | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
-        path = None if earlier is None else earlier / self.file
-        if path is not None and path.exists():
-            try:
-                self.rows = [dict(row) for row in json.loads(path.read_text())]
-            except (OSError, ValueError, TypeError) as error:
-                raise ValueError(
-                    f"{path} is damaged ({error}); remove {earlier} to resume from the one before it"
-                ) from error
+        if earlier is not None and (earlier / self.file).exists():
+            with undamaged(earlier / self.file, no_resuming(earlier)):
+                self.rows = [dict(row) for row in json.loads((earlier / self.file).read_text())]
 
     def save(self, checkpoint: Path) -> None:
         """Write the rows so far into a checkpoint."""

@@ -113,12 +113,13 @@ def _rows(
         say("packing the text into rows")
         ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
         return Rows(ids_RS, documents_RS=documents_RS if settings.documents == "separate" else None)
-    made = pair_rows(documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length)
-    counts = made.counts
+    rows, counts = pair_rows(
+        documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length
+    )
     dropped = f", {counts.dropped} too long for {settings.length} tokens and left out" if counts.dropped else ""
     skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
     say(f"{counts.lines} questions in rows{dropped}{skipped}")
-    return Rows(made.ids_RS, maskable_RS=made.maskable_RS, attention_RS=made.attention_RS)
+    return rows
 
 
 def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Rows:
@@ -130,16 +131,9 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
 
 
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
-    stream = StreamedRows(
-        settings.corpus,
-        tokenizer,
-        settings.length,
-        text_field=settings.text_field,
-        seed=settings.seed,
-        shuffle_rows=settings.shuffle_rows,
-        documents=settings.documents,
-        skip_rows=0 if settings.heldout is not None else settings.heldout_rows,
-    )
+    same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
+    skipped = 0 if settings.heldout is not None else settings.heldout_rows
+    stream = StreamedRows(settings.corpus, tokenizer, **same, skip_rows=skipped)
     heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
     glance = fingerprint(settings.corpus, text_field=settings.text_field)
     sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout.ids_RS)).encode()).hexdigest()
