@@ -27,7 +27,7 @@ from sinklab.scoring import heldout_rows, row_losses
 from sinklab.studies.trace.settings import StudySettings
 from sinklab.studies.trace.study import study
 from sinklab.training import TrainSettings, recipe, train
-from sinklab.training.recipes import VARIANTS
+from sinklab.training.settings import VARIANTS
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/variants"))
 RESULTS = Path(__file__).with_suffix("")

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from sinklab.cli import main
 from sinklab.cli.command import Reading
 from sinklab.cli.progress import working
-from sinklab.cli.showing import _lines
+from sinklab.cli.reports import _lines
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run
 from sinklab.registry import interventions

@@ -9,7 +9,7 @@ import pytest
 
 from sinklab.cli import main
 from sinklab.cli.command import checked, conduct, typed
-from sinklab.cli.tables import onetoken, table1
+from sinklab.cli.reports import onetoken, table1
 from sinklab.records import RunWriter, open_run
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.settings import EvalSettings

@@ -126,8 +126,8 @@ def test_a_completion_is_what_a_canvas_holds() -> None:
     tokenizer = tiny_tokenizer()
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pairs = read_pairs("battery:test:60")
-    rows = pair_rows(pairs, tokenizer, 64, style="completion", answer_length=20)
-    assert rows.counts.lines == len(rows.ids_RS) == 60 and rows.attention_RS is not None
+    rows, counts = pair_rows(pairs, tokenizer, 64, style="completion", answer_length=20)
+    assert counts.lines == len(rows.ids_RS) == 60 and rows.attention_RS is not None
     for pair, ids, maskable, seen in zip(pairs, rows.ids_RS, rows.maskable_RS, rows.attention_RS, strict=True):
         question, answer = (tokenizer(text)["input_ids"] for text in (pair.question, pair.answer))
         window = answer + [end] * (20 - len(answer))
@@ -135,7 +135,7 @@ def test_a_completion_is_what_a_canvas_holds() -> None:
         assert ids.tolist() == question + window + [pad] * (64 - filled)
         assert maskable.nonzero()[:, 0].tolist() == list(range(len(question), filled))
         assert torch.equal(seen, torch.arange(64) < filled)
-    short = pair_rows(pairs, tokenizer, 64, style="completion", answer_length=10)
+    short, counts = pair_rows(pairs, tokenizer, 64, style="completion", answer_length=10)
     fits = [pair for pair in pairs if len(tokenizer(pair.answer)["input_ids"]) < 10]
-    assert short.counts.lines == len(short.ids_RS) == len(fits) < 60
-    assert short.counts.dropped == 60 - len(fits), "an answer has room for its end token, or is left out"
+    assert counts.lines == len(short.ids_RS) == len(fits) < 60
+    assert counts.dropped == 60 - len(fits), "an answer has room for its end token, or is left out"

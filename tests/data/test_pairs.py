@@ -107,7 +107,8 @@ def test_files_that_hold_no_pairs_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("begins", [False, True])
 def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
     tokenizer = beginning() if begins else tiny_tokenizer()
-    ids_RS, maskable_RS, attention_RS, counts = pair_rows(PAIRS, tokenizer, 100)
+    made, counts = pair_rows(PAIRS, tokenizer, 100)
+    ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     rows, prompts = published_rows(LINES, tokenizer, 100)
     assert ids_RS.dtype == torch.int32
     assert ids_RS.tolist() == rows
@@ -121,7 +122,8 @@ def test_published_rows_are_those_of_the_raw_lines(begins: bool) -> None:
 @pytest.mark.parametrize("begins", [False, True])
 def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> None:
     tokenizer = beginning() if begins else tiny_tokenizer()
-    ids_RS, maskable_RS, attention_RS, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     assert attention_RS is not None
     for row, (pair, answered) in enumerate([(pair, answered) for pair in PAIRS for answered in (False, True)]):
         question, thought, answer = pair.texts()
@@ -142,7 +144,8 @@ def test_corrected_rows_have_one_start_and_no_loss_on_padding(begins: bool) -> N
 def test_a_tokenizer_without_padding_fills_corrected_rows_with_its_end() -> None:
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = None
-    ids_RS, maskable_RS, attention_RS, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    made, _ = pair_rows(PAIRS, tokenizer, 100, style="corrected")
+    ids_RS, maskable_RS, attention_RS = made.ids_RS, made.maskable_RS, made.attention_RS
     assert ids_RS[~attention_RS].eq(tokenizer.eos_token_id).all()
     assert not maskable_RS[~attention_RS].any()
 
@@ -153,19 +156,19 @@ def test_pairs_that_are_too_long_are_left_out_whole(style: str) -> None:
     lengths = [len(tokenizer("".join(pair.texts()))["input_ids"]) for pair in PAIRS]
     # all but the longest: its question with steps would fit
     length = max(lengths) + (style == "published")
-    whole = pair_rows(PAIRS, tokenizer, 100, style=style)
-    rows = pair_rows(PAIRS, tokenizer, length, style=style)
-    assert (rows.counts.lines, rows.counts.dropped, rows.counts.longest) == (2, 1, length + 1)
-    assert whole.counts.longest == length + 1
+    whole, of_whole = pair_rows(PAIRS, tokenizer, 100, style=style)
+    rows, counts = pair_rows(PAIRS, tokenizer, length, style=style)
+    assert (counts.lines, counts.dropped, counts.longest) == (2, 1, length + 1)
+    assert of_whole.longest == length + 1
     assert torch.equal(rows.ids_RS, torch.cat([whole.ids_RS[:2], whole.ids_RS[4:]])[:, :length])
-    assert pair_rows(PAIRS, tokenizer, length + 1, style=style).counts.dropped == 0
+    assert pair_rows(PAIRS, tokenizer, length + 1, style=style)[1].dropped == 0
     with pytest.raises(ValueError, match=f"fits a row of 20 tokens: the longest of 3 has {length + 1}; use a longer"):
         pair_rows(PAIRS, tokenizer, 20, style=style)
 
 
 def test_a_special_token_spelt_out_in_a_question_is_text() -> None:
     tokenizer = tiny_tokenizer()
-    rows = pair_rows([Pair("What is <|mask|>?", "<|mask|>", "<|mask|>")], tokenizer, 100)
+    rows, _ = pair_rows([Pair("What is <|mask|>?", "<|mask|>", "<|mask|>")], tokenizer, 100)
     assert tokenizer.mask_token_id not in rows.ids_RS
 
 
@@ -187,6 +190,6 @@ def test_real_pairs_give_the_published_rows() -> None:
     with open(folder / "valid.txt", encoding="utf-8") as file:
         lines = tuple(file)
     # in characters rather than words a question is long
-    rows = pair_rows(pairs, tokenizer, 1024)
-    assert rows.counts.dropped == 0
+    rows, counts = pair_rows(pairs, tokenizer, 1024)
+    assert counts.dropped == 0
     assert rows.ids_RS.tolist() == published_rows(lines, tokenizer, 1024)[0]

@@ -101,9 +101,9 @@ def test_going_on_tokenizes_nothing_before_the_block(tmp_path: Path, monkeypatch
 
 
 def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut: list[int] = []
-    take = streams._Tokens.take
-    monkeypatch.setattr(streams._Tokens, "take", lambda self, wanted: cut.append(wanted) or take(self, wanted))
+    cut: list[bool] = []
+    packed = StreamedRows._packed
+    monkeypatch.setattr(StreamedRows, "_packed", lambda *given: (row for row in packed(*given) if not cut.append(True)))
     read = []
     for _ in islice(stream(corpus(tmp_path), shuffle_rows=5), 30):
         read.append(len(cut))
@@ -112,11 +112,11 @@ def test_the_next_block_is_read_while_this_one_is_consumed(tmp_path: Path, monke
 
 def test_held_out_rows_are_left_out_in_every_pass(tmp_path: Path) -> None:
     folder = corpus(tmp_path)
-    whole = stream(folder, skip_rows=5, shuffle_rows=1)
-    heldout_RS, documents_RS = whole.heldout()
+    whole = stream(folder, skip_rows=5, shuffle_rows=1, documents="separate")
+    heldout = whole.heldout()
     expected_RS, numbers_RS = pack_with_documents(read_corpus(folder), tiny_tokenizer(), LENGTH)
-    assert torch.equal(heldout_RS, expected_RS[:5])
-    assert torch.equal(documents_RS, numbers_RS[:5])
+    assert torch.equal(heldout.ids_RS, expected_RS[:5])
+    assert torch.equal(heldout.documents_RS, numbers_RS[:5])
     once = ids(list(stream(folder, skip_rows=5, shuffle_rows=1, repeat=False)))
     assert once == expected_RS[5:].tolist()
     tokens = torch.cat([row["input_ids"] for row in islice(whole, 60)])

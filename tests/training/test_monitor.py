@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from sinklab.sinks import Gu, Top
-from sinklab.training.monitor import COLUMNS, MONITOR_FILE, SinkMonitor, monitored
+from sinklab.training.recorders import MONITOR_FILE, SinkMonitor
 from sinklab.training.snapshots import MEASURES, snapshot
 from tiny_diffusion import tiny_model
 
@@ -73,7 +73,7 @@ def test_training_is_the_same_to_the_bit(tmp_path, settings) -> None:
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, watched.state_dict()[name]), name
     columns = monitor.columns()
-    assert list(columns) == list(COLUMNS)
+    assert list(columns) == list(SinkMonitor.names)
     assert columns["step"] == [step for step in (0, 2, 4, 5) for _ in range(3)]
     assert columns["layer"] == [-1, 0, 1] * 4
     last = snapshot(watched, HELD)
@@ -86,13 +86,12 @@ def test_a_resumed_run_has_the_same_rows(tmp_path) -> None:
     whole = SinkMonitor(HELD, every=2)
     trained(tmp_path / "a", whole)
     checkpoint = tmp_path / "a" / "checkpoint-2"
-    kept = monitored(checkpoint)
-    assert [row["step"] for row in kept] == [0] * 3 + [2] * 3
-    resumed = SinkMonitor(HELD, every=2, earlier=kept)
+    resumed = SinkMonitor(HELD, every=2, earlier=checkpoint)
+    assert [row["step"] for row in resumed.rows] == [0] * 3 + [2] * 3
     trained(tmp_path / "b", resumed, resume=str(checkpoint))
     assert str(resumed.columns()) == str(whole.columns())
     assert (tmp_path / "b" / "checkpoint-4" / MONITOR_FILE).exists()
-    assert monitored(tmp_path) == []
+    assert SinkMonitor(HELD, every=2, earlier=tmp_path).rows == []
 
 
 class State:
@@ -114,7 +113,7 @@ def test_one_process_looks_unless_the_weights_are_spread(monkeypatch) -> None:
     monitor = SinkMonitor(HELD, every=1)
     monitor.look(tiny_model(1), State(3, first=False))
     assert monitor.rows == []
-    monkeypatch.setattr("sinklab.training.monitor._is_sharded", lambda model: True)
+    monkeypatch.setattr("sinklab.training.recorders._is_sharded", lambda model: True)
     monitor.look(tiny_model(1), State(3, first=False))
     assert [row["step"] for row in monitor.rows] == [3] * 3
 

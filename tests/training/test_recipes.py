@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from sinklab.models import DiffusionLM
 from sinklab.training.checks import check
 from sinklab.training.model import new_model
-from sinklab.training.recipes import RECIPES, VARIANTS, recipe
+from sinklab.training.settings import RECIPES, VARIANTS, recipe
 
 MODEL = {"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "out"}
 

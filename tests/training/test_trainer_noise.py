@@ -8,7 +8,7 @@ from sinklab.data import Rows
 from sinklab.diffusion import corrupt, masked_token_loss
 from sinklab.training import DiffusionTrainer, causal_loss, diffusion_loss
 from sinklab.training.noise import NoisyCollator, row_masks, row_times, visible_keys
-from sinklab.training.trainer import HeldOut, Objective, Phases, asked_causally, sight
+from sinklab.training.trainer import Objective, Phases, asked_causally, sight
 from tiny_diffusion import tiny_model
 
 ROWS = torch.arange(24)
@@ -68,12 +68,11 @@ def test_rows_of_causal_steps_get_no_noise() -> None:
     assert "masked" in collator(rows[8:12])
 
 
-def trainer_of(model, tmp_path, phases: Phases | None = None, **settings) -> DiffusionTrainer:
+def trainer_of(model, tmp_path, phases: Phases | None = None, together: int = 2) -> DiffusionTrainer:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     shifted = model.config.logit_shift
-    objective = Objective(phases or Phases(0, 0, 0), model.config.mask_token_id, shifted, 8, **settings)
-    held = HeldOut(Rows(ids(7)), model.config.mask_token_id, 2)
-    return DiffusionTrainer(model=model, args=arguments, objective=objective, heldout=held)
+    objective = Objective(phases or Phases(0, 0, 0), model.config.mask_token_id, shifted, 8)
+    return DiffusionTrainer(model=model, args=arguments, objective=objective, heldout=Rows(ids(7)), together=together)
 
 
 def step_loss(trainer: DiffusionTrainer, batches: list[dict[str, torch.Tensor]], step: int = 0) -> torch.Tensor:
@@ -175,25 +174,19 @@ def test_documents_and_annealing_hide_together() -> None:
 
 def test_held_out_noise_is_fixed_by_row_and_batches_do_not_matter(tmp_path) -> None:
     model = tiny_model(1).eval()
-    trainer = trainer_of(model, tmp_path)
-    measured = []
-    for together in (1, 2, 7, 16):
-        held = HeldOut(Rows(ids(7)), model.config.mask_token_id, together)
-        measured.append(held.measure(model, trainer.accelerator, causal=False, shifted=False))
+    measured = [trainer_of(model, tmp_path, together=together).heldout_losses() for together in (1, 2, 7, 16)]
     torch.rand(3)
     assert all(torch.allclose(one["losses"], measured[0]["losses"], rtol=1e-5) for one in measured)
     assert measured[0]["tokens"].tolist() == [16] * 7
     assert measured[0]["loss"] == pytest.approx(measured[0]["losses"].mean().item())
 
-    batch = HeldOut(Rows(ids(7)), model.config.mask_token_id, 1).batch
+    batch = trainer_of(model, tmp_path)._measured
     noisy = batch["input_ids"].masked_fill(batch["masked"], model.config.mask_token_id)
     logits = model(noisy, logits_to_keep=batch["masked"]).logits
     rows = masked_token_loss(logits, batch["input_ids"], batch["masked"], batch["t"], reduction="row")
     assert torch.allclose(rows.double(), measured[0]["losses"], rtol=1e-5)
 
-    causal = HeldOut(Rows(ids(7)), model.config.mask_token_id, 3).measure(
-        model, trainer.accelerator, causal=True, shifted=False
-    )
+    causal = trainer_of(model, tmp_path, Phases(0, 0, 0, autoregressive=True), together=3).heldout_losses()
     with torch.no_grad():
         assert causal["loss"] == pytest.approx(causal_loss(model, ids(7)).item(), rel=1e-5)
     assert causal["tokens"].tolist() == [15] * 7

@@ -12,7 +12,7 @@ from sinklab.records import open_run
 from sinklab.training import TrainSettings, train, trainer
 from sinklab.training.checkpoints import whole_checkpoints, write_checkpoint
 from sinklab.training.checks import trackers
-from sinklab.training.history import History
+from sinklab.training.recorders import History
 from tiny_training import repeated_text, tiny_settings
 
 
@@ -190,13 +190,10 @@ def test_a_disk_that_stays_full_does_not_hide_why_the_run_ended(
 
 
 def test_other_errors_of_a_checkpoint_are_not_called_a_full_disk(tmp_path: Path) -> None:
-    def refuse(folder: Path) -> None:
+    with pytest.raises(PermissionError), write_checkpoint(tmp_path, 3, first=True, wait=lambda: None) as folder:
         folder.mkdir(parents=True)
         (folder / "half").write_text("half")
         raise PermissionError(errno.EACCES, "Permission denied")
-
-    with pytest.raises(PermissionError):
-        write_checkpoint(tmp_path, 3, refuse, first=True, wait=lambda: None)
     assert list(tmp_path.iterdir()) == []
     assert whole_checkpoints(tmp_path) == []
 

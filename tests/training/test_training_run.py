@@ -168,7 +168,7 @@ def test_resuming_is_refused_where_it_would_not_be_the_same_run(
     interrupted(here, 5, monkeypatch, KeyboardInterrupt())
     with pytest.raises(ValueError, match=r"keep its settings, but these changed: batch: 4 → 8, lr: 0.01 → 0.1;"):
         train(replace(here, resume=True, batch=8, lr=0.1, log_every=3))
-    with pytest.raises(ValueError, match=r"a new run needs a folder of its own, but .*run holds files.*--resume"):
+    with pytest.raises(ValueError, match=r"is written once: .*run already holds .*--resume"):
         train(here)
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run.json is damaged"):

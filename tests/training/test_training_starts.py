@@ -360,7 +360,7 @@ def test_a_model_with_a_window_is_decoded_under_the_same_window(settings: TrainS
     here = replace(settings, corpus="battery:train:80", pairs="completion", length=64, window=4, batch=4, steps=2)
     folder = train(replace(here, heldout_rows=4, out=str(tmp_path / "run")))
     model = load(folder).model
-    batch = prepare(replace(here, heldout_rows=4)).heldout.rows(seed=0, total=4)[0]
+    batch = replace(prepare(replace(here, heldout_rows=4)).heldout, seed=0, total=4)[0]
     ids_BS, real_BS = batch["input_ids"][None].long(), batch["attention_mask"][None]
     with torch.no_grad():
         expected = model(ids_BS, real_BS, visible=neighbours(4, 64)).logits

@@ -16,10 +16,8 @@ import tyro
 
 from sinklab import registry
 from sinklab.cli.command import command, value_of
-from sinklab.cli.generating import generate, info
-from sinklab.cli.showing import compare, report, tour
-from sinklab.cli.tables import onetoken, table1
-from sinklab.cli.training import train_command
+from sinklab.cli.models import generate, info, train_command
+from sinklab.cli.reports import compare, onetoken, report, table1, tour
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
@@ -81,15 +79,7 @@ def _commands(arguments: Sequence[str]) -> Iterator[tuple[str, str, Callable[[],
         yield name, (kind.__doc__ or "").partition("\n")[0], partial(command, name, kind(), run)
     yield "train", TRAIN, partial(train_command, arguments)
     for name, function in OTHERS.items():
-        yield name, (function.__doc__ or "").partition("\n")[0], partial(_same, function)
-
-
-def _same(function: Callable[..., None]) -> Callable[..., None]:
-    return function
-
-
-def _listed() -> None:
-    """Stands in the list of commands for one that is not run."""
+        yield name, (function.__doc__ or "").partition("\n")[0], lambda function=function: function
 
 
 def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
@@ -99,7 +89,8 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
         if name in arguments[:1]:
             app.command(name=name)(make())
         else:
-            app.command(name=name, help=about)(_listed)
+            # stands in the list of commands for one that is not run
+            app.command(name=name, help=about)(lambda: None)
     return app
 
 

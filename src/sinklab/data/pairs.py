@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from sinklab.data.battery import BATTERY, named_problems
 from sinklab.data.corpora import json_object, text_lines, text_of
-from sinklab.data.rows import check_packing, encode_texts
+from sinklab.data.rows import Rows, check_packing, encode_texts
 from sinklab.errors import one_of
 
 if TYPE_CHECKING:
@@ -117,18 +116,6 @@ class PairCounts:
     """Tokens of the longest pair, kept or not."""
 
 
-class PairRows(NamedTuple):
-    """Rows for fine-tuning, two of each pair one behind the other: the steps, then the answer."""
-
-    ids_RS: Tensor
-    """Token ids, int32."""
-    maskable_RS: Tensor
-    """True where noise and loss fall, never in the prompt; bool."""
-    attention_RS: Tensor | None
-    """False at padding; None where padding is attended to."""
-    counts: PairCounts
-
-
 def read_pairs(source: str | Path) -> Pairs:
     """Read questions with steps and answers.
 
@@ -189,8 +176,8 @@ def pair_rows(
     *,
     style: str = "published",
     answer_length: int = 18,
-) -> PairRows:
-    """Two rows of each pair: question → steps, and question with steps → answer; or, as a completion, one of both.
+) -> tuple[Rows, PairCounts]:
+    """Two rows of each pair, one behind the other: question → steps, and question with steps → answer; or, as a completion, one of both.
 
     ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
     tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows
@@ -240,8 +227,8 @@ def pair_rows(
             f"no question with its answer fits a row of {length} tokens{of_them}: the longest of {len(given)} has "
             f"{longest}; use a longer length{or_it}"
         )
-    attention_RS = None if attention_RS is None else attention_RS[:rows]
-    return PairRows(ids_RS[:rows], maskable_RS[:rows], attention_RS, PairCounts(len(given) - dropped, dropped, longest))
+    made_rows = Rows(ids_RS, maskable_RS=maskable_RS, attention_RS=attention_RS).part(slice(rows))
+    return made_rows, PairCounts(len(given) - dropped, dropped, longest)
 
 
 def _examples(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, corrected: bool) -> Iterator[_Examples]:

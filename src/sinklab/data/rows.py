@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,13 +92,8 @@ def pack_with_documents(
         )
     numbers = torch.arange(len(pieces), dtype=torch.int32)
     owners = numbers.repeat_interleave(torch.tensor([piece.numel() for piece in pieces]))
-    kept = rows * length
-    return stream[:kept].view(rows, length), numbered_in_rows(owners[:kept].view(rows, length))
-
-
-def numbered_in_rows(owners_RS: Tensor) -> Tensor:
-    """Document numbers that start from 0 in every row, from numbers that run on over rows."""
-    return owners_RS - owners_RS[:, :1]
+    ids_RS, owners_RS = (part[: rows * length].view(rows, length) for part in (stream, owners))
+    return ids_RS, owners_RS - owners_RS[:, :1]
 
 
 def check_packing(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
@@ -148,6 +144,7 @@ def place_generator(seed: int, *place: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
+@dataclass(eq=False)
 class Rows(Dataset[dict[str, Tensor]]):
     """Rows in memory in the order in which a run consumes them: item n is row n of the run.
 
@@ -166,55 +163,57 @@ class Rows(Dataset[dict[str, Tensor]]):
         ValueError: if there is no row, shapes differ, the total is below 1, or is more than one pass without a seed.
     """
 
-    def __init__(
-        self,
-        ids_RS: Tensor,
-        *,
-        documents_RS: Tensor | None = None,
-        maskable_RS: Tensor | None = None,
-        attention_RS: Tensor | None = None,
-        seed: int | None = None,
-        total: int | None = None,
-    ) -> None:
+    ids_RS: Tensor
+    _: KW_ONLY
+    documents_RS: Tensor | None = None
+    maskable_RS: Tensor | None = None
+    attention_RS: Tensor | None = None
+    seed: int | None = None
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        ids_RS = self.ids_RS
         if ids_RS.dim() != 2 or not ids_RS.numel():
             raise ValueError(f"rows must be a matrix with at least one token, but their shape is {tuple(ids_RS.shape)}")
-        extra = {"documents": documents_RS, "maskable": maskable_RS, "attention_mask": attention_RS}
-        self.columns = {"input_ids": ids_RS} | {name: given for name, given in extra.items() if given is not None}
+        named = {"documents": self.documents_RS, "maskable": self.maskable_RS, "attention_mask": self.attention_RS}
+        self.columns = {"input_ids": ids_RS} | {name: given for name, given in named.items() if given is not None}
         for name, given in self.columns.items():
             if given.shape != ids_RS.shape:
                 raise ValueError(
                     f"{name} must have the shape of the rows, {tuple(ids_RS.shape)}, but has {tuple(given.shape)}"
                 )
-        self.seed = seed
-        self.total = ids_RS.shape[0] if total is None else total
-        if self.total < 1:
-            raise ValueError(f"a run needs at least one row, but total is {self.total}")
-        if seed is None and self.total > ids_RS.shape[0]:
+        count = len(self)
+        if count < 1:
+            raise ValueError(f"a run needs at least one row, but total is {count}")
+        if self.seed is None and count > len(ids_RS):
             raise ValueError(
-                f"rows in their own order are read once, so total must be at most {ids_RS.shape[0]}, but is "
-                f"{self.total}; give a seed for more passes"
+                f"rows in their own order are read once, so total must be at most {len(ids_RS)}, but is {count}; give "
+                "a seed for more passes"
             )
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
+    def part(self, rows: slice | Tensor) -> Rows:
+        """Some of the rows, in their own order."""
+        names = ("ids_RS", "documents_RS", "maskable_RS", "attention_RS")
+        return Rows(**{name: given[rows] for name in names if (given := getattr(self, name)) is not None})
+
     def __len__(self) -> int:
-        return self.total
+        return len(self.ids_RS) if self.total is None else self.total
 
     def place(self, row: int) -> int:
         """Index in the stored rows of row ``row`` of the run."""
         if self.seed is None:
             return row
-        rows = self.columns["input_ids"].shape[0]
-        number, inside = divmod(row, rows)
+        number, inside = divmod(row, len(self.ids_RS))
         if self._order[0] != number:
-            self._order = (number, torch.randperm(rows, generator=place_generator(self.seed, number)))
+            self._order = (number, torch.randperm(len(self.ids_RS), generator=place_generator(self.seed, number)))
         return int(self._order[1][inside])
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < self.total:
-            raise IndexError(f"row {index} of {self.total}")
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
         at = self.place(index)
-        row = {name: column[at] for name, column in self.columns.items()}
-        return row_of_batch(row, index)
+        return row_of_batch({name: column[at] for name, column in self.columns.items()}, index)
 
 
 def row_of_batch(columns: Mapping[str, Tensor], ordinal: int) -> dict[str, Tensor]:

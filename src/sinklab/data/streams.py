@@ -1,6 +1,6 @@
 """Rows of a corpus larger than memory: read, tokenized, packed and shuffled while training, resumed exactly."""
 
-# R rows, S sequence, T tokens
+# S sequence, T tokens
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sinklab.data.corpora import corpus_documents
-from sinklab.data.rows import check_packing, encode, numbered_in_rows, place_generator, row_of_batch
+from sinklab.data.rows import Rows, check_packing, encode, place_generator, row_of_batch
 from sinklab.errors import one_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ class Place:
     """Number of the document in the corpus, blank ones counted."""
     offset: int = 0
     """Tokens of that document before it."""
+
+
+_Row = tuple[Tensor, Tensor, Place]
 
 
 @dataclass(eq=False)
@@ -98,49 +101,70 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
             )
         self._start = (row, block, Place(passed, document, offset))
 
-    def heldout(self) -> tuple[Tensor, Tensor]:
-        """The rows that the stream leaves out: ids (R, S) and document numbers (R, S), int32.
+    def heldout(self) -> Rows:
+        """The rows that the stream leaves out.
 
         Raises:
             ValueError: if the corpus does not have them.
         """
-        shape = (self.skip_rows, self.length)
-        wanted = self.skip_rows * self.length
-        ids_T, owners_T = _Tokens(replace(self, skip_rows=0, repeat=False), Place()).take(wanted)
-        if ids_T.numel() < wanted:
-            raise self._too_short(ids_T.numel())
-        return ids_T.view(shape), numbered_in_rows(owners_T.view(shape))
+        ids, documents, _ = zip(*islice(self._packed(Place(), 0), self.skip_rows), strict=True)
+        return Rows(torch.stack(ids), documents_RS=torch.stack(documents) if self.documents == "separate" else None)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise ValueError(f"a stream is read by 0 or 1 workers, but there are {worker.num_workers}; set workers=1")
-        row, block, place = self._start
-        tokens = _Tokens(self, place)
-        left = self._cut(tokens)
-        here, rows = place, list(islice(left, self.shuffle_rows))
-        for number in count(block):
-            there, following = tokens.place, list[dict[str, Tensor]]()
-            first = number * self.shuffle_rows
+        row, number, here = self._start
+        left = self._packed(here, self.skip_rows)
+        rows = list(islice(left, self.shuffle_rows))
+        while rows:
+            following = list[_Row]()
+            first, there = number * self.shuffle_rows, rows[-1][-1]
             order = torch.randperm(len(rows), generator=place_generator(self.seed, number)).tolist()
             for inside in range(max(0, row - first), len(rows)):
                 # the next block is read row by row, so that a loader's worker never stops for a whole one
                 following += islice(left, 1)
                 whole = inside + 1 == self.shuffle_rows
                 at = there if whole else here
+                ids_S, documents_S, _ = rows[order[inside]]
+                columns = {"input_ids": ids_S} | ({"documents": documents_S} if self.documents == "separate" else {})
                 cursor = torch.tensor([number + whole, at.passed, at.document, at.offset])
-                yield row_of_batch(rows[order[inside]], first + inside) | {"cursor": cursor}
+                yield row_of_batch(columns, first + inside) | {"cursor": cursor}
             following += islice(left, self.shuffle_rows - len(following))
-            if not following:
-                return
-            here, rows = there, following
+            number, here, rows = number + 1, there, following
 
-    def _cut(self, tokens: _Tokens) -> Iterator[dict[str, Tensor]]:
-        while True:
-            ids_S, owners_S = tokens.take(self.length)
-            if ids_S.numel() < self.length:
+    def _packed(self, start: Place, skip_rows: int) -> Iterator[_Row]:
+        """Rows from a place on: ids, numbers of documents inside the row, and the place behind it."""
+        ids_T = owners_T = torch.empty(0, dtype=torch.int32)
+        for owner, (place, piece_T) in enumerate(self._pieces(start, skip_rows)):
+            ids_T = torch.cat([ids_T, piece_T])
+            owners_T = torch.cat([owners_T, torch.full_like(piece_T, owner)])
+            while ids_T.numel() >= self.length:
+                ids_S, ids_T = ids_T[: self.length], ids_T[self.length :]
+                owners_S, owners_T = owners_T[: self.length], owners_T[self.length :]
+                behind = replace(place, offset=place.offset + piece_T.numel() - ids_T.numel())
+                yield ids_S, owners_S - owners_S[0], behind
+
+    def _pieces(self, start: Place, skip_rows: int) -> Iterator[tuple[Place, Tensor]]:
+        """The tokens of each document from a place on, and where they begin; every pass leaves out its first rows."""
+        for passed in count(start.passed):
+            begins = start if passed == start.passed else Place(passed)
+            from_the_top, seen = begins == Place(passed), 0
+            skipped = skip_rows * self.length if from_the_top else begins.offset
+            for document, ids_T in self._encoded(begins.document):
+                seen += ids_T.numel()
+                offset = min(skipped, ids_T.numel())
+                skipped -= offset
+                if offset < ids_T.numel():
+                    yield Place(passed, document, offset), ids_T[offset:]
+            if from_the_top and seen < (self.skip_rows + 1) * self.length:
+                held = f" behind {self.skip_rows} held-out rows" if self.skip_rows else ""
+                raise ValueError(
+                    f"the corpus {self.source} has {seen} tokens, which do not fill one row of {self.length}{held}; "
+                    "use a shorter length, fewer held-out rows or more text"
+                )
+            if not self.repeat:
                 return
-            yield {"input_ids": ids_S} | ({"documents": owners_S - owners_S[0]} if self.documents == "separate" else {})
 
     def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
@@ -155,60 +179,3 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
         for ids in encode(texts(), self.tokenizer):
             yield numbers.pop(0), ids
-
-    def _too_short(self, tokens: int) -> ValueError:
-        """The error for a corpus that does not fill one row behind those that are held out."""
-        held = f" behind {self.skip_rows} held-out rows" if self.skip_rows else ""
-        return ValueError(
-            f"the corpus {self.source} has {tokens} tokens, which do not fill one row of {self.length}{held}; use a "
-            "shorter length, fewer held-out rows or more text"
-        )
-
-
-class _Tokens:
-    """A corpus as one endless run of tokens that can start anywhere."""
-
-    def __init__(self, rows: StreamedRows, place: Place) -> None:
-        self.rows = rows
-        self.place = place
-        self._pieces = self._read(place)
-        self._left = torch.empty(0, dtype=torch.int32)
-        self._owner = -1
-
-    def take(self, wanted: int) -> tuple[Tensor, Tensor]:
-        """The next tokens and the running numbers of their documents; fewer only at the end of the stream."""
-        ids: list[Tensor] = []
-        owners: list[Tensor] = []
-        while wanted:
-            if not self._left.numel():
-                following = next(self._pieces, None)
-                if following is None:
-                    break
-                self.place, self._left = following
-                self._owner += 1
-            part, self._left = self._left[:wanted], self._left[wanted:]
-            self.place = replace(self.place, offset=self.place.offset + part.numel())
-            wanted -= part.numel()
-            ids.append(part)
-            owners.append(torch.full_like(part, self._owner))
-        nothing = torch.empty(0, dtype=torch.int32)
-        return torch.cat([nothing, *ids]), torch.cat([nothing, *owners])
-
-    def _read(self, start: Place) -> Iterator[tuple[Place, Tensor]]:
-        for passed in count(start.passed):
-            begins = start if passed == start.passed else Place(passed)
-            from_the_top = begins == Place(passed)
-            seen = 0
-            held = self.rows.skip_rows * self.rows.length if from_the_top else 0
-            for document, ids in self.rows._encoded(begins.document):
-                seen += ids.numel()
-                offset = begins.offset if document == begins.document else 0
-                # held-out rows are left out in every pass
-                skipped = min(held, ids.numel()) if from_the_top else offset
-                held = max(0, held - ids.numel())
-                if skipped < ids.numel():
-                    yield Place(passed, document, skipped), ids[skipped:]
-            if from_the_top and seen < (self.rows.skip_rows + 1) * self.rows.length:
-                raise self.rows._too_short(seen)
-            if not self.rows.repeat:
-                return

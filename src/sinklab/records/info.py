@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.records.storage import ARRAYS, READABLE, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
+from safetensors import SafetensorError
+
+from sinklab.records.storage import KINDS, READABLE, RUN_FILE, SCHEMA, Kind, write_beside
 
 STATUSES = ("running", "complete", "interrupted")
 
@@ -50,7 +53,7 @@ class RunInfo:
 
     def all_files(self) -> Iterator[tuple[Kind, str]]:
         """Every file that the run lists."""
-        for kind in (TABLES, ARRAYS):
+        for kind in KINDS:
             for name in getattr(self, kind.listed):
                 yield from ((kind, file) for file in self.files(kind, name))
 
@@ -62,10 +65,8 @@ class RunInfo:
 
 def read_info(path: Path) -> RunInfo:
     """What the run.json at ``path`` says; ValueError naming it when it is damaged, foreign or of another schema."""
-    try:
+    with undamaged(path):
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
     if not isinstance(raw, dict) or "schema" not in raw:
         raise ValueError(f"{path} does not describe a run: it has no schema version. It is some other JSON file.")
     if raw["schema"] not in READABLE or isinstance(raw["schema"], bool):
@@ -84,13 +85,14 @@ def read_info(path: Path) -> RunInfo:
         raw.setdefault("parts", {})
     hints = typing.get_type_hints(RunInfo)
     if missing := [name for name in hints if name not in raw]:
-        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Run again or restore the file.")
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Restore the file or run again.")
     wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
     if not wrong:
         # A name with a path in it would lead out of the folder.
         wrong = [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
         wrong += [] if raw["status"] in STATUSES else ["status"]
-        wrong += [] if wrong or _are_parts(raw["parts"], {*raw["tables"], *raw["arrays"]}) else ["parts"]
+        known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
+        wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
     if wrong:
         raise ValueError(
             f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
@@ -108,23 +110,23 @@ def _is_plain(name: Any) -> bool:
     return isinstance(name, str) and name == Path(name).name and name not in ("", ".", "..")
 
 
-def _are_parts(parts: dict[Any, Any], names: set[str]) -> bool:
-    return all(
-        isinstance(name, str)
-        and name.removesuffix(TABLES.suffix).removesuffix(ARRAYS.suffix) in names
-        and isinstance(numbers, list)
-        and numbers
-        and all(isinstance(number, int) and number >= 0 for number in numbers)
-        for name, numbers in parts.items()
+def _are_parts(parts: dict[str, Any], known: set[str]) -> bool:
+    return parts.keys() <= known and all(
+        isinstance(numbers, list) and numbers and all(isinstance(number, int) and number >= 0 for number in numbers)
+        for numbers in parts.values()
     )
 
 
-def damaged(path: Path, error: Exception) -> ValueError:
-    """The error for a file that is missing or cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return ValueError(f"{path} is missing, although the run wrote it. Restore the file or run again.")
-    cause = str(error) or type(error).__name__
-    return ValueError(f"{path} is damaged and cannot be read ({cause}). Restore the file or run again.")
+@contextlib.contextmanager
+def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Iterator[None]:
+    """Around the reading of a file that a run wrote: if it is missing or cannot be read, a ValueError that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing, although the run wrote it. {remedy}") from error
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        cause = str(error) or type(error).__name__
+        raise ValueError(f"{path} is damaged and cannot be read ({cause}). {remedy}") from error
 
 
 STUDY_DIMS: dict[str, tuple[str, ...]] = {

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
 from sinklab.errors import near
-from sinklab.records.info import RunInfo, damaged, read_info
-from sinklab.records.storage import ARRAYS, DIMS_KEY, RUN_FILE, TABLES, Kind
+from sinklab.records.info import RunInfo, read_info, undamaged
+from sinklab.records.storage import ARRAYS, DIMS_KEY, KINDS, RUN_FILE, TABLES, Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +42,7 @@ class Run:
 
     def parts(self, name: str) -> tuple[int, ...]:
         """Numbers of the parts of the table or arrays ``name``; empty for what is written whole."""
-        for kind in (TABLES, ARRAYS):
+        for kind in KINDS:
             if name in getattr(self.info, kind.listed):
                 return tuple(self.info.parts.get(kind.file(name), ()))
         raise self._unknown(name, (*self.tables, *self.array_files), "table or file of arrays")
@@ -53,10 +56,8 @@ class Run:
 
         frames = []
         for path in self._files(TABLES, name, part):
-            try:
+            with undamaged(path):
                 frames.append(pd.read_parquet(path))
-            except (OSError, ValueError) as error:
-                raise damaged(path, error) from error
         return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
     def arrays(self, name: str, part: int | None = None) -> dict[str, np.ndarray]:
@@ -64,32 +65,24 @@ class Run:
 
         Raises ValueError for an unknown name or part, a file in parts without ``part``, and a damaged file.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         path = self._array_file(name, part)
-        try:
+        with undamaged(path):
             return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise damaged(path, error) from error
 
     def array(self, name: str, key: str, part: int | None = None) -> np.ndarray:
         """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an unknown key."""
-        from safetensors import SafetensorError, safe_open
-
         path = self._array_file(name, part)
-        try:
-            with safe_open(path, framework="numpy") as handle:
-                keys = list(handle.keys())
-                if key in keys:
-                    return handle.get_tensor(key)
-        except (OSError, SafetensorError) as error:
-            raise damaged(path, error) from error
-        raise self._unknown(key, tuple(sorted(keys)), f"array in {path.name}")
+        with undamaged(path), safe_open(path, framework="numpy") as handle:
+            keys = sorted(handle.keys())
+            if key in keys:
+                return handle.get_tensor(key)
+        raise self._unknown(key, keys, f"array in {path.name}")
 
     def dims(self, name: str, part: int | None = None) -> dict[str, tuple[str, ...]]:
         """Names of the axes of each array of file ``name`` (of one part of it)."""
-        return _read_dims(self._array_file(name, part))
+        path = self._array_file(name, part)
+        with undamaged(path):
+            return _read_dims(path)
 
     def to_xarray(self, name: str, part: int | None = None) -> xr.Dataset:
         """The arrays of file ``name`` (of one part of it) as an ``xarray.Dataset``.
@@ -149,29 +142,17 @@ def open_run(path: str | Path) -> Run:
         what = "no such folder" if not folder.is_dir() else f"it has no {RUN_FILE}"
         raise ValueError(f"{folder} is not a run folder: {what}. Give the folder that a sinklab run wrote.")
     run = Run(folder, read_info(info_path))
+    import pyarrow.parquet as pq
+
     for kind, file in run.info.all_files():
-        (_check_table if kind is TABLES else _read_dims)(folder / file)
+        with undamaged(folder / file):
+            (pq.read_metadata if kind is TABLES else _read_dims)(folder / file)
     return run
 
 
-def _check_table(path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    try:
-        pq.read_metadata(path)
-    except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
-
-
 def _read_dims(path: Path) -> dict[str, tuple[str, ...]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as handle:
-            keys = set(handle.keys())
-            dims = {key: tuple(axes) for key, axes in json.loads((handle.metadata() or {})[DIMS_KEY]).items()}
-    except (OSError, SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise damaged(path, error) from error
-    if set(dims) != keys:
-        raise damaged(path, ValueError(f"axes are named for {sorted(dims)}, arrays are {sorted(keys)}"))
-    return dims
+    with safe_open(path, framework="numpy") as handle:
+        keys, noted = sorted(handle.keys()), json.loads((handle.metadata() or {}).get(DIMS_KEY, "{}"))
+    if not isinstance(noted, dict) or sorted(noted) != keys:
+        raise ValueError(f"axes are named for {sorted(noted)}, arrays are {keys}")
+    return {key: tuple(axes) for key, axes in noted.items()}

@@ -45,6 +45,7 @@ class Kind(NamedTuple):
 
 TABLES = Kind("tables", ".parquet", "table")
 ARRAYS = Kind("arrays", ".safetensors", "file of arrays")
+KINDS = (TABLES, ARRAYS)
 
 
 def checked_name(name: str, what: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from sinklab import __version__
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import (
     ARRAYS,
+    KINDS,
     PART_SUFFIX,
     RUN_FILE,
     SCHEMA,
@@ -84,33 +85,23 @@ def names_in(path: Path) -> list[str]:
     return sorted({entry.name for entry in path.iterdir()} - {part_of(path / RUN_FILE).name})
 
 
-def emptied(path: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make the folder; with ``overwrite``, remove the run in it. ValueError for one that holds anything else.
-
-    ``resume``: there is no ``run.json`` to resume from, so the folder must hold nothing.
-    """
+def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """Raises ValueError unless a run may begin here: in an empty or absent folder, or one whose run goes on or goes."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"A run is a folder: {path} is a file. Choose another path.")
-    path.mkdir(parents=True, exist_ok=True)
     present = names_in(path)
-    if not present:
-        return
-    if RUN_FILE not in present and (overwrite or resume):
+    shown = f"{', '.join(present[:4])}{', …' if len(present) > 4 else ''}"
+    if present and RUN_FILE not in present and (overwrite or resume):
         does = "overwrite=True replaces" if overwrite else "resume=True continues"
         raise ValueError(
-            f"{does} a run and nothing else: {path} holds {', '.join(present[:4])} but no {RUN_FILE}. "
-            "Choose another folder or empty this one yourself."
+            f"{does} a run and nothing else: {path} holds {shown} but no {RUN_FILE}. Choose another folder or empty "
+            "this one yourself."
         )
-    if not overwrite:
+    if present and not (overwrite or resume):
         raise ValueError(
-            f"A run folder is written once: {path} already holds {', '.join(present[:4])}"
-            f"{', …' if len(present) > 4 else ''}. Choose an empty folder, or pass resume=True to continue the run, "
-            "or overwrite=True to start afresh."
+            f"A run folder is written once: {path} already holds {shown}. Choose an empty folder, or continue the run "
+            "that is there (--resume, in Python resume=True); overwrite=True starts afresh."
         )
-    # The data goes first: should this be cut short, run.json still says what the folder was.
-    for name in present:
-        if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
-            (path / name).unlink()
 
 
 DTYPES = ("float16", "float32", "float64")
@@ -158,10 +149,14 @@ class RunWriter:
         )
 
     def __enter__(self) -> Self:
+        refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
         if self._resume and (self.path / RUN_FILE).exists():
             self._info = begun_before(self.path, self._info)
-        else:
-            emptied(self.path, overwrite=self._overwrite, resume=self._resume)
+        self.path.mkdir(parents=True, exist_ok=True)
+        # The data goes first: should this be cut short, run.json still says what the folder was.
+        for name in names_in(self.path) if self._overwrite else ():
+            if name.endswith((TABLES.suffix, ARRAYS.suffix, PART_SUFFIX)):
+                (self.path / name).unlink()
         self._info.save(self.path)
         self._open = True
         return self
@@ -185,7 +180,7 @@ class RunWriter:
         """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
         if part is None:
             return name in [*self._info.tables, *self._info.arrays]
-        return any(part in self._info.parts.get(kind.file(name), ()) for kind in (TABLES, ARRAYS))
+        return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
 
     def table(self, name: str, columns: Mapping[str, Any] | pd.DataFrame, part: int | None = None) -> Path:
         """Write (or replace) the table ``name``: a mapping of equally long columns, or a DataFrame without its index.
@@ -200,7 +195,7 @@ class RunWriter:
         target = self._place("table", TABLES, name, part)
         try:
             if isinstance(columns, Mapping):
-                table = pa.table({key: _listed(values) for key, values in columns.items()})
+                table = pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
             else:
                 table = pa.Table.from_pandas(columns, preserve_index=False)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -266,21 +261,8 @@ class RunWriter:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("torch", "transformers", "sinklab"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    # run from a source tree nothing is installed, yet the version is known
-    source = sys.modules.get("sinklab")
-    if found["sinklab"] == "not installed" and source is not None:
-        found["sinklab"] = f"{source.__version__} (source tree)"
-    return found
-
-
-def _listed(values: Any) -> Any:
-    return values.tolist() if hasattr(values, "detach") else values
+    of_packages = {package: metadata.version(package) for package in ("torch", "transformers")}
+    return {"python": platform.python_version()} | of_packages | {"sinklab": __version__}
 
 
 def _json_ready(value: dict[str, Any], what: str) -> dict[str, Any]:
@@ -296,11 +278,9 @@ def _json_ready(value: dict[str, Any], what: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    if isinstance(value, Path):
-        return str(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+    if isinstance(value, Path) or str(type(value)) in ("<class 'torch.dtype'>", "<class 'torch.device'>"):
         return str(value)
     if getattr(value, "ndim", None) == 0:
         return value.item()
@@ -316,15 +296,12 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     is named), when two of them hold the same part or table, or when a folder is no run.
     """
     sources, target = [Path(folder) for folder in folders], Path(out)
-    infos = {folder: read_info(folder / RUN_FILE) for folder in sources}
-    if not infos:
+    if not sources:
         raise ValueError(f"merge_runs needs at least one folder to move into {target}: got none.")
-    first = next(iter(infos.values()))
+    before = [target] if (target / RUN_FILE).exists() else []
+    infos = {folder: read_info(folder / RUN_FILE) for folder in [*before, *sources]}
     for folder in infos:
-        begun_before(folder, first)
-    if (target / RUN_FILE).exists():
-        begun_before(target, first)
-        infos = {target: read_info(target / RUN_FILE)} | infos
+        begun_before(folder, infos[sources[0]])
     owners: dict[str, Path] = {}
     for folder, info in infos.items():
         for _, file in info.all_files():
@@ -351,8 +328,8 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
 def _joined(infos: list[RunInfo]) -> RunInfo:
     facts = asdict(infos[0])
     for info in infos:
-        for kind in (TABLES.listed, ARRAYS.listed):
-            facts[kind] = [*dict.fromkeys([*facts[kind], *getattr(info, kind)])]
+        for listed in (kind.listed for kind in KINDS):
+            facts[listed] = [*dict.fromkeys([*facts[listed], *getattr(info, listed)])]
         for name, parts in info.parts.items():
             facts["parts"][name] = sorted({*facts["parts"].get(name, ()), *parts})
     unfinished = [info for info in infos if info.status != "complete"]

@@ -5,9 +5,8 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     model="freeze merge_lora trainable_parameters",
-    recipes="RECIPES VARIANTS recipe",
     run="settings_of train",
-    settings="TrainSettings",
+    settings="RECIPES TrainSettings VARIANTS recipe",
     snapshots="MEASURES Snapshot snapshot",
     trainer="DiffusionTrainer causal_loss diffusion_loss",
 )

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from sinklab.records.info import RunInfo, read_info
+from sinklab.records.info import RunInfo, read_info, undamaged
 from sinklab.records.storage import RUN_FILE
-from sinklab.records.writing import names_in
+from sinklab.records.writing import names_in, refuse_taken
 from sinklab.training.settings import FREE, TrainSettings
 
 HISTORY_FILE = "history.json"
@@ -26,13 +26,13 @@ PARTIAL = ".partial"
 POSITION_FILE = "position.json"
 
 
-def write_checkpoint(root: Path, step: int, fill: Callable[[Path], None], *, first: bool, wait: Any) -> Path:
-    """Let ``fill`` write a checkpoint under a temporary name, and rename it once it is whole.
+@contextmanager
+def write_checkpoint(root: Path, step: int, *, first: bool, wait: Any) -> Iterator[Path]:
+    """Write a checkpoint in this block, into the folder that it is given: a temporary one, renamed once it is whole.
 
     Args:
         root: folder of the checkpoints, one for all processes.
         step: its number.
-        fill: called with the folder that holds the checkpoint until it is whole.
         first: this process is the one that cleans up and renames.
         wait: called where all processes must meet.
 
@@ -43,21 +43,19 @@ def write_checkpoint(root: Path, step: int, fill: Callable[[Path], None], *, fir
     if first:
         shutil.rmtree(partial, ignore_errors=True)
     wait()
-    written = partial / whole.name
     try:
         with needing_room(root, f"checkpoint {step}"):
-            fill(written)
+            yield partial / whole.name
             wait()
             if first:
-                _settle(written)
+                _settle(partial / whole.name)
                 # the folder of an earlier session that was cut short
                 shutil.rmtree(whole, ignore_errors=True)
-                written.rename(whole)
+                (partial / whole.name).rename(whole)
     finally:
         if first:
             shutil.rmtree(partial, ignore_errors=True)
     wait()
-    return whole
 
 
 @contextmanager
@@ -150,27 +148,12 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
         ValueError: for a folder that is taken; when resuming, for one that is absent or holds something else, a
             damaged ``run.json``, and a setting that matters and has changed.
     """
-    present = names_in(folder)
-    if present and not settings.resume:
-        raise ValueError(
-            f"a new run needs a folder of its own, but {folder} holds files; choose another with --out, or continue "
-            "the run in it with --resume"
-        )
+    refuse_taken(folder, resume=settings.resume)
     if settings.resume and not folder.exists():
         raise ValueError(f"nothing to resume: {folder} has no checkpoint; leave out --resume")
-    if not present:
+    if not names_in(folder):
         return None
-    if RUN_FILE not in present:
-        raise ValueError(
-            f"a run is resumed in its own folder, but {folder} holds {', '.join(present[:4])} and no {RUN_FILE}; "
-            "choose another with --out"
-        )
-    before = read_info(folder / RUN_FILE)
-    if before.kind != "training":
-        raise ValueError(
-            f"a run is resumed in its own folder, but {folder} holds a run of the kind {before.kind!r}; choose another "
-            "with --out"
-        )
+    before = of_training(folder, read_info(folder / RUN_FILE))
     now = json.loads(json.dumps(dataclasses.asdict(settings)))
     changed = [
         f"{key}: {before.settings[key]!r} → {now[key]!r}"
@@ -183,6 +166,16 @@ def earlier_run(folder: Path, settings: TrainSettings) -> RunInfo | None:
             "another folder (--out) instead"
         )
     return before
+
+
+def of_training(folder: Path, info: RunInfo) -> RunInfo:
+    """What ``run.json`` says, of a training run. Raises ValueError for a run of another kind."""
+    if info.kind != "training":
+        raise ValueError(
+            f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings; choose "
+            "another folder"
+        )
+    return info
 
 
 def same_data(folder: Path, run: RunInfo, data: str) -> None:
@@ -198,6 +191,11 @@ def same_data(folder: Path, run: RunInfo, data: str) -> None:
         )
 
 
+def no_resuming(checkpoint: Path) -> str:
+    """What to do about a checkpoint of which a file is damaged."""
+    return f"Remove {checkpoint} to resume from the one before it."
+
+
 def write_position(checkpoint: Path, row: int, cursor: list[int]) -> None:
     """Note the next row of a stream, and a cursor from which it can be found again."""
     (checkpoint / POSITION_FILE).write_text(json.dumps({"row": row, "cursor": cursor}))
@@ -209,12 +207,6 @@ def read_position(checkpoint: Path) -> tuple[int, list[int]]:
     Raises:
         ValueError: if the checkpoint lacks them or they are damaged.
     """
-    path = checkpoint / POSITION_FILE
-    try:
-        noted = json.loads(path.read_text())
+    with undamaged(checkpoint / POSITION_FILE, no_resuming(checkpoint)):
+        noted = json.loads((checkpoint / POSITION_FILE).read_text())
         return int(noted["row"]), [int(part) for part in noted["cursor"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the position in the stream cannot be read from {path} ({error}); remove {checkpoint} to resume from the "
-            "checkpoint before it"
-        ) from error

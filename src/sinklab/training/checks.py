@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import LlamaConfig, TrainerCallback, TrainingArguments
@@ -136,7 +136,6 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         output_dir=str(folder / "checkpoints"),
         max_steps=settings.steps,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
         gradient_accumulation_steps=accumulated,
         learning_rate=settings.lr,
         lr_scheduler_type="cosine_with_min_lr",
@@ -154,7 +153,6 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         logging_nan_inf_filter=False,
         eval_strategy="steps",
         eval_steps=settings.eval_every,
-        save_strategy="steps",
         save_steps=settings.save_every,
         # a stream continues from its cursor, and rows in memory are found by their number
         ignore_data_skip=settings.streaming,
@@ -162,10 +160,7 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
         dataloader_pin_memory=on_gpu,
         report_to=[name for name in trackers(settings.log_to) if name != TENSORBOARD] or "none",
         seed=settings.seed,
-        data_seed=settings.seed,
         remove_unused_columns=False,
-        label_names=[],
-        prediction_loss_only=True,
     )
     # a process uses one device; several GPUs without a launcher would be torch's DataParallel
     args.device  # noqa: B018 (counts the devices on first use)
@@ -205,11 +200,10 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def tensorboard(settings: TrainSettings, folder: Path) -> list[TrainerCallback]:
+def tensorboard(settings: TrainSettings) -> list[TrainerCallback]:
     """The callback that writes ``tracking/`` in the run folder, if it is wanted."""
     if TENSORBOARD not in trackers(settings.log_to):
         return []
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(log_dir=str(folder / "tracking"))
-    return [TensorBoardCallback(writer)]
+    return [TensorBoardCallback(cast(Any, SummaryWriter(log_dir=str(Path(settings.out) / "tracking"))))]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from sinklab.checkpoints.convert import MASK_TOKEN, from_causal
-from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.loading import Loaded, load
 from sinklab.checkpoints.materialize import compute_rotary
 from sinklab.checkpoints.published import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
@@ -29,17 +28,7 @@ from sinklab.training.checks import variant
 from sinklab.training.settings import TrainSettings
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a run starts from."""
-
-    model: DiffusionLM
-    tokenizer: PreTrainedTokenizerBase | None
-    facts: dict[str, Any]
-    """What the run folder says about it."""
-
-
-def started_from(settings: TrainSettings) -> Start:
+def started_from(settings: TrainSettings) -> Loaded:
     """The model that ``init_from`` names, with the variant of the settings; a new sink or gate depends on the seed.
 
     Raises:
@@ -52,7 +41,8 @@ def started_from(settings: TrainSettings) -> Start:
     if settings.logit_shift:
         fields["logit_shift"] = True
     torch.manual_seed(settings.seed)
-    theirs = _config_of(name)
+    # what a diffusion checkpoint's config says besides its backbone; None of a causal one
+    theirs = read_plan(name)[0].settings
     if theirs is not None:
         _refuse_other_variant(name, theirs, fields)
         loaded = load(name, **fields)
@@ -60,17 +50,17 @@ def started_from(settings: TrainSettings) -> Start:
         loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
     else:
         loaded = from_causal(name, mask_token=settings.mask_token, **fields)
-    model: Any = loaded.model
-    source = {"name": loaded.name, "revision": loaded.revision, "family": loaded.published_family}
-    source["sha256"] = weights_hash(model.state_dict())
     if loaded.tokenizer is not None:
-        check_vocabulary(loaded.tokenizer, model.config.vocab_size)
-    return Start(model.train(), loaded.tokenizer, {"init_from": source, "notes": list(loaded.notes)})
+        check_vocabulary(loaded.tokenizer, cast(Any, loaded.model.config).vocab_size)
+    loaded.model.train()
+    return loaded
 
 
-def _config_of(name: str) -> dict[str, Any] | None:
-    """What a diffusion checkpoint's config says besides its backbone; None of a causal one."""
-    return read_plan(name)[0].settings
+def source_of(loaded: Loaded) -> dict[str, Any]:
+    """What the run folder says of the model that a run starts from, before it is trained."""
+    source = {"name": loaded.name, "revision": loaded.revision, "family": loaded.published_family}
+    source["sha256"] = weights_hash(loaded.model.state_dict())
+    return {"init_from": source, "notes": list(loaded.notes)}
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:

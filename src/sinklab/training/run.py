@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -20,15 +19,21 @@ from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
 from sinklab.training import model as models
-from sinklab.training.checkpoints import earlier_run, needing_room, read_position, same_data, whole_checkpoints
+from sinklab.training.checkpoints import (
+    earlier_run,
+    needing_room,
+    of_training,
+    read_position,
+    same_data,
+    whole_checkpoints,
+)
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
-from sinklab.training.history import History, earlier_rows
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.monitor import SinkMonitor, monitored
 from sinklab.training.noise import NoisyCollator
+from sinklab.training.recorders import History, Recorder, SinkMonitor
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
-from sinklab.training.trainer import DiffusionTrainer, HeldOut, Objective, Phases
+from sinklab.training.trainer import DiffusionTrainer, Objective, Phases
 
 NEVER = 2**62
 """A step that no run reaches."""
@@ -68,43 +73,36 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
         say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
-    text = prepare(settings, say, start.tokenizer if start else None)
+    text = prepare(settings, say, start and start.tokenizer)
     if earlier:
         same_data(folder, earlier, text.sha256)
-    model = start.model if start else models.new_model(settings, text.tokenizer)
+    model: Any = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
+    facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
+    facts |= variant(settings) | (models.source_of(start) if start else {})
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
     size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
     say(f"training {count:,} parameters{size}")
-    facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
-    facts |= variant(settings) | (start.facts if start else {})
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
-    with _record(folder, settings, facts, resumed=earlier is not None, main=main) as record, explained(settings):
-        session = _session(settings, args, text, model, checkpoint, say)
-        _run(session, record, checkpoint)
-        _finish(session, record, text, settings)
+    kept = {"kind": "training", "model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
+    run = RunWriter(folder, **kept, overwrite=earlier is not None) if main else nullcontext()
+    with run as record, explained(settings):
+        trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
+        with _kept(recorders, record):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        _finish(trainer, record, text, settings)
     return folder / "model"
 
 
-def _run(session: Session, record: RunWriter | None, checkpoint: Path | None) -> None:
-    """Train to the end; what was measured is written also where that fails."""
-    try:
-        session.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except BaseException as error:
-        _keep(session, record, error)
-        raise
-    _keep(session, record, None)
-
-
-def _finish(session: Session, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
+def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
     """The held-out loss of the final weights, and the model."""
-    heldout, folder = session.trainer.heldout_losses(), Path(settings.out)
-    written = models.whole(session.trainer)
+    heldout, folder = trainer.heldout_losses(), Path(settings.out)
+    written = models.whole(trainer)
     if record is not None:
         merge_lora(written)
         record.table("heldout", _heldout(heldout, written, text))
@@ -113,21 +111,13 @@ def _finish(session: Session, record: RunWriter | None, text: Text, settings: Tr
         record.table("heldout_rows", losses)
         with needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
-    session.trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.wait_for_everyone()
 
 
-@dataclass(frozen=True)
-class Session:
-    """The Trainer, and what it fills."""
-
-    trainer: DiffusionTrainer
-    history: History
-    monitor: SinkMonitor | None
-
-
-def _session(
+def _trainer(
     settings: TrainSettings, args: Any, text: Text, model: Any, checkpoint: Path | None, say: Callable[[str], object]
-) -> Session:
+) -> tuple[DiffusionTrainer, list[Recorder]]:
+    """The Trainer, and what it fills."""
     autoregressive = settings.objective == "autoregressive"
     causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
     # every step of an autoregressive run
@@ -141,12 +131,6 @@ def _session(
     rows = text.rows(settings)
     if checkpoint and isinstance(rows, StreamedRows):
         rows.start_at(*read_position(checkpoint))
-    begins = (args.warmup_steps, causal, causal + anneal)
-    history = History(
-        settings.batch * settings.length, earlier_rows(checkpoint), say, spike=settings.spike, begins=begins
-    )
-    together = max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length))
-    mask_id = model.config.mask_token_id
     trainer = DiffusionTrainer(
         model=model,
         args=args,
@@ -154,64 +138,57 @@ def _session(
         data_collator=NoisyCollator(settings.seed, settings.batch, cast(TimeSampler, settings.time_sampler), clean),
         objective=Objective(
             Phases(causal, anneal, settings.seed, autoregressive, settings.window),
-            mask_id,
+            model.config.mask_token_id,
             model.config.logit_shift,
             settings.batch,
             settings.head_chunk,
             {"auto": None, "on": True, "off": False}[settings.liger],
         ),
-        heldout=HeldOut(text.heldout.rows(), mask_id, together, settings.window),
+        heldout=text.heldout,
+        together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    monitor = None
+    begins = (args.warmup_steps, causal, causal + anneal)
+    tokens = settings.batch * settings.length
+    recorders: list[Recorder] = [History(tokens, checkpoint, say, spike=settings.spike, begins=begins)]
     if settings.monitor_every:
         monitor = SinkMonitor(
             text.heldout.ids_RS,
             every=settings.monitor_every,
             rows=settings.monitor_rows,
             rule=rules.parse(settings.monitor_rule),
-            earlier=monitored(checkpoint) if checkpoint else [],
+            earlier=checkpoint,
             causal_steps=clean,
             log=trainer.note,
         )
-    callbacks: list[Any] = tensorboard(settings, Path(settings.out)) if args.process_index == 0 else []
-    for callback in [*callbacks, *([monitor] if monitor else []), history]:
+        recorders.append(monitor)
+    # the history counts a step once the monitor has looked
+    for callback in [*(tensorboard(settings) if args.process_index == 0 else ()), *reversed(recorders)]:
         trainer.add_callback(callback)
-    return Session(trainer, history, monitor)
+    return trainer, recorders
 
 
-def _record(
-    folder: Path, settings: TrainSettings, facts: dict[str, Any], *, resumed: bool, main: bool
-) -> AbstractContextManager[RunWriter | None]:
-    """The run folder, on the one process that writes it."""
-    if not main:
-        return nullcontext()
-    return RunWriter(
-        folder,
-        kind="training",
-        model=facts,
-        settings=dataclasses.asdict(settings),
-        seed=settings.seed,
-        overwrite=resumed,
-    )
-
-
-def _keep(session: Session, record: RunWriter | None, error: BaseException | None) -> None:
-    """Write what was measured, also of a run that failed; a full disk must not hide why."""
-    if record is None:
-        return
+@contextmanager
+def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
+    """Write what was measured in the block, also where it fails; a full disk must not hide why."""
+    error: BaseException | None = None
     try:
-        record.table("history", session.history.columns())
-        if session.monitor is not None:
-            record.table("monitor", session.monitor.columns())
-    except OSError as failure:
-        if error is None:
-            raise
-        error.add_note(f"the history could not be written either: {failure}")
+        yield
+    except BaseException as failure:
+        error = failure
+        raise
+    finally:
+        try:
+            for recorder in recorders if record else ():
+                record.table(recorder.table, recorder.columns())
+        except OSError as failure:
+            if error is None:
+                raise
+            error.add_note(f"the history could not be written either: {failure}")
 
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:
@@ -241,20 +218,16 @@ def settings_of(folder: str | Path) -> TrainSettings:
     Raises:
         ValueError: if the folder holds no training run, is damaged, or has settings that do not exist.
     """
-    info = open_run(Path(folder)).info
-    if info.kind != "training":
-        raise ValueError(f"{folder} holds a run of the kind {info.kind!r}, and only training runs have these settings")
-    known = {field.name: field for field in dataclasses.fields(TrainSettings)}
+    info = of_training(Path(folder), open_run(folder).info)
+    known = get_type_hints(TrainSettings)
     if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(
             f"{folder} has settings that this version of sinklab does not know: {', '.join(surplus)}; use the version "
             f"that wrote it ({info.versions.get('sinklab')})"
         )
-    types = get_type_hints(TrainSettings)
     for name, value in info.settings.items():
-        wanted = types[name]
-        fits = isinstance(value, wanted) or (float in (wanted, *get_args(wanted)) and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and bool not in (wanted, *get_args(wanted))):
+        kinds = get_args(known[name]) or (known[name],)
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
             raise ValueError(f"{folder} is damaged: its setting {name} is {value!r}, which no run writes")
     # a run that was interrupted and resumed is reproduced from its start
-    return dataclasses.replace(TrainSettings(**info.settings), resume=False)
+    return TrainSettings(**info.settings | {"resume": False})

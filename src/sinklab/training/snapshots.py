@@ -29,37 +29,28 @@ REDUCED: dict[str, Any] = {"added": torch.amax, "first": torch.amax, "other": to
 """How the numbers of all rows come to one: their maximum, but the mean of the medians."""
 
 
-class Activations:
-    """Greatest |x| of every forward since the start, and the mean of the rows' medians."""
-
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
-        self._seen: defaultdict[tuple[str, int], list[Tensor]] = defaultdict(list)
-
-    def after(self, layer: int, module: nn.Module, args: tuple, output: Any) -> None:
-        """Hook on a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
-        states_BSD = output if isinstance(output, Tensor) else output[0]
-        size_BSD = states_BSD.detach().abs()
-        if not is_observed():
-            self._keep(layer, "added", size_BSD.amax((1, 2)))
-            return
-        self._keep(layer, "first", size_BSD[:, 0].amax(1))
+def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, module: nn.Module, _: tuple, out: Any) -> None:
+    """Hook on a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
+    size_BSD = (out if isinstance(out, Tensor) else out[0]).detach().abs()
+    if not is_observed():
+        found = {"added": size_BSD.amax((1, 2))}
+    else:
+        found = {"first": size_BSD[:, 0].amax(1), "median": _spread(size_BSD).median(1).values}
         if size_BSD.shape[1] > 1:
-            self._keep(layer, "other", size_BSD[:, 1:].amax((1, 2)))
-        self._keep(layer, "median", _spread(size_BSD).median(1).values)
+            found["other"] = size_BSD[:, 1:].amax((1, 2))
+    for name, value_B in found.items():
+        seen[name, layer].append(value_B.float())
 
-    def _keep(self, layer: int, name: str, value_B: Tensor) -> None:
-        self._seen[name, layer].append(value_B.float())
 
-    def measured(self) -> dict[str, np.ndarray]:
-        """The measures of a snapshot (L,), NaN where nothing was seen."""
-        found = {f"activation_{name}": np.full(self._layers, np.nan) for name in REDUCED}
-        for (name, layer), values in self._seen.items():
-            found[f"activation_{name}"][layer] = REDUCED[name](torch.cat(values)).item()
-        greatest = np.fmax(found["activation_first"], found["activation_other"])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found["activation_ratio"] = greatest / found["activation_median"]
-        return found
+def measured_activations(seen: Mapping[tuple[str, int], list[Tensor]], layers: int) -> dict[str, np.ndarray]:
+    """The measures of a snapshot (L,), NaN where nothing was seen."""
+    found = {f"activation_{name}": np.full(layers, np.nan) for name in REDUCED}
+    for (name, layer), values in seen.items():
+        found[f"activation_{name}"][layer] = REDUCED[name](torch.cat(values)).item()
+    greatest = np.fmax(found["activation_first"], found["activation_other"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found["activation_ratio"] = greatest / found["activation_median"]
+    return found
 
 
 def _spread(size_BSD: Tensor) -> Tensor:
@@ -73,8 +64,9 @@ def _spread(size_BSD: Tensor) -> Tensor:
 
 
 @contextmanager
-def watched_activations(model: Any) -> Iterator[Activations]:
-    """Watch the states after every decoder layer of a transformers model.
+def watched_activations(model: Any) -> Iterator[dict[tuple[str, int], list[Tensor]]]:
+    """Watch the states after every decoder layer of a transformers model: the greatest |x| of every row, by place and
+    layer, and its median.
 
     Raises:
         ValueError: if the model has no decoder with a list of layers.
@@ -86,10 +78,10 @@ def watched_activations(model: Any) -> Iterator[Activations]:
             f"massive activations are read after each decoder layer, but {type(model).__name__} keeps no list `layers` "
             "in its backbone; pass a DiffusionLM or a Llama-like transformers model"
         )
-    seen = Activations(len(layers))
+    seen = defaultdict[tuple[str, int], list[Tensor]](list)
     with ExitStack() as stack:
         for index, module in enumerate(layers):
-            stack.callback(module.register_forward_hook(partial(seen.after, index)).remove)
+            stack.callback(module.register_forward_hook(partial(_note_states, seen, index)).remove)
         yield seen
 
 
@@ -264,7 +256,7 @@ def snapshot(
             added = recording.prefix
     received, values, visible = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     layers, mobility = measured_heads(received, values, visible, added, rule)
-    layers |= activations.measured()
+    layers |= measured_activations(activations, received.shape[2])
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
     seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
     layers, overall = {name: layers[name] for name in MEASURES}, {name: overall[name] for name in MEASURES}

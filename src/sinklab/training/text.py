@@ -6,10 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,39 +26,12 @@ TOKENIZER_DOCUMENTS = 50_000
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Rows in memory, by the names that :class:`~sinklab.data.Rows` has for them."""
-
-    ids_RS: Tensor
-    documents_RS: Tensor | None = None
-    maskable_RS: Tensor | None = None
-    attention_RS: Tensor | None = None
-
-    def __getitem__(self, rows: slice | Tensor) -> Columns:
-        extra = (self.documents_RS, self.maskable_RS, self.attention_RS)
-        return Columns(self.ids_RS[rows], *(None if part is None else part[rows] for part in extra))
-
-    def __len__(self) -> int:
-        return self.ids_RS.shape[0]
-
-    def rows(self, **order: Any) -> Rows:
-        """In the order of a run (arguments ``seed`` and ``total`` of :class:`~sinklab.data.Rows`)."""
-        return Rows(
-            self.ids_RS,
-            documents_RS=self.documents_RS,
-            maskable_RS=self.maskable_RS,
-            attention_RS=self.attention_RS,
-            **order,
-        )
-
-
-@dataclass(frozen=True)
 class Text:
     """What :func:`prepare` returns."""
 
     tokenizer: PreTrainedTokenizerBase
-    training: Columns | StreamedRows
-    heldout: Columns
+    training: Rows | StreamedRows
+    heldout: Rows
     steps: int
     sha256: str
 
@@ -67,7 +39,7 @@ class Text:
         """The rows of the whole run in its order."""
         if isinstance(self.training, StreamedRows):
             return self.training
-        return self.training.rows(seed=settings.seed, total=self.steps * settings.batch)
+        return replace(self.training, seed=settings.seed, total=self.steps * settings.batch)
 
 
 def prepare(
@@ -84,19 +56,16 @@ def prepare(
         ValueError: for a corpus without text or with too little, or a tokenizer that cannot be loaded.
     """
     say(f"reading {settings.corpus}")
+    documents = _read(settings.corpus, settings)
     if settings.tokenizer is not None:
         tokenizer = load_tokenizer(settings.tokenizer)
+    if not isinstance(documents, Pairs) and not settings.streaming:
+        documents = list(documents)
+    if tokenizer is None:
+        tokenizer = _trained_tokenizer(documents, settings, say)
     if settings.streaming:
-        return _streamed(settings, say, tokenizer)
-    if settings.pairs == "none":
-        documents = list(read_corpus(settings.corpus, text_field=settings.text_field))
-        if tokenizer is None:
-            say(f"training a tokenizer of {settings.vocab_size} entries on {len(documents)} documents")
-            tokenizer = train_tokenizer(documents, settings.vocab_size)
-        say("packing the text into rows")
-        rows = _packed(documents, settings, tokenizer)
-    else:
-        tokenizer, rows = _pairs(settings, say, tokenizer)
+        return _streamed(settings, tokenizer)
+    rows = _rows(documents, settings, tokenizer, say)
     if settings.heldout is not None:
         training, heldout = rows, _heldout(settings, tokenizer)
     else:
@@ -106,7 +75,7 @@ def prepare(
             raise ValueError(
                 "the corpus fills only one row, so nothing can be held out; give a heldout corpus or a shorter length"
             )
-        training, heldout = rows[:-count], rows[-count:]
+        training, heldout = rows.part(slice(-count)), rows.part(slice(-count, None))
     steps = settings.steps
     if settings.epochs is not None:
         steps = math.ceil(settings.epochs * len(training) / settings.batch)
@@ -119,62 +88,53 @@ def rows_together(settings: TrainSettings) -> int:
     return 2 if settings.pairs in ("published", "corrected") else 1
 
 
-def _packed(documents: Any, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Columns:
-    ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
-    return Columns(ids_RS, documents_RS if settings.documents == "separate" else None)
+def _read(corpus: str, settings: TrainSettings) -> Pairs | Iterable[str]:
+    return read_corpus(corpus, text_field=settings.text_field) if settings.pairs == "none" else read_pairs(corpus)
 
 
-def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Columns:
-    assert settings.heldout is not None
-    if settings.pairs != "none":
-        rows = _paired(read_pairs(settings.heldout), settings, tokenizer)[0]
+def _trained_tokenizer(documents: Pairs | Iterable[str], settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
+    if isinstance(documents, Pairs):
+        texts, named = [" ".join(pair.texts()) for pair in documents], f"{len(documents)} questions"
+    elif isinstance(documents, list):
+        texts, named = documents, f"{len(documents)} documents"
     else:
-        rows = _packed(read_corpus(settings.heldout, text_field=settings.text_field), settings, tokenizer)
+        texts, named = islice(documents, TOKENIZER_DOCUMENTS), f"the first {TOKENIZER_DOCUMENTS} documents"
+    say(f"training a tokenizer of {settings.vocab_size} entries on {named}")
+    return train_tokenizer(texts, settings.vocab_size)
+
+
+def _rows(
+    documents: Pairs | Iterable[str],
+    settings: TrainSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    say: Say = lambda text: None,
+) -> Rows:
+    if not isinstance(documents, Pairs):
+        say("packing the text into rows")
+        ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
+        return Rows(ids_RS, documents_RS=documents_RS if settings.documents == "separate" else None)
+    rows, counts = pair_rows(
+        documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length
+    )
+    dropped = f", {counts.dropped} too long for {settings.length} tokens and left out" if counts.dropped else ""
+    skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
+    say(f"{counts.lines} questions in rows{dropped}{skipped}")
+    return rows
+
+
+def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Rows:
+    rows = _rows(_read(str(settings.heldout), settings), settings, tokenizer)
     # evenly spaced, so that every document has its share; the two rows of a question stay together
     together = rows_together(settings)
     chosen = torch.arange(len(rows)).view(-1, together)[:: max(1, len(rows) // settings.heldout_rows)].flatten()
-    return rows[chosen[: max(together, settings.heldout_rows)]]
+    return rows.part(chosen[: max(together, settings.heldout_rows)])
 
 
-def _pairs(
-    settings: TrainSettings, say: Say, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[PreTrainedTokenizerBase, Columns]:
-    pairs = read_pairs(settings.corpus)
-    if tokenizer is None:
-        say(f"training a tokenizer of {settings.vocab_size} entries on {len(pairs)} questions")
-        tokenizer = train_tokenizer([" ".join(pair.texts()) for pair in pairs], settings.vocab_size)
-    rows, counts = _paired(pairs, settings, tokenizer)
-    dropped = f", {counts.dropped} too long for {settings.length} tokens and left out" if counts.dropped else ""
-    skipped = f", {pairs.skipped} lines of another form skipped" if pairs.skipped else ""
-    say(f"{counts.lines} questions in rows{dropped}{skipped}")
-    return tokenizer, rows
-
-
-def _paired(pairs: Pairs, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[Columns, Any]:
-    made = pair_rows(pairs, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length)
-    return Columns(made.ids_RS, None, made.maskable_RS, made.attention_RS), made.counts
-
-
-def _streamed(settings: TrainSettings, say: Say, tokenizer: PreTrainedTokenizerBase | None) -> Text:
-    if tokenizer is None:
-        say(f"training a tokenizer of {settings.vocab_size} entries on the first {TOKENIZER_DOCUMENTS} documents")
-        documents = read_corpus(settings.corpus, text_field=settings.text_field)
-        tokenizer = train_tokenizer(islice(documents, TOKENIZER_DOCUMENTS), settings.vocab_size)
-    stream = StreamedRows(
-        settings.corpus,
-        tokenizer,
-        settings.length,
-        text_field=settings.text_field,
-        seed=settings.seed,
-        shuffle_rows=settings.shuffle_rows,
-        documents=settings.documents,
-        skip_rows=0 if settings.heldout is not None else settings.heldout_rows,
-    )
-    if settings.heldout is not None:
-        heldout = _heldout(settings, tokenizer)
-    else:
-        ids_RS, documents_RS = stream.heldout()
-        heldout = Columns(ids_RS, documents_RS if settings.documents == "separate" else None)
+def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
+    same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
+    skipped = 0 if settings.heldout is not None else settings.heldout_rows
+    stream = StreamedRows(settings.corpus, tokenizer, **same, skip_rows=skipped)
+    heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
     glance = fingerprint(settings.corpus, text_field=settings.text_field)
     sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout.ids_RS)).encode()).hexdigest()
     return Text(tokenizer, stream, heldout, settings.steps, sha256)

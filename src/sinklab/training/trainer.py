@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from sinklab.models.head import IGNORE_INDEX
 from sinklab.models.sinks.base import sink_of
 from sinklab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
 from sinklab.training.noise import NoisyCollator, neighbours, visible_keys
+from sinklab.training.recorders import Recorder
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,14 @@ class Phases:
     anneal_steps: int
     seed: int
     autoregressive: bool = False
-    """Every step is causal, and so is what is measured."""
+    """Every step is causal."""
     window: int | None = None
     """Neighbours in sight on either side, in every step; None for no such limit."""
+
+    @property
+    def last(self) -> int:
+        """A step of the last phase, whose objective is what is measured."""
+        return self.causal_steps + self.anneal_steps
 
     def is_causal(self, step: int) -> bool:
         """Whether this step trains a causal language model."""
@@ -126,81 +132,6 @@ def causal_loss(model: DiffusionLM, ids_BS: Tensor) -> Tensor:
     return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1).float(), ids_BS[:, 1:].flatten())
 
 
-NOISE_SEED = 0
-"""Of held-out noise: not the run's own, so that runs of different seeds compare."""
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Rows to measure on.
-
-    Args:
-        rows: the held-out rows in their order.
-        mask_id: id of [MASK].
-        together: rows that go through the model at a time.
-        window: neighbours in sight on either side; None for all.
-    """
-
-    rows: Rows
-    mask_id: int
-    together: int
-    window: int | None = None
-
-    @cached_property
-    def batch(self) -> dict[str, Tensor]:
-        """All rows with their noise, evenly spread times."""
-        collator = NoisyCollator(NOISE_SEED, len(self.rows), "low_discrepancy")
-        return collator([self.rows[number] for number in range(len(self.rows))])
-
-    @torch.no_grad()
-    def measure(self, model: Any, accelerator: Any, *, causal: bool, shifted: bool) -> dict[str, Any]:
-        """``loss``: nats per token over all rows; ``losses`` (R,) float64: of each row, under the masked-token
-        objective (weight 1/t) or, for a causal model, the next token; ``tokens`` (R,): what each row's loss is a
-        mean over.
-
-        Every process works on its share; all get the whole result.
-        """
-        count, ranks, rank = len(self.rows), accelerator.num_processes, accelerator.process_index
-        sums_R = torch.zeros(count, dtype=torch.float64 if accelerator.device.type != "mps" else torch.float32)
-        for turn in range(math.ceil(count / (self.together * ranks))):
-            first = (turn * ranks + rank) * self.together
-            # the last group is filled up with repeated rows: one shape to compile, one number of calls on each rank
-            places = [min(first + number, count - 1) for number in range(self.together)]
-            batch = {name: part[places].to(accelerator.device) for name, part in self.batch.items()}
-            sums_B = self._sums(model, batch, causal, shifted).to(sums_R)
-            own = max(0, min(self.together, count - first))
-            sums_R[first : first + own] = sums_B[:own]
-        sums_R = accelerator.reduce(sums_R.to(accelerator.device), reduction="sum").cpu()
-        tokens_R = self.tokens(causal)
-        losses_R = sums_R / tokens_R
-        return {"loss": (sums_R.sum() / tokens_R.sum()).item(), "losses": losses_R, "tokens": tokens_R}
-
-    def tokens(self, causal: bool) -> Tensor:
-        """Tokens (R,) that each row's loss is a mean over."""
-        if causal:
-            return asked_causally(self.batch).sum(dim=1)
-        ids_RS = self.batch["input_ids"]
-        return self.batch.get("maskable", torch.ones_like(ids_RS, dtype=torch.bool)).sum(dim=1)
-
-    def _sums(self, model: Any, batch: dict[str, Tensor], causal: bool, shifted: bool) -> Tensor:
-        """Weighted cross-entropy of each row (B,)."""
-        ids_BS = batch["input_ids"]
-        seen = sight(batch, neighbours(self.window, ids_BS.shape[1]))
-        if causal:
-            asked_BS = asked_causally(batch)
-            keep_BS = asked_BS if shifted else asked_BS.roll(-1, dims=1)
-            logits_MV = model(ids_BS, logits_to_keep=keep_BS, causal=True, **seen).logits
-            weights_B = torch.ones(ids_BS.shape[0], device=ids_BS.device)
-        else:
-            asked_BS = batch["masked"]
-            logits_MV = model(ids_BS.masked_fill(asked_BS, self.mask_id), logits_to_keep=asked_BS, **seen).logits
-            weights_B = 1 / batch["t"]
-        losses_M = F.cross_entropy(logits_MV.float(), ids_BS[asked_BS], reduction="none")
-        row_M = asked_BS.nonzero()[:, 0]
-        weighted_M = losses_M * weights_B.to(losses_M)[row_M]
-        return losses_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M)
-
-
 @dataclass(frozen=True)
 class Objective:
     """Which loss the model is trained on, and how its head is run."""
@@ -214,21 +145,31 @@ class Objective:
     head_chunk: int = 4096
     liger: bool | None = None
 
-    def call(self, batch: dict[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
+    def call(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
         """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its loss."""
-        if self.phases.is_causal(step):
-            targets = causal_call(batch, tokens, shifted=self.shifted)
-        else:
-            targets = diffusion_call(batch, self.mask_id, tokens)
-        seen = sight(batch, self.phases.visible(step, batch["input_ids"].shape[1]))
-        return targets | seen | {"head_chunk": self.head_chunk, "liger": self.liger}
+        return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk, "liger": self.liger}
 
-    def tokens(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
-        """Tokens that count in the loss of this micro-batch; None when every row has the same number."""
-        causal = self.phases.is_causal(step)
-        if "maskable" not in batch and not (causal and "documents" in batch):
-            return None
-        return (asked_causally(batch) if causal else batch["maskable"]).sum()
+    def targets(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
+        """What of these arguments says what is asked of the model."""
+        if self.phases.is_causal(step):
+            asked = causal_call(batch, tokens, shifted=self.shifted)
+        else:
+            asked = diffusion_call(batch, self.mask_id, tokens)
+        return asked | sight(batch, self.phases.visible(step, batch["input_ids"].shape[1]))
+
+    def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
+        """Bool (B, S): tokens that count in the mean of the loss."""
+        if self.phases.is_causal(step):
+            return asked_causally(batch)
+        return batch.get("maskable", torch.ones_like(batch["input_ids"], dtype=torch.bool))
+
+    def counts_alike(self, batch: Mapping[str, Tensor], step: int) -> bool:
+        """Whether every row has the same number of them."""
+        return "maskable" not in batch and not (self.phases.is_causal(step) and "documents" in batch)
+
+
+NOISE_SEED = 0
+"""Of held-out noise: not the run's own, so that runs of different seeds compare."""
 
 
 class DiffusionTrainer(Trainer):
@@ -238,11 +179,12 @@ class DiffusionTrainer(Trainer):
     Rows come in the order of the dataset. Checkpoints appear under their names when they are whole.
     """
 
-    def __init__(self, *args: Any, objective: Objective, heldout: HeldOut, keep: int = 2, **kwargs: Any) -> None:
-        kwargs["eval_dataset"] = heldout.rows
+    def __init__(
+        self, *args: Any, objective: Objective, heldout: Rows, together: int, keep: int = 2, **kwargs: Any
+    ) -> None:
+        kwargs["eval_dataset"] = heldout
         super().__init__(*args, **kwargs)
-        self.objective: Objective = objective
-        self.heldout, self.keep = heldout, keep
+        self.objective, self.heldout, self.together, self.keep = objective, heldout, together, keep
         self.cursor: list[int] | None = None
         """Of a stream: the cursor after the last row that was consumed."""
         self._tokens: Tensor | float = 1.0
@@ -259,12 +201,11 @@ class DiffusionTrainer(Trainer):
 
     def _counted(self, samples: list[dict[str, Tensor]]) -> Tensor | float:
         step = self.state.global_step
-        counts = [self.objective.tokens(sample, step) for sample in samples]
-        if any(count is None for count in counts):
+        if all(self.objective.counts_alike(sample, step) for sample in samples):
             length = samples[0]["input_ids"].shape[1]
             return float(self.objective.batch * (length - self.objective.phases.is_causal(step)))
-        here = torch.stack([count for count in counts if count is not None]).sum().to(self.args.device)
-        return self.accelerator.reduce(here, reduction="sum")
+        here = torch.stack([self.objective.counted(sample, step).sum() for sample in samples]).sum()
+        return self.accelerator.reduce(here.to(self.args.device), reduction="sum")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -291,12 +232,43 @@ class DiffusionTrainer(Trainer):
         self.log(values)
         self.control.should_log = due
 
+    @cached_property
+    def _measured(self) -> dict[str, Tensor]:
+        """The held-out rows with their noise, evenly spread times."""
+        collator = NoisyCollator(NOISE_SEED, len(self.heldout), "low_discrepancy")
+        return collator([self.heldout[number] for number in range(len(self.heldout))])
+
+    @torch.no_grad()
     def heldout_losses(self) -> dict[str, Any]:
-        """``loss`` (nats per token) and, per held-out row, ``losses`` (R,) and the ``tokens`` (R,) that they count."""
-        model = self.model_wrapped
-        model.eval()
-        causal = self.objective.phases.autoregressive
-        return self.heldout.measure(model, self.accelerator, causal=causal, shifted=self.objective.shifted)
+        """``loss``: nats per token over all held-out rows; ``losses`` (R,) float64: of each row, under the objective of
+        the last phase; ``tokens`` (R,): what each row's loss is a mean over.
+
+        Every process works on its share; all get the whole result.
+        """
+        self.model_wrapped.eval()
+        count, device = len(self.heldout), self.accelerator.device
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        sums_R = torch.zeros(count, dtype=torch.float64 if device.type != "mps" else torch.float32)
+        for turn in range(math.ceil(count / (self.together * ranks))):
+            first = (turn * ranks + rank) * self.together
+            # the last group is filled up with repeated rows: one shape to compile, one number of calls on each rank
+            places = [min(first + number, count - 1) for number in range(self.together)]
+            sums_B = self._sums({name: part[places].to(device) for name, part in self._measured.items()}).to(sums_R)
+            own = max(0, min(self.together, count - first))
+            sums_R[first : first + own] = sums_B[:own]
+        sums_R = self.accelerator.reduce(sums_R.to(device), reduction="sum").cpu()
+        tokens_R = self.objective.counted(self._measured, self.objective.phases.last).sum(dim=1)
+        return {"loss": (sums_R.sum() / tokens_R.sum()).item(), "losses": sums_R / tokens_R, "tokens": tokens_R}
+
+    def _sums(self, batch: dict[str, Tensor]) -> Tensor:
+        """Weighted cross-entropy of each row (B,)."""
+        call = self.objective.targets(batch, self.objective.phases.last, 1.0)
+        labels_BS, weights_BS = call.pop("labels"), call.pop("label_weights")
+        asked_BS = labels_BS != IGNORE_INDEX
+        logits_MV = self.model_wrapped(**call, logits_to_keep=asked_BS).logits
+        losses_M = F.cross_entropy(logits_MV.float(), labels_BS[asked_BS], reduction="none")
+        weighted_M = losses_M * weights_BS[asked_BS].to(losses_M)
+        return losses_M.new_zeros(len(labels_BS)).index_add(0, asked_BS.nonzero()[:, 0], weighted_M)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         """The order is in the dataset."""
@@ -314,29 +286,19 @@ class DiffusionTrainer(Trainer):
         return str(self._writing or self.args.output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        root, step = Path(str(self.args.output_dir)), self.state.global_step
-        whole: Any = self.model
-        refuse_broken_weights(whole, step, root)
-
-        def fill(folder: Path) -> None:
+        root, step, first = Path(str(self.args.output_dir)), self.state.global_step, self.is_world_process_zero()
+        refuse_broken_weights(cast(Any, self.model), step, root)
+        with write_checkpoint(root, step, first=first, wait=self.accelerator.wait_for_everyone) as folder:
             self._writing = folder.parent
             try:
-                super(DiffusionTrainer, self)._save_checkpoint(model, trial)
+                super()._save_checkpoint(model, trial)
             finally:
                 self._writing = None
-            self.save_position(folder)
-
-        first = self.is_world_process_zero()
-        write_checkpoint(root, step, fill, first=first, wait=self.accelerator.wait_for_everyone)
+            # what the Trainer does not know: where the stream was, and what is recorded
+            if first and self.cursor is not None:
+                write_position(folder, step * self.objective.batch, self.cursor)
+            for callback in self.callback_handler.callbacks if first else ():
+                if isinstance(callback, Recorder):
+                    callback.save(folder)
         if first:
             prune(root, self.keep)
-
-    def save_position(self, folder: Path) -> None:
-        """Add to a checkpoint what the Trainer does not know: where the stream was, and what callbacks keep."""
-        if not self.is_world_process_zero():
-            return
-        if self.cursor is not None:
-            write_position(folder, self.state.global_step * self.objective.batch, self.cursor)
-        for callback in self.callback_handler.callbacks:
-            if hasattr(callback, "save"):
-                callback.save(folder)

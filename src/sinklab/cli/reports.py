@@ -1,19 +1,29 @@
-"""`sinklab report` and `sinklab compare`: run folders to a page, figures and tables."""
+"""`sinklab tour`, `report`, `compare`, `table1` and `onetoken`: run folders to pages, figures and tables."""
 
 from __future__ import annotations
 
+import os
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
+from sinklab.cli.command import MARK, Reading, checked, typed
 from sinklab.cli.progress import working
+from sinklab.studies.base import folder_names
+from sinklab.studies.benchmarks.settings import EvalSettings, Plan
+from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from sinklab.reports.printed import Printed
 
 
 MODELS = {"plain": "tiny", "sink": "tiny-sink"}
@@ -144,3 +154,114 @@ def _cell(value: object) -> str:
     if value is None or value != value:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+CELLS: Any = typed(EvalSettings(tasks=("gsm8k", "humaneval")), "mask_sinks", "control", "chat", "resume")
+"""The settings of the table's cells as the command line takes them: what differs from cell to cell is not asked."""
+CELLS_TYPE: Any = MARK.OmitArgPrefixes[type(CELLS)]
+PLAN: Any = typed(Plan(), "chat")
+PLAN_TYPE: Any = MARK.OmitArgPrefixes[type(PLAN)]
+
+
+def table1(
+    model: tuple[str, ...] = ("tiny", "tiny-sink"),
+    out: Path = Path("runs/table1"),
+    chat: Literal["auto", "yes", "no"] = "auto",
+    render: tuple[Path, ...] = (),
+    figures: tuple[str, ...] = ("png",),
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
+    plan: PLAN_TYPE = PLAN,
+    settings: CELLS_TYPE = CELLS,
+) -> None:
+    """Table 1 of the analysis paper: accuracy with 0, 1, 5 and 10 sinks masked, beside what the paper prints.
+
+    Every cell is a run folder of `sinklab eval`, OUT/<model>/<task>-k<K>. Cells that are there are not scored again and
+    an interrupted one goes on, so the command can be stopped and repeated. As in the paper: blocks of 32, 256 new
+    tokens for GSM8K and 512 for HumanEval, one token a step, temperature 0, closed loop. Printed and written to OUT:
+    accuracy ± binomial standard error, the published numbers, and which numbers of masked sinks cost more than 5
+    points.
+
+    Try
+        sinklab table1 --tasks gsm8k --data benchmarks --limit 4 --num-fewshot 0 --new-tokens 32 --ks 0 5
+        sinklab table1 --model tiny --tasks gsm8k,humaneval --run-code --data benchmarks --limit 2 --num-fewshot 0
+        sinklab table1 --render runs/table1 --out runs/table1
+        sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
+        out: folder for the cells and the table.
+        chat: put questions into the model's chat format; auto: where it has one.
+        render: only make the table from the run folders at or below these.
+        figures: formats of the figure, of png, svg and pdf; none after a bare --figures.
+        reading: how the weights are read.
+        plan: which cells.
+        settings: how the cells are scored.
+    """
+    from sinklab.studies.benchmarks.table1_report import write_table1
+
+    folders = list(render)
+    if not render:
+        cells = checked(plan, chat={"yes": True, "no": False}.get(chat))
+        folders = _scored(model, out, cells, reading, checked(settings))
+    if not Processes.here().is_first:
+        return
+    _show([write_table1(folders, out, figures)])
+
+
+def onetoken(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    out: Path = Path("runs/onetoken"),
+    metric: str | None = None,
+) -> None:
+    """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published one.
+
+    Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run is matched with the
+    training run whose model it scored; runs that differ in their seed alone are averaged. A cell that is missing is –,
+    and the command that would fill it stands below its table. Held-out losses and the share of attention on the sinks
+    come from the training runs.
+
+    Try
+        sinklab onetoken runs/ --out runs/onetoken
+        sinklab onetoken runs/laptop-from-causal runs/laptop-from-causal-sink
+        sinklab onetoken runs/ --metric acc_norm
+
+    Args:
+        runs: folders, at or below which run folders lie.
+        out: folder for the tables.
+        metric: of lm-eval, shown where a task has it, e.g. acc_norm; acc when left out.
+    """
+    from sinklab.studies.benchmarks.onetoken import write_onetoken
+
+    if not runs:
+        raise ValueError("onetoken needs a folder of runs; make them with `sinklab train` and `sinklab eval`")
+    _show(write_onetoken(runs, out, metric=metric))
+
+
+def _show(tables: list[Printed]) -> None:
+    """Tables on the terminal, their notes below them, and where they were written."""
+    console = Console(highlight=False, markup=False)
+    said: list[str] = []
+    for one in tables:
+        shown = Table(title=Text(one.title), title_justify="left")
+        for name in one.text.columns:
+            shown.add_column(Text(str(name)))
+        for row in one.text.itertuples(index=False):
+            shown.add_row(*(Text(str(cell)) for cell in row))
+        console.print(shown)
+        # tables of one paper share notes
+        for note in [note for note in one.notes if note not in said]:
+            said.append(note)
+            console.print(f"- {note}", soft_wrap=True)
+    print(f"written: {', '.join(str(path) for one in tables for path in one.paths)}")
+
+
+def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings) -> list[Path]:
+    # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from sinklab.studies.benchmarks.table1 import table1 as scored
+
+    if not model:
+        raise ValueError("the table needs at least one model; give --model tiny, for example")
+    loaders = {folder: partial(reading.load, name) for name, folder in zip(model, folder_names(model), strict=True)}
+    with working() as progress:
+        return scored(loaders, settings, out, plan, progress=progress)

@@ -1,0 +1,183 @@
+"""`sinklab train`, `generate` and `info`: a model is made, writes, and is described."""
+
+# B batch rows, P prompt positions
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from sinklab.cli.command import Reading, value_of
+from sinklab.cli.progress import working
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.studies.base import text_of
+from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
+
+DEFAULT = "laptop-scratch"
+
+
+def train_command(arguments: Sequence[str]) -> Callable[..., None]:
+    """The command with the defaults of the recipe that these arguments name, so that --help shows what would run.
+
+    Args:
+        arguments: what stands behind ``sinklab train``.
+
+    Raises:
+        ValueError: for an unknown recipe or variant, or a run folder that cannot be reproduced.
+    """
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
+    variant, again = value_of(arguments, "--variant"), value_of(arguments, "--reproduce")
+    if again is None:
+        settings = recipe(name, variant)
+    elif variant is None and name == DEFAULT:
+        from sinklab.training.run import settings_of
+
+        settings = settings_of(Path(again))
+    else:
+        raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
+
+    def train(
+        recipe: Annotated[str, tyro.conf.Positional] = DEFAULT,
+        variant: str | None = None,
+        reproduce: Path | None = None,
+        settings: tyro.conf.OmitArgPrefixes[TrainSettings] = settings,
+    ) -> None:
+        """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
+
+        The first word is a recipe; it sets every flag below, and flags given override it. Without one, a small model
+        learns from Python's own documentation, which is on every machine, in a few minutes. The run folder keeps all
+        settings, and --resume continues an interrupted run exactly. After the name of a recipe, --help shows its
+        settings.
+
+        Recipes
+            {recipes}
+
+        Try
+            sinklab train --out runs/plain && sinklab report runs/plain
+            sinklab train laptop-scratch --variant sink
+            sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
+            sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
+            sinklab train --reproduce runs/plain --out runs/again
+            sinklab train qwen-0.5b --variant gate --init-from /models/Qwen2.5-0.5B --corpus /data/fineweb
+            accelerate launch --config_file launch/eight_gpus.yaml -m sinklab.cli train scratch-472m --variant sink
+
+        Args:
+            recipe: one of the recipes above.
+            variant: the sink or gate of the model: {variants}.
+            reproduce: run folder whose settings to take, all of them; compares the weights at the end.
+            settings: what to train, on what, and how.
+        """
+        if recipe != name:
+            raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
+        _train(settings, reproduce)
+
+    recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
+    train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(recipes=recipes, variants=", ".join(VARIANTS))
+    return train
+
+
+def _train(settings: TrainSettings, again: Path | None) -> None:
+    from transformers.utils import logging
+
+    from sinklab.training.run import train as run
+
+    if again is not None and Path(settings.out).resolve() == again.resolve():
+        raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")
+    logging.disable_progress_bar()
+    with working() as say:
+        folder = run(settings, progress=say)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(f"model: {folder}")
+    before = None if again is None else again / "model" / "weights.sha256"
+    if before is not None and not before.is_file():
+        print(f"{again} was not finished, so there are no weights to compare with")
+    elif before is not None:
+        same = (folder / "weights.sha256").read_text() == before.read_text()
+        print(f"the weights {'equal' if same else 'differ from'} those of {again}, compared bit for bit")
+    print(f"next: sinklab report {folder.parent}, or sinklab trace --model {folder}")
+    if settings.train_only == "sink":
+        print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
+
+
+WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
+
+
+def generate(
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional],
+    model: str = "tiny",
+    new_tokens: int = 64,
+    chat: bool = False,
+    stream: bool = False,
+    reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
+    decoding: tyro.conf.OmitArgPrefixes[DecodingSettings] = WRITING_DEFAULTS,
+) -> None:
+    """Write text by denoising a canvas of [MASK] tokens.
+
+    Put the model's mask token (<|mask|> in the packaged models) into a prompt and pass --new-tokens 0 to fill blanks
+    instead (infilling). For a checkpoint without tokenizer files, prompts and output are token ids.
+
+    Try
+        sinklab generate "It was a dark and stormy night"
+        sinklab generate "The old man" --model tiny-sink --temperature 0.7 --rule random --stream
+        sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
+        sinklab generate "The old man" --schedule threshold --threshold 0.5 --cache dual
+        sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
+
+    Args:
+        prompt: one or more prompts; they are written in one batch.
+        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
+        new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
+        chat: put each prompt into the model's chat format, and print the answer alone.
+        stream: show the canvas while it changes (one prompt).
+        reading: how the weights are loaded.
+        decoding: how the canvas is decoded.
+    """
+    if not prompt:
+        raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
+    if stream and len(prompt) > 1:
+        raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
+    decoding.values()
+    loaded = reading.load(model)
+    if loaded.family != "diffusion":
+        raise ValueError(
+            f"generate writes by denoising, but {model} is {loaded.family}; load a diffusion model such as 'tiny'"
+        )
+    from transformers import TextDiffusionStreamer
+
+    from sinklab.sampling.canvas import left_padded
+    from sinklab.scoring.prompts import encode
+
+    # padded here: nothing reads the padding, and not every tokenizer has a token for it
+    ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
+    streamer = TextDiffusionStreamer(loaded.needed_tokenizer()) if stream else None
+    writer: Any = loaded.model
+    written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=decoding, streamer=streamer)
+    if not stream:
+        for row, real_P in zip(written, real_BP, strict=True):
+            # padding on the left is no token of the prompt
+            print(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
+
+
+def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> None:
+    """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
+
+    Try
+        sinklab info tiny-sink
+        sinklab info GSAI-ML/LLaDA-8B-Instruct
+        sinklab info /models/Dream-v0-Instruct-7B --json
+
+    Args:
+        model: "tiny" or "tiny-sink" (inside the package), a folder, a config.json, or a name on the Hub.
+        json: print one JSON object instead of lines.
+    """
+    from json import dumps
+
+    from sinklab.checkpoints.model_card import describe
+
+    facts = describe(model)
+    print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))
