@@ -15,8 +15,7 @@ from sinklab.studies.caches.figures import draw_caches
 from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, revealed, written
 from sinklab.studies.caches.run import costs, held_bytes
-from sinklab.studies.caches.settings import CacheSettings
-from sinklab.studies.caches.study import Caches, cache_fidelity
+from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama

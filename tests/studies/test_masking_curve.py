@@ -13,8 +13,7 @@ from sinklab.probing import MaskSinks, intervene
 from sinklab.records import open_run
 from sinklab.scoring.heldout import HeldoutRows, heldout_rows, hidden_losses, row_losses
 from sinklab.studies.curve.run import curve_table
-from sinklab.studies.curve.settings import CurveSettings
-from sinklab.studies.curve.study import masking_curve
+from sinklab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 

@@ -26,8 +26,8 @@ A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made
 
     Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
 
-One that outgrows a file is a folder: settings.py, run.py, figures.py, and study.py with the class. A study's module is
-imported for ``--help``, so that torch, and all that imports it, is imported in functions.
+One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is imported
+for ``--help``, so that torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
 
 A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
 `run` writes those of ``work.samples``: the ones that are missing, sharded over the processes of ``accelerate launch``.
@@ -38,7 +38,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -164,6 +164,12 @@ class Work:
     """What `Study.prepare` returned."""
     samples: list[int]
     """The samples that this process has to write."""
+
+
+def deferred(function: str) -> Any:
+    """A method that is the function ``module:name``, imported when it is called."""
+    module, _, name = function.partition(":")
+    return lambda study, *given: getattr(import_module(module), name)(*given)
 
 
 class Study:

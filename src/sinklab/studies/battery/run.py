@@ -15,11 +15,13 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
+from sinklab.records.reading import open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Writing, WritingRequest
 from sinklab.studies.base import Work, columns_of
-from sinklab.studies.battery.settings import CONTROLS, BatterySettings, Condition
+from sinklab.studies.battery.study import CONTROLS, BatterySettings, Condition
+from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import request_number
 
 
@@ -184,7 +186,7 @@ class Plan:
     """Skill and level -> problems."""
 
 
-def prepared(loaded: Loaded, settings: BatterySettings) -> Plan:
+def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Plan:
     """The problems and the cells.
 
     Raises:
@@ -274,6 +276,11 @@ def _write_cell(work: Work, part: int, cell: Cell, some: Sequence[Problem]) -> N
     # last, so that it marks the end
     answers = columns_of(cell.facts | {"problem": place} | row for place, row in enumerate(rows))
     work.run.table("answers", answers, part=part)
+
+
+def count_right(work: Work) -> None:
+    """Write the table ``accuracy`` of all answers."""
+    work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers").to_dict("records"))))
 
 
 def accuracy(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

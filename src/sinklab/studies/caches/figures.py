@@ -126,8 +126,12 @@ def _log_divergence(plot: Axes) -> None:
     plot.grid(axis="y")
 
 
-def caches_sentences(run: Run) -> list[str]:
-    """The table of caches, a line each, and what protection does to the divergence at each budget."""
+def caches_sentences(runs: list[Run]) -> list[str]:
+    """The table of caches of each run, a line each, and what protection does to the divergence at each budget."""
+    return [line for run in runs for line in _sentences(run)]
+
+
+def _sentences(run: Run) -> list[str]:
     table = run.table("policies")
     if "costs" in run.tables:
         # sparse attention is not timed, and has its line all the same

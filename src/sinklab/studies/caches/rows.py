@@ -16,7 +16,7 @@ from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
 from sinklab.scoring.heldout import heldout_rows
 from sinklab.studies.base import columns_of, heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
 
 METRICS = ("loss", "divergence", "same")
 """Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of

@@ -22,7 +22,8 @@ from sinklab.sampling.loop import denoise
 from sinklab.studies.base import Work, columns_of
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
+from sinklab.studies.processes import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,12 +146,13 @@ class Plan:
         return [policy for policy in self.found if policy.family != "window"]
 
 
-def prepared(loaded: Loaded, settings: CacheSettings) -> Plan:
+def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
     """What is compared, and the text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
     """
+    progress.stage("reading text")
     config: Any = loaded.model.config
     if loaded.family != "diffusion":
         raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")

@@ -19,9 +19,9 @@ from sinklab.scoring.writing import sample_seed
 from sinklab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.studies.contents.lens import LogitLens, residual_states
 from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
-from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.studies.contents.study import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
-from sinklab.studies.processes import Meter
+from sinklab.studies.processes import Meter, Progress
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def check(settings: ContentsSettings) -> None:
     chosen_rule(settings.choose, settings.epsilon)
 
 
-def prepared(loaded: Loaded, settings: ContentsSettings) -> Plan:
+def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> Plan:
     """The texts, the layers and the lens.
 
     Raises:

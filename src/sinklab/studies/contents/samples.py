@@ -24,7 +24,7 @@ from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
 from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.base import columns_of
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
-from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.studies.contents.study import ContentsSettings
 
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""

@@ -19,7 +19,7 @@ from sinklab.records.reading import Run
 from sinklab.studies.base import columns_of
 from sinklab.studies.contents.lens import MEASURES
 from sinklab.studies.contents.samples import PLACES, POPULATIONS
-from sinklab.studies.contents.settings import TARGETS, ContentsSettings
+from sinklab.studies.contents.study import TARGETS, ContentsSettings
 
 if TYPE_CHECKING:
     import pandas as pd

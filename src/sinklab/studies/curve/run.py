@@ -12,9 +12,9 @@ import torch
 
 from sinklab.analysis.intervals import percentile_interval, resampled_weights
 from sinklab.checkpoints.loading import Loaded
-from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, hidden_losses
-from sinklab.studies.base import Work
-from sinklab.studies.curve.settings import CurveSettings
+from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
+from sinklab.studies.base import Work, heldout_text
+from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
 
 
@@ -30,8 +30,8 @@ def score(work: Work) -> None:
     work.run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
 
 
-def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
-    """Refuse what cannot be scored, before any text is read.
+def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> HeldoutRows:
+    """The text to score, once the model is known to score it.
 
     Raises:
         ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, and a k that
@@ -59,6 +59,7 @@ def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
             f"k columns{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
             f"at most {most}, or a greater length"
         )
+    return heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
 
 
 def _scored(

@@ -19,7 +19,7 @@ from sinklab.records.info import STUDY_DIMS
 from sinklab.registry import statistics
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
-from sinklab.studies.trace.settings import StudySettings
+from sinklab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
 
