@@ -337,7 +337,7 @@ def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
         (tiny_loaded, {"conditions": ("greedy",)}, "tiny test model denoises, and greedy is for .*; give pure"),
         (tiny_llama, {"conditions": ("pure",)}, "tiny llama writes token after token, got 'pure'; give greedy"),
         (tiny_loaded, {"conditions": ("blocks-3",)}, "blocks must divide the 4 new tokens evenly, got 'blocks-3'"),
-        (lambda: tiny_loaded(context=8), {}, "must fit the model's context of 8 positions, got"),
+        (lambda: tiny_loaded(context=8), {}, "must fit the context of tiny test model, 8 positions, got"),
         (lambda: tiny_loaded(mask_token_id=None), {}, "needs a model with a mask token, but tiny test model has"),
         (lambda: replace(tiny_loaded(), tokenizer=None), {}, "has no tokenizer files"),
     ],

@@ -59,6 +59,22 @@ def heldout_text(given: str | None) -> str:
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
 
 
+def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
+    """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
+    config: Any = loaded.model.config
+    denoises = loaded.family == "diffusion"
+    if denoises and config.mask_token_id is None:
+        raise ValueError(
+            f"the study {study!r} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
+            "its config"
+        )
+    limit = getattr(config, "text_positions" if denoises else "max_position_embeddings", positions)
+    if positions > limit:
+        raise ValueError(
+            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got {positions}; {remedy}"
+        )
+
+
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Rows as the columns of a table; None where a row lacks one."""
     rows = list(rows)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sinklab.records.reading import Run
 
 
+ALL = "all"
+"""In the column of skills: over all of them."""
 SKILLS = ("arithmetic", "deduction", "planning", "rewriting", "retrieval", "copying")
 LEVELS = (1, 2, 3, 4)
 CONTROLS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import denoise
-from sinklab.studies.base import Work, columns_of
+from sinklab.studies.base import Work, check_fits, columns_of
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
 from sinklab.studies.caches.study import CacheSettings
@@ -153,17 +153,10 @@ def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
     """
     progress.stage("reading text")
-    config: Any = loaded.model.config
     if loaded.family != "diffusion":
         raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")
-    if config.mask_token_id is None:
-        raise ValueError(f"{loaded.name} has no mask token, so it cannot denoise; set mask_token_id in its config")
     lengths = settings.lengths or (settings.length,)
-    if (longest := max(settings.length, *lengths)) > config.text_positions:
-        raise ValueError(
-            f"canvases of {longest} tokens do not fit {loaded.name}, whose context is {config.text_positions}; lower "
-            "prompt_tokens, new_tokens or lengths"
-        )
+    check_fits(loaded, "caches", max(settings.length, *lengths), "lower prompt_tokens, new_tokens or lengths")
     batches = math.ceil(settings.rows / settings.batch)
     return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
 

@@ -13,7 +13,7 @@ import torch
 from sinklab.analysis.intervals import percentile_interval, resampled_weights
 from sinklab.checkpoints.loading import Loaded
 from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
-from sinklab.studies.base import Work, heldout_text
+from sinklab.studies.base import Work, check_fits, heldout_text
 from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
 
@@ -37,24 +37,13 @@ def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> Held
         ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, and a k that
             leaves no columns.
     """
-    config: Any = loaded.model.config
     loaded.needed_tokenizer()
-    if loaded.family == "diffusion" and config.mask_token_id is None:
-        raise ValueError(
-            f"a masked-token loss needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
-            "its config"
-        )
-    own = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
-    context: int = getattr(config, own, settings.length)
-    if settings.length > context:
-        raise ValueError(
-            f"rows of text must fit the context of {loaded.name}, {context} tokens, but length is {settings.length}; "
-            "choose a smaller length"
-        )
-    keys = settings.length + getattr(config, "sink_count", 0)
-    most = keys - 1 if settings.controls == ("sinks",) else keys // 2
+    check_fits(loaded, "curve", settings.length, "choose a smaller length")
+    keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
+    alone = settings.controls == ("sinks",)
+    most = keys - 1 if alone else keys // 2
     if settings.ks[-1] > most:
-        others = "" if settings.controls == ("sinks",) else " and as many others as controls"
+        others = "" if alone else " and as many others as controls"
         raise ValueError(
             f"k columns{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
             f"at most {most}, or a greater length"
