@@ -111,9 +111,8 @@ class StudySettings(DecodingSettings, Checked):
     @cached_property
     def map_keys(self) -> tuple[tuple[int, int, int], ...]:
         """`maps` as (step, layer, head)."""
-        return tuple(
-            (int(step), int(layer), int(head)) for step, layer, head in (text.split(":") for text in self.maps)
-        )
+        step, layer, head = ([int(text.split(":")[part]) for text in self.maps] for part in range(3))
+        return tuple(zip(step, layer, head, strict=True))
 
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
