@@ -13,7 +13,7 @@ import torch
 from sinklab.analysis.intervals import percentile_interval, resampled_weights
 from sinklab.checkpoints.loading import Loaded
 from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
-from sinklab.studies.base import Work, check_fits, heldout_text
+from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
 
@@ -95,35 +95,22 @@ def curve_table(
 
     Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
     """
-    rows = len(losses[0, "none"])
-    weights_NR = resampled_weights(rows, settings.resamples, settings.seed)
     clean_R = losses[0, "none"]
-    table: dict[str, list[Any]] = {}
+    rows, tokens = len(clean_R), text.ids_RS.numel()
+    weights_NR = resampled_weights(rows, settings.resamples, settings.seed)
 
-    def measured(name: str, values_R: np.ndarray | None) -> None:
-        ends = (math.nan, math.nan)
-        if values_R is not None and rows > 1:
-            ends = percentile_interval(weights_NR @ values_R)
+    def measured(name: str, values_R: np.ndarray | None) -> dict[str, float]:
         mean = math.nan if values_R is None else float(values_R.mean())
-        for key, value in zip((name, f"{name}_low", f"{name}_high"), (mean, *ends), strict=True):
-            table.setdefault(key, []).append(float(value))
+        alone = values_R is None or rows == 1
+        low, high = (math.nan, math.nan) if alone else percentile_interval(weights_NR @ values_R)
+        return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
-    tokens = text.ids_RS.numel()
+    lines = []
     for (k, control), loss_R in losses.items():
         random_R = losses.get((k, "random")) if control != "random" else None
-        measured("loss", loss_R)
-        measured("delta", loss_R - clean_R)
-        measured("excess", None if random_R is None else loss_R - random_R)
-        others = {
-            "k": k,
-            "control": control,
-            "relative": float((loss_R - clean_R).mean() / clean_R.mean()),
-            "mass": masses[k, control],
-            "rows": rows,
-            "tokens": tokens,
-            "bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size,
-        }
-        for key, value in others.items():
-            table.setdefault(key, []).append(value)
-    first = ("k", "control")
-    return {key: table[key] for key in (*first, *(name for name in table if name not in first))}
+        line = {"k": k, "control": control, **measured("loss", loss_R), **measured("delta", loss_R - clean_R)}
+        line |= measured("excess", None if random_R is None else loss_R - random_R)
+        line["relative"] = float((loss_R - clean_R).mean() / clean_R.mean())
+        line |= {"mass": masses[k, control], "rows": rows, "tokens": tokens}
+        lines.append(line | {"bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size})
+    return columns_of(lines)

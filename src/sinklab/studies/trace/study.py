@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,6 @@ from sinklab.registry import interventions, studies
 from sinklab.registry import statistics as known_statistics
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred, describe
-from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -207,7 +205,7 @@ class Trace(Study):
 
 
 @studies.register("mask")
-class Mask(Study):
+class Mask(Trace):
     """Ablate the sinks of a model while it writes, and report what changed.
 
     Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the overlap of the
@@ -223,9 +221,6 @@ class Mask(Study):
     """
 
     Settings = MaskSettings
-    kind = "study"
-    parts = "generations"
-    shards = True
     sentences = deferred("sinklab.studies.trace.run:mask_sentences")
 
     def settings_of(self, folder: str | Path) -> Any:
@@ -234,35 +229,13 @@ class Mask(Study):
             f"`mask` writes two runs, and each is reproduced by itself: sinklab trace --reproduce {folder}/masked"
         )
 
-    def __call__(
-        self,
-        loaded: Loaded | Callable[[], Loaded],
-        out: str | Path,
-        settings: MaskSettings | None = None,
-        *,
-        progress: Progress | Callable[[str], object] | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-    ) -> Path:
-        """Write OUT/plain and OUT/masked: see `Study.__call__`."""
-        path, processes, trace = Path(out), Processes.here(), Trace()
-        say, settings = as_progress(progress if processes.is_first else None), settings or MaskSettings()
-        if not (resume or overwrite):
-            refuse_taken(path)
-        loaded = loaded() if callable(loaded) else loaded
-        study = trace.seeded(settings.study, path / "plain", processes, resume)
-        masked = replace(settings, study=study).edited(by_last_row=loaded.family != "diffusion")
-        # the second run may be hours away: its settings are checked now
-        last = trace.prepare(loaded, masked, say)
-        first = trace.prepare(loaded, replace(study, edits=()), say)
-        for name, one, plan in (("plain", replace(study, edits=()), first), ("masked", masked, last)):
-            say.stage(f"the {name} run")
-            trace.write(loaded, path / name, one, plan, say, resume=resume, overwrite=overwrite)
-        return path
-
     def folders(self, out: Path) -> list[Path]:
         """Without and with the interventions."""
         return [out / "plain", out / "masked"]
+
+    def of_folders(self, loaded: Loaded, settings: MaskSettings) -> list[StudySettings]:
+        """Without edits, and with them."""
+        return [replace(settings.study, edits=()), settings.edited(by_last_row=loaded.family != "diffusion")]
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The command that compares the runs."""
