@@ -36,6 +36,7 @@ A long study is written in parts: `Study.parts` names the table that ends a part
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
@@ -57,6 +58,11 @@ if TYPE_CHECKING:
 def heldout_text(given: str | None) -> str:
     """The corpus of held-out text that was given, or the excerpt inside the package."""
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+
+
+def labels_of(study: str) -> dict[str, dict[str, Any]]:
+    """What figures and tables of a study call things: its part of labels.toml."""
+    return tomllib.loads(resources.files("sinklab.studies").joinpath("labels.toml").read_text("utf-8"))[study]
 
 
 def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:

@@ -16,16 +16,12 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.tables import WRITERS
+from sinklab.studies.base import labels_of
 from sinklab.studies.battery.study import ALL
 
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
-CONTROLS = {
-    "sinks": "sinks, closed loop",
-    "clean_pass": "sinks, held on to",
-    "random": "random columns",
-    "random_clean_pass": "random, from the start",
-}
+CONTROLS = labels_of("battery")["controls"]
 
 
 @dataclass(frozen=True)
