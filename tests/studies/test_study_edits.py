@@ -8,8 +8,7 @@ import pytest
 
 from sinklab.records import Run, open_run
 from sinklab.studies.trace.recording import Selection
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from sinklab.studies.trace.writing import Truncation, agreement
 from tiny_diffusion import tiny_loaded
 

@@ -10,8 +10,7 @@ from sinklab.records import Run, open_run
 from sinklab.studies.processes import Progress
 from sinklab.studies.trace import run as observation
 from sinklab.studies.trace import writing
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "", "The sea")

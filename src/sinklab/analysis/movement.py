@@ -96,11 +96,10 @@ def motion(
     share = np.zeros(main.shape, dtype=np.float32)
     length = np.zeros((*lead, steps), dtype=float)
     lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
-    for index, a_LHK, seen in slabs(received, visible, positions, 3):
+    for index, a_LHK, seen in slabs(received, visible, positions):
         if index[-1] == 0:
             life = _Lifetimes(lives[index[:-1]], keys)
-        seen_LHK = np.broadcast_to(seen, a_LHK.shape)
-        sinks_LHK = find_sinks(a_LHK, rule, seen)
+        seen_LHK, sinks_LHK = np.broadcast_to(seen, a_LHK.shape), find_sinks(a_LHK, rule, seen)
         main_LH = main_sink(np.where(seen_LHK > 0, a_LHK, np.nan))
         exists_LH, at = main_LH >= 0, np.maximum(main_LH, 0)[..., None]
         received_LH, seen_LH, is_sink_LH = (

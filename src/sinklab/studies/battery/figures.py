@@ -13,7 +13,8 @@ from sinklab.records.reading import Run
 from sinklab.reports.drawing import Look, drawn_as, write_figure
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import Theme, theme_named, themed
-from sinklab.studies.battery.tables import ALL, CONTROLS, Series, as_series, battery_scores
+from sinklab.studies.battery.study import ALL
+from sinklab.studies.battery.tables import CONTROLS, Series, as_series, battery_scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,16 +16,12 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.tables import WRITERS
+from sinklab.studies.base import labels_of
+from sinklab.studies.battery.study import ALL
 
-ALL = "all"
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
-CONTROLS = {
-    "sinks": "sinks, closed loop",
-    "clean_pass": "sinks, held on to",
-    "random": "random columns",
-    "random_clean_pass": "random, from the start",
-}
+CONTROLS = labels_of("battery")["controls"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,14 @@ class Series:
     @property
     def accuracy(self) -> pd.DataFrame:
         """Its rows of the table ``accuracy``."""
-        table = self.run.table("accuracy")
-        return table[table["condition"] == self.condition]
+        return self.table("accuracy")
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Its rows of a table of the run, with the series in front."""
+        table = self.run.table(name)
+        table = table[table["condition"] == self.condition].drop(columns="condition")
+        table.insert(0, "series", self.label)
+        return table
 
     def curve(self, control: str, skill: str = ALL, level: int = 0) -> pd.DataFrame:
         """Rows over k, k = 0 first."""
@@ -80,14 +82,11 @@ def as_series(runs: Iterable[Run] | Run) -> list[Series]:
 
 def battery_gate(runs: Iterable[Run] | Run) -> pd.DataFrame:
     """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
-    parts = []
-    for one in as_series(runs):
-        table = one.accuracy
-        table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
-        table = table.loc[table["level"] == table["level"].min(), ["skill", "level", "n", "share", "low", "high"]]
-        table.insert(0, "series", one.label)
-        parts.append(table.assign(holds=table["share"] > GATE))
-    return pd.concat(parts, ignore_index=True)
+    table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
+    table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
+    easiest = table["level"] == table.groupby("series")["level"].transform("min")
+    table = table.loc[easiest, ["series", "skill", "level", "n", "share", "low", "high"]]
+    return table.assign(holds=table["share"] > GATE).reset_index(drop=True)
 
 
 def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.DataFrame:
@@ -98,25 +97,23 @@ def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.D
         runs: of the battery.
         by_level: a row per level; otherwise over all levels.
     """
-    parts = []
-    for one in as_series(runs):
-        table = one.accuracy
-        table = table[(table["level"] > 0) == by_level].drop(columns="condition")
-        keys = ["control", "k", "skill", *(["level"] if by_level else [])]
-        table = table.merge(_removed(one, keys), on=keys, how="left")
-        table.insert(0, "series", one.label)
-        parts.append(table if by_level else table.drop(columns="level"))
-    return pd.concat(parts, ignore_index=True)
+    series = as_series(runs)
+    table = pd.concat([one.accuracy for one in series], ignore_index=True)
+    table = table[(table["level"] > 0) == by_level]
+    keys = ["series", "control", "k", "skill", "level"]
+    if not by_level:
+        table, keys = table.drop(columns="level"), keys[:-1]
+    return table.merge(_removed(series, table[keys]), on=keys, how="left")
 
 
-def _removed(one: Series, keys: list[str]) -> pd.DataFrame:
-    """What was taken away, means over layers and problems, by skill and over all skills."""
-    if "removed" not in one.run.tables:
-        return one.accuracy[keys].head(0).assign(removed=math.nan, of_keys=math.nan)
-    table = one.run.table("removed").rename(columns={"share": "removed"})
-    table = table[table["condition"] == one.condition]
+def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
+    """What was taken away, means over layers and problems, by these keys; over all skills too."""
+    parts = [one.table("removed") for one in series if "removed" in one.run.tables]
+    if not parts:
+        return keys.head(0).assign(removed=math.nan, of_keys=math.nan)
+    table = pd.concat(parts, ignore_index=True).rename(columns={"share": "removed"})
     whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
-    return whole.groupby(keys, as_index=False)[["removed", "of_keys"]].mean()
+    return whole.groupby([*keys], as_index=False)[["removed", "of_keys"]].mean()
 
 
 def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
@@ -134,13 +131,13 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
     series = as_series(runs)
     answers = [_right(one) for one in series]
     rows = []
-    for place, one in enumerate(series):
-        if place == reference:
+    for number, one in enumerate(series):
+        if number == reference:
             continue
-        able = _able(answers[place], least).intersection(_able(answers[reference], least))
-        common = sorted(set(answers[place].columns) & set(answers[reference].columns) - {("none", 0)})
-        for control, k in common:
-            drops = [table[control, k] - table["none", 0] for table in (answers[place], answers[reference])]
+        mine, others = answers[number], answers[reference]
+        able = _able(mine, least).intersection(_able(others, least))
+        for control, k in sorted(set(mine) & set(others) - {("none", 0)}):
+            drops = [table[control, k] - table["none", 0] for table in (mine, others)]
             both = pd.concat(drops, axis=1, keys=["one", "other"]).dropna()
             both = both[both.index.droplevel("question").isin(able)]
             if both.empty:
@@ -158,9 +155,7 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
 
 def _right(one: Series) -> pd.DataFrame:
     """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
-    table = one.run.table("answers")
-    table = table[table["condition"] == one.condition]
-    wide = table.pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    wide = one.table("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
     return wide.astype(float)
 
 

@@ -16,7 +16,7 @@ from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
 from sinklab.scoring.heldout import heldout_rows
 from sinklab.studies.base import columns_of, heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
 
 METRICS = ("loss", "divergence", "same")
 """Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of
@@ -37,24 +37,15 @@ def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
 
 def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
     """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever the batch."""
-    turns = []
-    for row in rows:
-        draws_N = np.random.default_rng([settings.seed, row]).random(settings.new_tokens)
-        blocks = range(0, settings.new_tokens, settings.block_length)
-        parts = [draws_N[start : start + settings.block_length] for start in blocks]
-        turns.append(np.concatenate([part.argsort().argsort() for part in parts]))
-    return torch.from_numpy(np.stack(turns))
+    draws_BN = np.stack([np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows])
+    blocks = np.split(draws_BN, range(settings.block_length, settings.new_tokens, settings.block_length), axis=1)
+    return torch.from_numpy(np.concatenate([block.argsort(1).argsort(1) for block in blocks], 1))
 
 
 def canvas_of(model: Any, ids_BS: Tensor, new_tokens: int) -> Canvas:
     """The rows with their last tokens masked. Raises ValueError for rows that do not fit the model."""
-    config = model.config
-    return Canvas.from_prompts(
-        ids_BS[:, : ids_BS.shape[1] - new_tokens],
-        new_tokens=new_tokens,
-        mask_id=config.mask_token_id,
-        context=config.text_positions,
-    )
+    fits = {"mask_id": model.config.mask_token_id, "context": model.config.text_positions}
+    return Canvas.from_prompts(ids_BS[:, : ids_BS.shape[1] - new_tokens], new_tokens=new_tokens, **fits)
 
 
 @torch.inference_mode()
@@ -106,18 +97,16 @@ def forced(
         if progress is not None:
             progress()
     return columns_of(
-        [
-            asdict(policy) | {"row": row} | dict(zip(METRICS, sums_R.tolist(), strict=True))
-            for policy in found
-            for row, sums_R in zip(rows, (sums[policy] / count_B).T, strict=True)
-        ]
+        asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
+        for policy in found
+        for row, means in zip(rows, (sums[policy] / count_B).T.tolist(), strict=True)
     )
 
 
 def evaluations(settings: CacheSettings) -> int:
     """How often `forced` calls its progress for a batch."""
-    full, rest = divmod(settings.new_tokens, settings.block_length)
-    sizes = [settings.block_length] * full + [rest] * bool(rest)
+    starts = range(0, settings.new_tokens, settings.block_length)
+    sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
     return sum(-(-size // settings.tokens_per_step) for size in sizes)
 
 
@@ -150,10 +139,7 @@ def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSetti
     """What a policy writes after the beginnings of these rows, one token a step, int64 (B, N)."""
     model: Any = loaded.model
     canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
-    config = model.config
+    options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
     with torch.inference_mode():
-        for step in settings.decoding().decode(
-            policy.denoiser(model), canvas, text_vocabulary=config.text_vocab_size, cache=policy.cache
-        ):
-            ids_BS = step.ids_BS
-    return ids_BS[:, -settings.new_tokens :].clone().cpu()
+        *_, last = settings.decoding().decode(policy.denoiser(model), canvas, **options)
+    return last.ids_BS[:, -settings.new_tokens :].clone().cpu()

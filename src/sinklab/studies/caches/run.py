@@ -7,8 +7,9 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,11 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.loop import denoise
-from sinklab.studies.base import Work, columns_of
+from sinklab.studies.base import Work, check_fits, columns_of
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
+from sinklab.studies.processes import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,39 +35,18 @@ KINDS = ("full_ms", "partial_ms")
 that does not."""
 
 
-class _Noting:
-    """A denoiser that notes the bytes its session holds after each evaluation."""
-
-    def __init__(self, denoiser: Any) -> None:
-        self._denoiser = denoiser
-        self.held: list[int] = []
-
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        return self._denoiser(ids_BS, wanted_BS)
-
-    def session(self) -> Callable[[Tensor, Tensor, Any], Tensor]:
-        session = self._denoiser.session()
-
-        def noted(ids_BS: Tensor, wanted_BS: Tensor, columns: Any) -> Tensor:
-            logits_MV = session(ids_BS, wanted_BS, columns)
-            self.held.append(session.nbytes)
-            return logits_MV
-
-        return noted
-
-
 def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
     """Bytes of keys and values that an evaluation of the block attends to, as the session holds them.
 
     Without a cache nothing is held: the same number as with a dual cache is computed and dropped in every evaluation.
     """
-    noting = _Noting(model.denoiser())
+    session: Any = model.denoiser().session()
+    denoiser: Any = SimpleNamespace(session=lambda: session)
     cache = Policy("dual").cache if policy.cache is None else policy.cache
-    steps = denoise(noting, canvas, cache=cache, block_length=block_length)
     # the third evaluation is partial under every cache
-    for _ in itertools.islice(steps, 3):
-        pass
-    return noting.held[-1]
+    for _ in itertools.islice(denoise(denoiser, canvas, cache=cache, block_length=block_length), 3):
+        held = session.nbytes
+    return held
 
 
 def costs(
@@ -88,21 +69,17 @@ def costs(
         ids_1S = torch.randint(3, config.vocab_size - 1, (1, length), generator=generator)
         canvas = canvas_of(model, ids_1S.to(model.device), settings.new_tokens)
         taken: dict[Policy, list[list[float]]] = {policy: [] for policy in found}
-        for _ in range(settings.repeats):
-            for policy, turns in taken.items():
-                turns.append(_step_seconds(model, canvas, policy, settings.block_length))
-                if progress is not None:
-                    progress()
+        for _, policy in itertools.product(range(settings.repeats), found):
+            taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
+            if progress is not None:
+                progress()
         best = {policy: [min(turn) for turn in zip(*turns, strict=True)] for policy, turns in taken.items()}
-        seconds = {policy: sum(steps) for policy, steps in best.items()}
-        unit = seconds[found[0]]
-        for policy in found:
-            kinds = _kinds(best[policy], policy, settings.block_length)
-            token = 1e3 * seconds[policy] / settings.new_tokens
-            line = {"length": length, **asdict(policy), "ms_per_token": token, "ratio": seconds[policy] / unit}
-            line |= dict(zip(KINDS, kinds, strict=True))
-            held = held_bytes(model, canvas, policy, settings.block_length)
-            lines.append(line | {"held_bytes": held, "turns": settings.repeats})
+        for policy, steps in best.items():
+            line = {"length": length, **asdict(policy), "ms_per_token": 1e3 * sum(steps) / settings.new_tokens}
+            line["ratio"] = sum(steps) / sum(best[found[0]])
+            line |= dict(zip(KINDS, _kinds(steps, policy, settings.block_length), strict=True))
+            line["held_bytes"] = held_bytes(model, canvas, policy, settings.block_length)
+            lines.append(line | {"turns": settings.repeats})
     return columns_of(lines)
 
 
@@ -145,23 +122,17 @@ class Plan:
         return [policy for policy in self.found if policy.family != "window"]
 
 
-def prepared(loaded: Loaded, settings: CacheSettings) -> Plan:
+def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
     """What is compared, and the text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
     """
-    config: Any = loaded.model.config
+    progress.stage("reading text")
     if loaded.family != "diffusion":
         raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")
-    if config.mask_token_id is None:
-        raise ValueError(f"{loaded.name} has no mask token, so it cannot denoise; set mask_token_id in its config")
     lengths = settings.lengths or (settings.length,)
-    if (longest := max(settings.length, *lengths)) > config.text_positions:
-        raise ValueError(
-            f"canvases of {longest} tokens do not fit {loaded.name}, whose context is {config.text_positions}; lower "
-            "prompt_tokens, new_tokens or lengths"
-        )
+    check_fits(loaded, "caches", max(settings.length, *lengths), "lower prompt_tokens, new_tokens or lengths")
     batches = math.ceil(settings.rows / settings.batch)
     return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
 
@@ -202,8 +173,9 @@ def _write_texts(work: Work) -> None:
 def conclude(work: Work) -> None:
     """Write what follows from the tables, in which parts may be of an earlier process."""
     done, found, seed = open_run(work.run.path), work.plan.found, work.settings.seed
-    rows, texts = _by_policy(done.table("rows")), _by_policy(done.table("texts")) if work.settings.texts else None
-    work.run.table("policies", columns_of(_summary(rows, texts, found, seed)))
+    rows = _by_policy(done.table("rows"))
+    texts = _by_policy(done.table("texts")) if work.settings.texts else None
+    work.run.table("policies", columns_of(_summary(rows, texts, policy, seed) for policy in found))
     work.run.table("protection", columns_of(_protection(rows, found, seed)))
 
 
@@ -211,32 +183,21 @@ def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
     return table.set_index(["family", "keep", "sinks", "protect", "row"]).sort_index()
 
 
-def _summary(
-    rows: pd.DataFrame, texts: pd.DataFrame | None, found: Sequence[Policy], seed: int
-) -> list[dict[str, Any]]:
-    """Means over rows with 95 % intervals, a line per policy."""
-    lines = []
-    for policy in found:
-        line, key = {"label": policy.label, **asdict(policy)}, astuple(policy)
-        for metric in METRICS:
-            values_R = rows.loc[key][metric].to_numpy()
-            line[metric] = float(values_R.mean())
-            line[f"{metric}_low"], line[f"{metric}_high"] = bootstrap_mean(values_R, seed=seed)
-        line["agreement"] = math.nan
-        if texts is not None and policy.family != "window":
-            line["agreement"] = float(texts.loc[key]["agreement"].mean())
-        lines.append(line)
-    return lines
+def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy, seed: int) -> dict[str, Any]:
+    """Means over rows of one policy with 95 % intervals."""
+    line: dict[str, Any] = {"label": policy.label, **asdict(policy)}
+    for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
+        low, high = bootstrap_mean(values_R, seed=seed)
+        line |= {metric: float(values_R.mean()), f"{metric}_low": low, f"{metric}_high": high}
+    written = texts is not None and policy.family != "window"
+    return line | {"agreement": float(texts.loc[astuple(policy)]["agreement"].mean()) if written else math.nan}
 
 
-def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> list[dict[str, Any]]:
+def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> Iterator[dict[str, Any]]:
     """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per pair and metric."""
-    lines = []
     for policy, bare in pairs(found):
         apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
-        for metric in METRICS:
-            delta_R = apart[metric].to_numpy()
+        for metric, delta_R in apart[[*METRICS]].items():
             low, high = bootstrap_mean(delta_R, seed=seed)
             line = {"metric": metric, "difference": float(delta_R.mean()), "low": low, "high": high}
-            lines.append(asdict(policy) | line | {"rows": len(delta_R)})
-    return lines
+            yield asdict(policy) | line | {"rows": len(delta_R)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,9 +23,8 @@ from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
 from sinklab.sinks.states import MASKED, PROMPT
-from sinklab.studies.base import columns_of
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
-from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.studies.contents.study import ContentsSettings
 
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
@@ -127,7 +127,8 @@ class Sampled:
     """What was kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
 
     layers: tuple[int, ...]
-    rows: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    rows: dict[int, list[pd.DataFrame]] = field(default_factory=lambda: defaultdict(list))
+    """Layer -> rows of the table ``samples``, a frame a step."""
     states: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     last: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     looks: list[dict[str, Any]] = field(default_factory=list)
@@ -196,24 +197,23 @@ def _sample(
     ids_W = torch.tensor(moment.ids_S[open_S & ~masked_S], device=embedding.device)
     kept.blocks[moment.index] = moment.block
     kept.committed[moment.index] = embedding[ids_W].float().mean(0).cpu()
-    received_LHS = received_LHK[..., -len(place_S) :]
     for layer in kept.layers:
         # what leaves the last layer is read at the sinks of the last layer
         attention = min(layer, len(heads_LS) - 1)
         sink_S = heads_LS[attention] > 0
         pairs_P2 = matched_pairs(sink_S, place_S, moment.ids_S, random, settings.pairs)
         kept.looks += _looks(about["step"], layer, place_S, sink_S, pairs_P2)
-        first = sum(len(part) for part in kept.states[layer]) // 2
-        for number, position in enumerate(pairs_P2.reshape(-1).tolist()):
-            row = {"layer": layer, "pair": first + number // 2, "population": POPULATIONS[number % 2]}
-            row |= {"place": PLACES[place_S[position]], "position": position}
-            row |= {"token_now": int(moment.ids_S[position]), "heads": int(heads_LS[attention, position])}
-            row["received"] = float(received_LHS[attention, :, position].max())
-            kept.rows[layer].append(about | row)
-        at_N = torch.as_tensor(pairs_P2.reshape(-1))
+        at_N = pairs_P2.reshape(-1)
+        if len(at_N):
+            first = sum(map(len, kept.rows[layer])) // 2
+            row = {"layer": layer, "pair": first + np.arange(len(at_N)) // 2}
+            row |= {"population": np.resize(POPULATIONS, len(at_N)), "place": np.array(PLACES)[place_S[at_N]]}
+            row |= {"position": at_N, "token_now": moment.ids_S[at_N], "heads": heads_LS[attention, at_N]}
+            row["received"] = received_LHK[attention][:, at_N - len(place_S)].max(0).astype(float)
+            kept.rows[layer].append(pd.DataFrame(about | row))
         for part, depth in ((kept.states, layer), (kept.last, states.layers)):
             depth_SD = states.depths_BSD[depth][0]
-            part[layer].append(depth_SD[at_N.to(depth_SD.device)].float().cpu())
+            part[layer].append(depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu())
     _sample_added(kept, received_LHK, recording.prefix, states, moment.index)
 
 
@@ -245,25 +245,24 @@ def _sample_added(kept: Sampled, received_LHK: np.ndarray, prefix: int, states: 
         kept.added_states.append(torch.stack(states.added_ND).cpu())
 
 
-def samples_table(kept: Sampled, text: int, lens: LogitLens, shift: int) -> dict[str, list[Any]]:
+def samples_table(kept: Sampled, text: int, lens: LogitLens, shift: int) -> pd.DataFrame:
     """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that of the logits.
 
     `token` is what was finally written at the position; the lens is asked for that of position + shift (−1, and NaN in
     its measures, behind the end).
     """
-    table = list[dict[str, Any]]()
+    tables = []
     for layer, rows in kept.rows.items():
-        if not rows:
-            continue
+        table = pd.concat(rows, ignore_index=True)
+        table.insert(0, "text", text)
+        position_N = table["position"].to_numpy()
+        wanted_N = np.append(kept.final_S, -1)[np.minimum(position_N + shift, len(kept.final_S))]
         states_ND, last_ND = torch.cat(kept.states[layer]), torch.cat(kept.last[layer])
-        read = [row["position"] + shift for row in rows]
-        wanted = [int(kept.final_S[place]) if place < len(kept.final_S) else -1 for place in read]
-        frequent = torch.tensor([row["frequent"] for row in rows])
-        found = lens.measures(states_ND, last_ND, torch.tensor(wanted), frequent) | {"norm": states_ND.norm(dim=1)}
-        for number, row in enumerate(rows):
-            measures = {name: float(values_N[number]) for name, values_N in found.items()}
-            table.append({"text": text, **row, "token": int(kept.final_S[row["position"]])} | measures)
-    return columns_of(table)
+        found = lens.measures(states_ND, last_ND, torch.tensor(wanted_N), torch.tensor(table["frequent"].to_numpy()))
+        found["norm"] = states_ND.norm(dim=1)
+        measures = {name: values_N.double().numpy() for name, values_N in found.items()}
+        tables.append(table.assign(token=kept.final_S[position_N], **measures))
+    return pd.concat(tables, ignore_index=True)
 
 
 def content_arrays(
@@ -272,7 +271,7 @@ def content_arrays(
     """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the mean embeddings of what is
     written and of the next block, NaN where nothing is written, and in the last block. With the names of their axes.
     """
-    found = {f"layer{layer}": torch.cat(kept.states[layer]) for layer in kept.layers if kept.rows[layer]}
+    found = {f"layer{layer}": torch.cat(kept.states[layer]) for layer in kept.rows}
     embedding = _embedding(task)
     written = torch.tensor(kept.final_S[kept.open_S], device=embedding.device)
     length = settings.block_length or max(len(written), 1)

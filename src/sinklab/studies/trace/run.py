@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sinklab.caching.policies import EvictingCache
 from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.tokens import special_roles
+from sinklab.records.reading import Run
 from sinklab.registry import interventions
 from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, heldout_rows
 from sinklab.scoring.prompts import encode
@@ -15,8 +17,8 @@ from sinklab.scoring.writing import sample_seed, seeded
 from sinklab.studies.base import Work, heldout_text
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.recording import Selection
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.writing import write_sample
+from sinklab.studies.trace.study import StudySettings
+from sinklab.studies.trace.writing import agreement, write_sample
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Plan:
     """The text to score."""
 
 
-def prepared(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
+def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
     """The texts to write and the text to score. Raises ValueError for what can be refused without running the model."""
     selection = Selection.of(loaded.model.config, settings)
     return Plan(selection, _tasks(loaded, settings), _heldout_rows(loaded, settings, progress))
@@ -121,3 +123,35 @@ def score(work: Work) -> None:
     count = work.progress.counter(1 + 2 * len(set(settings.ks) - {0}))
     table = heldout_curve(work.loaded, work.plan.text, ks=settings.ks, seed=settings.seed or 0, progress=count)
     work.run.table("heldout", table)
+
+
+def mask_sentences(runs: list[Run]) -> list[str]:
+    """What each intervention of `mask` removed, and how the texts changed."""
+    plain, masked = runs
+    table = masked.table("removals")
+    lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]
+    for edit, rows in table.groupby("edit", sort=False):
+        facts = [f"{rows['removed'].mean():.3g} keys per head in {rows['forward'].nunique()} forwards"]
+        for column, text in (
+            ("mass", "attention mass of the selected keys {:.1f} %"),
+            ("realised", "mass actually removed {:.1f} %"),
+        ):
+            if column in rows and rows[column].notna().any():
+                facts.append(text.format(100 * rows[column].mean()))
+        if "overlap" in rows and rows["overlap"].notna().any():
+            facts.append(f"overlap with the selection of the step before {rows['overlap'].mean():.2f}")
+        lines.append(f"removed by {edit}: {'; '.join(facts)}")
+    if table.empty:
+        lines.append("removed: nothing")
+    pairs = list(zip(_written(plain), _written(masked), strict=True))
+    mean = sum(agreement(one["token_ids"], other["token_ids"]) for one, other in pairs) / len(pairs)
+    lines.append(f"token agreement with the unedited run: {100 * mean:.1f} %")
+    for one, other in pairs:
+        lines += [f"  plain:  {' '.join(one['completion'].split())}"]
+        lines += [f"  masked: {' '.join(other['completion'].split())}"]
+    return lines
+
+
+def _written(run: Run) -> list[dict[Any, Any]]:
+    table = run.table("generations")
+    return table[table["masked_sinks"] == 0].to_dict("records")

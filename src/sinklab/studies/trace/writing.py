@@ -18,9 +18,9 @@ from sinklab.registry import interventions
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import DEFAULT
-from sinklab.studies.base import text_of
+from sinklab.studies.base import columns_of, text_of
 from sinklab.studies.processes import Meter
-from sinklab.studies.trace.recording import DTYPES, Recorder, Selection, dims_of_maps
+from sinklab.studies.trace.recording import DTYPES, Recorder, Selection
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,20 @@ class Truncation:
         before_LHK = np.maximum(score_TLHK[0], 0)
         hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
         inside_LH = (main_TLH[0] >= hidden.start) & (main_TLH[0] < hidden.stop)
-        lost_LH = inside_LH & (best_TLH[0] > limit_T[0])
-        after = slice(1, None)
-        shape = main_TLH[after].shape
-        steps_T = arrays["step_number"][after]
-
-        def rows(values: Any) -> np.ndarray:
-            return np.broadcast_to(values, shape).reshape(-1)
-
-        return {
-            "sample": np.full(int(np.prod(shape)), sample),
-            "step": rows(steps_T[:, None, None]),
-            "layer": rows(np.array(selection.layers)[None, :, None]),
-            "head": rows(np.array(selection.heads)[None, None, :]),
-            "hidden_share_before": rows(hidden_LH[None]),
-            "main_before": rows(main_TLH[:1]),
-            "score_before": rows(best_TLH[:1]),
-            "lost": rows(lost_LH[None]),
-            "main_after": rows(main_TLH[after]),
-            "score_after": rows(best_TLH[after]),
-            "recovered": rows(best_TLH[after] > limit_T[after, None, None]),
+        columns: dict[str, Any] = {
+            "sample": sample,
+            "step": arrays["step_number"][1:, None, None],
+            "layer": np.array(selection.layers)[:, None],
+            "head": np.array(selection.heads),
+            "hidden_share_before": hidden_LH,
+            "main_before": main_TLH[0],
+            "score_before": best_TLH[0],
+            "lost": inside_LH & (best_TLH[0] > limit_T[0]),
+            "main_after": main_TLH[1:],
+            "score_after": best_TLH[1:],
+            "recovered": best_TLH[1:] > limit_T[1:, None, None],
         }
+        return {name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1) for name, values in columns.items()}
 
 
 def truncated(task: Task, steps: int) -> Truncation:
@@ -127,12 +120,13 @@ def write_sample(
     """Write everything about one sample as part `sample` of the run; its texts last, so that they mark the end."""
     recorder = Recorder(task, selection)
     moments, log = follow(task, meter, recorder)
-    arrays = recorder.arrays()
-    if arrays:
+    if arrays := recorder.arrays():
         dims = {name: recorder.dims(name) for name in arrays}
         run.arrays("attention", arrays, dims, dtype=DTYPES, part=sample)
     if recorder.maps:
-        run.arrays("maps", recorder.maps, dims_of_maps(recorder.maps), part=sample)
+        # each map has axes of its own: their sizes differ
+        axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
+        run.arrays("maps", recorder.maps, axes, part=sample)
     run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
     run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
     if task.edits:
@@ -147,7 +141,7 @@ def write_sample(
     if task.settings.truncate:
         meter.stage(f"writing sample {sample + 1} again with the middle of its context hidden")
         _write_truncated(run, task, sample, selection, moments, meter)
-    run.table("generations", {key: [row[key] for row in generations] for key in generations[0]}, part=sample)
+    run.table("generations", columns_of(generations), part=sample)
 
 
 def _write_truncated(
@@ -157,25 +151,18 @@ def _write_truncated(
     recorder = Recorder(plan.task(task), selection)
     moments, log = follow(plan.task(task), meter, recorder, plan.edit)
     run.table("truncation", plan.table(recorder.arrays(), selection, sample), part=sample)
-    texts = {
-        "sample": [sample],
-        "prompt": [task.prompt.text],
-        "completion": [text_of(task.loaded, moments[-1].written)],
-        "token_ids": [moments[-1].written.tolist()],
-        "agreement": [agreement(whole[-1].written, moments[-1].written)],
-        "start": [plan.start],
-        "stop": [plan.stop],
-        "step": [plan.step],
-        "idle": [" ".join(log.idle)],
-    }
-    run.table("truncated", texts, part=sample)
+    written = moments[-1].written
+    text = {"sample": sample, "prompt": task.prompt.text, "completion": text_of(task.loaded, written)}
+    text |= {"token_ids": written.tolist(), "agreement": agreement(whole[-1].written, written)}
+    text |= {"start": plan.start, "stop": plan.stop, "step": plan.step, "idle": " ".join(log.idle)}
+    run.table("truncated", columns_of([text]), part=sample)
 
 
 def agreement(one: np.ndarray, other: np.ndarray) -> float:
     """The share of positions at which two completions hold the same token; the longer one counts."""
-    length = max(len(one), len(other))
-    common = min(len(one), len(other))
-    return float((np.asarray(one)[:common] == np.asarray(other)[:common]).sum() / length) if length else 1.0
+    same = sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
+    longer = max(len(one), len(other))
+    return float(same / longer) if longer else 1.0
 
 
 def _generation(task: Task, sample: int, moments: list[Moment], k: int, log: InterventionLog) -> dict[str, Any]:
@@ -198,28 +185,22 @@ def _tokens(task: Task, moments: list[Moment], sample: int, roles: Mapping[int, 
     """What stood at each position before each recorded step."""
     kept = [moment for moment in moments if task.settings.records(moment.index)]
     lengths = [len(moment.ids_S) for moment in kept]
-    ids = np.concatenate([moment.ids_S for moment in kept]) if kept else np.empty(0, np.int64)
-    states = np.concatenate([moment.state_S for moment in kept]) if kept else np.empty(0, np.int8)
-    positions = np.concatenate([np.arange(length) for length in lengths]) if kept else np.empty(0, np.int64)
-    different, place = np.unique(ids, return_inverse=True)
-    loaded = task.loaded
-    if loaded.tokenizer is None:
-        texts = [f"⟨{token_id}⟩" for token_id in different.tolist()]
-    else:
-        texts = [str(loaded.tokenizer.decode([token_id])) for token_id in different.tolist()]
-    special = [roles.get(token_id, "") for token_id in different.tolist()]
-    template_S = np.zeros(int(positions.max(initial=-1)) + 1, dtype=bool)
-    flags = task.prompt.template[: len(template_S)]
-    template_S[: len(flags)] = flags
+    ids = np.concatenate([np.empty(0, np.int64), *(moment.ids_S for moment in kept)])
+    states = np.concatenate([np.empty(0, np.int8), *(moment.state_S for moment in kept)])
+    positions = np.concatenate([np.empty(0, np.int32), *(np.arange(length, dtype=np.int32) for length in lengths)])
+    different, number = np.unique(ids, return_inverse=True)
+    tokenizer = task.loaded.tokenizer
+    texts = [str(tokenizer.decode([one])) if tokenizer else f"⟨{one}⟩" for one in different.tolist()]
+    special = [roles.get(one, "") for one in different.tolist()]
     return {
         "sample": np.full(len(ids), sample),
         "step": np.repeat([moment.index for moment in kept], lengths).astype(np.int64),
-        "position": positions.astype(np.int32),
+        "position": positions,
         "token_id": ids,
-        "text": np.array(texts, dtype=object)[place],
+        "text": np.array(texts, dtype=object)[number],
         "state": np.array(STATES, dtype=object)[states],
-        "special": np.array(special, dtype=object)[place],
-        "template": template_S[positions],
+        "special": np.array(special, dtype=object)[number],
+        "template": np.isin(positions, np.flatnonzero(task.prompt.template)),
     }
 
 
