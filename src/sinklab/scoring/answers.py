@@ -15,7 +15,7 @@ from sinklab.probing.tracing import trace
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.scoring.text_ends import ended
-from sinklab.scoring.writing import Writer, Writing, WritingRequest, seeded
+from sinklab.scoring.writing import Writer, Writing, WritingRequest, is_random, seeded
 
 DRAWING_RULES = ("random", "positional", "origin")
 DYNAMIC_SCHEDULES = ("threshold", "factor", "entropy_bound")
@@ -28,7 +28,7 @@ def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     another under something that counts forwards.
     """
     draws = settings.temperature > 0 or bool(settings.alg_temp) or settings.rule in DRAWING_RULES
-    draws = draws or settings.pooled or any(getattr(edit, "control", None) == "random" for edit in edits)
+    draws = draws or settings.pooled or is_random(edits)
     return draws or (settings.schedule in DYNAMIC_SCHEDULES and (bool(edits) or settings.cache != "none"))
 
 

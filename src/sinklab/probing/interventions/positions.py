@@ -47,6 +47,16 @@ class MaskPositions(LayerIntervention):
         one_of("removal", self.removal, REMOVALS)
         super().__post_init__()
 
+    @property
+    def first_step(self) -> int:
+        """The first step in which it acts, from 0."""
+        return (self.steps or (0,))[0] or 0
+
+    @property
+    def last_position(self) -> int:
+        """The last position that it names."""
+        return self.positions[-1]
+
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         return _PositionHandler(self, log, forwards_per_step, self)
 
@@ -76,6 +86,16 @@ class TruncateContext:
                 f"start and stop enclose the positions to hide, got {self.start} and {self.stop}: stop is larger"
             )
 
+    @property
+    def first_step(self) -> int:
+        """The first step in which it acts, from 0."""
+        return self.step
+
+    @property
+    def last_position(self) -> int:
+        """The last position that it names."""
+        return self.stop - 1
+
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
         hidden = MaskPositions(tuple(range(self.start, self.stop)), steps=(self.step, None))
@@ -95,8 +115,7 @@ class _PositionHandler(KeyHandler):
     options: MaskPositions
 
     def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
-        first, self.stop = options.steps or (0, None)
-        self.first = first or 0
+        self.first, self.stop = options.first_step, options.steps and options.steps[1]
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
 
