@@ -39,7 +39,7 @@ def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple
         ValueError: for an edit that begins after the first step.
     """
     for edit in edits:
-        if (first := getattr(edit, "first_step", 0)) > 0:
+        if (first := extent_of(edit)[0]) > 0:
             raise ValueError(
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
                 "change nothing; leave out its step"
@@ -49,11 +49,16 @@ def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple
     )
 
 
+def extent_of(edit: Intervention) -> tuple[int, int]:
+    """The first step in which an edit acts, and the last position that it names; -1 where it names none."""
+    return getattr(edit, "extent", (0, -1))
+
+
 def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> None:
     """Raise ValueError for named positions that the shortest of texts of these lengths does not have."""
     shortest = min(lengths, default=math.inf)
     for edit in edits:
-        if (last := getattr(edit, "last_position", -1)) >= shortest:
+        if (last := extent_of(edit)[1]) >= shortest:
             raise ValueError(
                 f"{interventions.name_of(edit)} names position {last}, but the shortest text to score has {shortest} "
                 f"tokens; name positions below {shortest}, or leave out the short texts"

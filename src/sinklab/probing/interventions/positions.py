@@ -48,14 +48,9 @@ class MaskPositions(LayerIntervention):
         super().__post_init__()
 
     @property
-    def first_step(self) -> int:
-        """The first step in which it acts, from 0."""
-        return (self.steps or (0,))[0] or 0
-
-    @property
-    def last_position(self) -> int:
-        """The last position that it names."""
-        return self.positions[-1]
+    def extent(self) -> tuple[int, int]:
+        """The first step in which it acts, and the last position that it names."""
+        return (self.steps or (0,))[0] or 0, self.positions[-1]
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         return _PositionHandler(self, log, forwards_per_step, self)
@@ -87,14 +82,9 @@ class TruncateContext:
             )
 
     @property
-    def first_step(self) -> int:
-        """The first step in which it acts, from 0."""
-        return self.step
-
-    @property
-    def last_position(self) -> int:
-        """The last position that it names."""
-        return self.stop - 1
+    def extent(self) -> tuple[int, int]:
+        """The first step in which it acts, and the last position that it names."""
+        return self.step, self.stop - 1
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
@@ -115,7 +105,7 @@ class _PositionHandler(KeyHandler):
     options: MaskPositions
 
     def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
-        self.first, self.stop = options.first_step, options.steps and options.steps[1]
+        self.first, self.stop = options.extent[0], options.steps and options.steps[1]
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
 

@@ -15,6 +15,7 @@ from lm_eval.api.registry import register_model
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.registry import interventions
 from sinklab.scoring.answers import write_batch
+from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.task import check_cache, denoising_only
 from sinklab.scoring.writing import WritingRequest
@@ -165,21 +166,7 @@ class SinklabLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The messages in the model's chat format. Raises ValueError where it cannot be used."""
-        from jinja2 import TemplateError
-
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    chat_history,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
-            )
-        except TemplateError as error:
-            raise ValueError(
-                f"the chat format of {self.loaded.name} cannot be used: {error}; leave out --chat"
-            ) from error
+        return in_chat(self.loaded, chat_history, answered=add_generation_prompt)
 
     # -- requests
 
