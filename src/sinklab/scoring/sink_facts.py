@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.recording import Recording
@@ -29,10 +30,8 @@ class SinkFacts:
         self._rule = rule
         # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not inferred
         self._pad_B, self._prefix = pad_B.cpu(), prefix
-        self._sums: dict[str, Tensor] = {}
         self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)
-        self._places_BLK = torch.zeros(len(pad_B), 0, 0, dtype=torch.int64)
-        self._states_BLG = torch.zeros(0)
+        self._sums: dict[str, Tensor] = {}
 
     def add(
         self, recording: Recording, statistic: str, state_BS: Tensor, active_B: Tensor, log: InterventionLog | None
@@ -67,17 +66,14 @@ class SinkFacts:
         self._steps_B += active_B
         self._sum("share", best_BLH.mean(-1) * weight_B1)
         self._sum("sinks", sinks_BLH.float().mean(-1) * weight_B1)
-        self._sum("any_sink", (sinks_BLH > 0).float().mean(-1) * weight_B1)
-        places_BLK = torch.zeros(rows, layers, keys, dtype=torch.int64)
-        ones_BLH = active_B[:, None, None].long().expand(rows, layers, heads)
-        places_BLK.scatter_add_(2, main_BLH, ones_BLH)
-        self._places_BLK = _added(self._places_BLK, places_BLK)
+        self._sum("with_sink", (sinks_BLH > 0).float().mean(-1) * weight_B1)
         prefix_BK = torch.full((rows, self._prefix), PLACES.index("sink"), dtype=torch.int64)
         state_BK = torch.cat([prefix_BK, state_BS.cpu().long()], 1)
         state_BLH = state_BK[:, None, :].expand(rows, layers, keys).gather(2, main_BLH)
-        states_BLG = torch.zeros(rows, layers, len(PLACES), dtype=torch.int64)
-        states_BLG.scatter_add_(2, state_BLH.clamp(min=0), ones_BLH)
-        self._states_BLG = states_BLG if not len(self._states_BLG) else self._states_BLG + states_BLG
+        ones_BLH = active_B[:, None, None].long().expand(rows, layers, heads)
+        for name, where_BLH, size in (("places", main_BLH, keys), ("states", state_BLH.clamp(min=0), len(PLACES))):
+            counts = torch.zeros(rows, layers, size, dtype=torch.int64)
+            self._sum(name, counts.scatter_add_(2, where_BLH, ones_BLH))
 
     def _removed(self, log: InterventionLog, rows: int, layers: int, active_B: Tensor) -> None:
         taken_BL, seen_BL = torch.zeros(rows, layers), torch.zeros(rows, layers)
@@ -93,8 +89,12 @@ class SinkFacts:
         self._sum("removed", taken_BL)
         self._sum("removed_steps", seen_BL)
 
-    def _sum(self, name: str, value_BL: Tensor) -> None:
-        self._sums[name] = self._sums[name] + value_BL if name in self._sums else value_BL
+    def _sum(self, name: str, value: Tensor) -> None:
+        before = self._sums.get(name, torch.zeros_like(value))
+        # a text that grows has more keys each time
+        width = max(before.shape[-1], value.shape[-1])
+        before, value = (pad(part, (0, width - part.shape[-1])) for part in (before, value))
+        self._sums[name] = before + value
 
     def row(self, row: int) -> list[dict[str, Any]]:
         """The facts of one row, one entry a layer; empty where no step was recorded.
@@ -111,34 +111,14 @@ class SinkFacts:
         if not steps:
             return []
         facts = []
-        for layer in range(self._places_BLK.shape[1]):
-            places_K, states_G = self._places_BLK[row, layer], self._states_BLG[row, layer]
+        sums = {name: value[row] for name, value in self._sums.items()}
+        for layer, (places_K, states_G) in enumerate(zip(sums["places"], sums["states"], strict=True)):
             total, column = int(places_K.sum()), int(places_K.argmax())
-            position = -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
-            removed = None
-            if "removed" in self._sums and (seen := float(self._sums["removed_steps"][row, layer])):
-                removed = float(self._sums["removed"][row, layer]) / seen
-            facts.append(
-                {
-                    "layer": layer,
-                    "steps": steps,
-                    "share": float(self._sums["share"][row, layer]) / steps,
-                    "sinks": float(self._sums["sinks"][row, layer]) / steps,
-                    "with_sink": float(self._sums["any_sink"][row, layer]) / steps,
-                    "main_position": position,
-                    "main_constancy": int(places_K.max()) / total,
-                    "positions": int((places_K > 0).sum()),
-                    **{f"in_{name}": int(states_G[place]) / total for place, name in enumerate(PLACES)},
-                    "removed": removed,
-                }
-            )
+            seen = float(sums["removed_steps"][layer]) if "removed" in sums else 0.0
+            fact: dict[str, Any] = {"layer": layer, "steps": steps}
+            fact |= {name: float(sums[name][layer]) / steps for name in ("share", "sinks", "with_sink")}
+            fact["main_position"] = -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
+            fact |= {"main_constancy": int(places_K.max()) / total, "positions": int((places_K > 0).sum())}
+            fact |= {f"in_{name}": int(count) / total for name, count in zip(PLACES, states_G, strict=True)}
+            facts.append(fact | {"removed": float(sums["removed"][layer]) / seen if seen else None})
         return facts
-
-
-def _added(one_BLK: Tensor, other_BLK: Tensor) -> Tensor:
-    """The sum of two counts; a text that grows has more keys each time."""
-    if not one_BLK.numel():
-        return other_BLK
-    width = max(one_BLK.shape[-1], other_BLK.shape[-1])
-    wide = [torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in (one_BLK, other_BLK)]
-    return wide[0] + wide[1]
