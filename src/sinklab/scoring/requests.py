@@ -45,16 +45,20 @@ class Request:
 
 def check_model(loaded: Loaded, cfg_scale: float) -> None:
     """Raise ValueError for a diffusion model without mask token, and guidance of an autoregressive one."""
-    config: Any = loaded.model.config
-    if loaded.family != "diffusion":
-        if cfg_scale:
-            raise ValueError(
-                f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
-                f"{loaded.family}; leave out cfg_scale"
-            )
-    elif config.mask_token_id is None:
+    needs_mask(loaded, "a score")
+    if cfg_scale and loaded.family != "diffusion":
         raise ValueError(
-            f"a score needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
+            f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
+            f"{loaded.family}; leave out cfg_scale"
+        )
+
+
+def needs_mask(loaded: Loaded, what: str) -> None:
+    """Raise ValueError for a diffusion model without a mask token, and say what needs one."""
+    config: Any = loaded.model.config
+    if loaded.family == "diffusion" and config.mask_token_id is None:
+        raise ValueError(
+            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
         )
 
 

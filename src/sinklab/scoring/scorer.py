@@ -44,9 +44,7 @@ def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple
                 f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
                 "change nothing; leave out its step"
             )
-    return tuple(
-        edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in edits
-    )
+    return tuple(edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in edits)
 
 
 def extent_of(edit: Intervention) -> tuple[int, int]:

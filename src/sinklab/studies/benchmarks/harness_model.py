@@ -17,7 +17,7 @@ from sinklab.registry import interventions
 from sinklab.scoring.answers import write_batch
 from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
-from sinklab.scoring.task import check_cache, denoising_only
+from sinklab.scoring.task import check_decoding
 from sinklab.scoring.writing import WritingRequest
 from sinklab.studies.benchmarks import requests as scored_requests
 from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
@@ -84,24 +84,13 @@ class SinklabLM(TemplateLM):
 
     def _check(self) -> None:
         """Refuse what this model cannot do, before anything runs."""
-        settings, name = self.settings, self.loaded.name
-        config: Any = self.loaded.model.config
+        settings = self.settings
         if settings.chat and self.tokenizer.chat_template is None:
-            raise ValueError(f"{name} has no known chat format; leave out --chat")
-        if not self.is_diffusion:
-            # blocks are the default protocol, also of a run over several models
-            if surplus := [field for field in denoising_only(settings) if field != "block_length"]:
-                raise ValueError(
-                    f"{name} is autoregressive and writes token after token: {surplus[0]} can be set for diffusion "
-                    "models only; leave it out"
-                )
-            return
-        if config.mask_token_id is None:
-            raise ValueError(
-                f"a benchmark needs a model with a mask token, but {name} has mask_token_id None; set it in its config"
-            )
-        settings.values()
-        check_cache(self.edits, settings.cache)
+            raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")
+        # blocks are the default protocol, also of a run over several models
+        check_decoding(self.loaded, settings, self.edits, "block_length")
+        if self.is_diffusion:
+            settings.values()
 
     # -- who and where
 
