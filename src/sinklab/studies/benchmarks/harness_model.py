@@ -5,7 +5,7 @@ Importing this module registers it: `lm_eval --model sinklab --model_args pretra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,21 @@ from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.registry import interventions
-from sinklab.scoring.answers import write_batch
 from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.task import check_decoding
-from sinklab.scoring.writing import WritingRequest
-from sinklab.studies.benchmarks import requests as scored_requests
-from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
+from sinklab.studies.benchmarks.requests import (
+    Part,
+    continuations,
+    rolled,
+    scored,
+    whole_texts,
+    writing_jobs,
+    written,
+)
 from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
 from sinklab.studies.processes import Processes, Progress, as_progress
-from sinklab.studies.request_cache import RequestCache, request_number
+from sinklab.studies.request_cache import RequestCache
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 
@@ -159,21 +164,28 @@ class SinklabLM(TemplateLM):
 
     # -- requests
 
-    def counted(self, doing: str, things: str, total: int, done: int) -> Callable[[int], None]:
-        """Begin to tell how far a stage is; to be called with the number of things that were done."""
-        self.progress.stage(f"{doing} {total} {things}" + (f", {done} of them there already" if done else ""))
+    def answers(
+        self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Part]]
+    ) -> list[dict[str, Any]]:
+        """The answers to requests, in their order, kept for the tables.
+
+        Args:
+            asked: requests, made of lm-eval's.
+            doing: what is done with so many of them, such as "writing {} answers".
+            answer: gives what is not in the cache, part by part; each is kept as it comes.
+        """
+        names = {each.key: each for each in asked}
+        todo = [each for key, each in names.items() if self.cache.get(key) is None]
+        total, done = len(names), len(names) - len(todo)
+        self.progress.stage(doing.format(total) + (f", {done} of them there already" if done else ""))
         self.progress.count(done, total)
-
-        def count(more: int) -> None:
-            nonlocal done
-            done += more
+        for part in answer(self, todo):
+            self.cache.add(part)
+            done += len(part)
             self.progress.count(done, total)
-
-        return count
-
-    def tell(self, document: tuple[str, int], number: int, answer: dict[str, Any]) -> None:
-        """Keep the answer to a document's request of this number for the tables."""
-        self.told[(*document, number)] = answer
+        for each in asked:
+            self.told[(*each.document, each.number)] = self.cache.get(each.key) or {}
+        return [self.cache.get(each.key) or {} for each in asked]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, each up to its end.
@@ -181,28 +193,8 @@ class SinklabLM(TemplateLM):
         Raises:
             ValueError: for settings that the decoder refuses, and interventions that do not fit a prompt.
         """
-        jobs = writing_jobs(self, requests)
-        todo = [job for job in jobs if self.cache.get(job.key) is None]
-        names = {job.key for job in jobs}
-        done = len(names) - len({job.key for job in todo})
-        counted = self.counted("writing", "answers", len(names), done)
-        for batch in batches(self, todo):
-            self.cache.add(self._written(batch))
-            counted(len(batch))
-        answers = [self.cache.get(job.key) or {} for job in jobs]
-        for job, answer in zip(jobs, answers, strict=True):
-            self.tell((job.task, job.document), 0, answer)
+        answers = self.answers(writing_jobs(self, requests), "writing {} answers", written)
         return [str(answer["text"]) for answer in answers]
-
-    def _written(self, batch: list[Job]) -> dict[str, dict[str, Any]]:
-        first = batch[0]
-        asked = [WritingRequest(job.ids, job.until, request_number(self.settings.seed or 0, job.key)) for job in batch]
-        written = write_batch(self.loaded, asked, first.settings, first.new_tokens, self.edits, watch=first.watched)
-        return {
-            job.key: {"text": answer.text, "tokens": len(answer.ids), "steps": answer.steps}
-            | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(answer.sinks)}
-            for job, answer in zip(batch, written, strict=True)
-        }
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability of each continuation in nats, and whether it is what greedy decoding writes.
@@ -210,12 +202,13 @@ class SinklabLM(TemplateLM):
         The choices of one question share their random numbers. Whether a continuation is greedy is asked only where it
         is the only one of its document: of several choices, none of the common metrics reads it.
         """
-        answers = scored_requests.scored(self, requests)
+        answers = self.answers(continuations(self, requests), "scoring {} continuations", scored)
         return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo bound."""
-        return [float(answer["logprob"]) for answer in scored_requests.rolled(self, requests)]
+        answers = self.answers(whole_texts(self, requests), "scoring {} texts", rolled)
+        return [float(answer["logprob"]) for answer in answers]
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

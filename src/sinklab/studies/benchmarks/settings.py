@@ -142,6 +142,10 @@ class EvalSettings(DecodingSettings, Checked):
             for spec in specs
         )
 
+    def watches(self, document: int) -> bool:
+        """Whether the attention of this document's runs is recorded: by its number, in whichever process it is."""
+        return self.record_sinks is None or document < self.record_sinks
+
     def kept(self) -> dict[str, Any]:
         """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in free_fields(self)}

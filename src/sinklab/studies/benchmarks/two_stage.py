@@ -27,7 +27,7 @@ from sinklab.scoring.text_ends import ended
 from sinklab.scoring.writing import Writing, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import hub_failure, needs_lm_eval
-from sinklab.studies.benchmarks.requests import is_watched
+from sinklab.studies.benchmarks.requests import Asked, Part
 from sinklab.studies.benchmarks.rows import rows_of, source_of
 from sinklab.studies.benchmarks.settings import BATCH, LENGTH, TWO_STAGE, two_stage_settings
 from sinklab.studies.request_cache import request_key
@@ -273,28 +273,31 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
     Raises:
         ValueError: as `TwoStage` does.
     """
-    settings = model.settings
-    unit = BATCH if settings.published else 1
-    numbers = [number for number in range(len(documents)) if number // unit % model.world_size == model.rank]
-    keys = {number: request_key(TWO_STAGE, number, documents[number]["question"]) for number in numbers}
-    open_units = {number // unit for number in numbers if model.cache.get(keys[number]) is None}
-    todo = [number for number in numbers if number // unit in open_units]
-    counted = model.counted(f"{TWO_STAGE}: answering", "questions", len(numbers), len(numbers) - len(todo))
-    if todo:
+    unit = BATCH if model.settings.published else 1
+    asked = {
+        number: Asked(key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number))
+        for number, document in enumerate(documents)
+        if number // unit % model.world_size == model.rank
+    }
+
+    def answered(model: SinklabLM, todo: Sequence[Asked]) -> Iterator[Part]:
+        settings = model.settings
+        missing = {each.document[1] for each in todo}
+        numbers = [number for number in asked if number // unit in {one // unit for one in missing}]
         protocol = TwoStage(
             model.loaded,
             settings=two_stage_settings(settings, published=settings.published),
             published=settings.published,
             edits=model.edits,
             batch=settings.batch,
-            watch=lambda number: not settings.published and is_watched(settings, number),
+            watch=lambda number: not settings.published and settings.watches(number),
         )
-        for answer in protocol.answers([documents[number]["question"] for number in todo], todo):
-            kept = {name: value for name, value in asdict(answer).items() if name != "number"}
-            model.cache.add({keys[answer.number]: kept | {"sinks": list(answer.sinks)}})
-            counted(1)
-    for number, key in keys.items():
-        model.tell((TWO_STAGE, number), 0, model.cache.get(key) or {})
+        for answer in protocol.answers([documents[number]["question"] for number in numbers], numbers):
+            if answer.number in missing:
+                kept = {name: value for name, value in asdict(answer).items() if name != "number"}
+                yield {asked[answer.number].key: kept | {"sinks": list(answer.sinks)}}
+
+    model.answers([*asked.values()], f"{TWO_STAGE}: answering {{}} questions", answered)
 
 
 def rows(
