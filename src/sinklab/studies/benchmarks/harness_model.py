@@ -83,6 +83,9 @@ class SinklabLM(TemplateLM):
         self._check()
         self.cache = RequestCache(None, 0, "") if cache is None else cache
         self.processes = Processes.here()
+        # counts are gathered on the CPU; the model may be elsewhere
+        self._rank, self._world_size = self.processes.rank, self.processes.world
+        self._device = torch.device("cpu")
         self.progress = as_progress(progress)
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
@@ -100,19 +103,6 @@ class SinklabLM(TemplateLM):
     # -- who and where
 
     @property
-    def rank(self) -> int:
-        return self.processes.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.processes.world
-
-    @property
-    def device(self) -> torch.device:
-        """Where counts are gathered; the model may be elsewhere."""
-        return torch.device("cpu")
-
-    @property
     def eot_token_id(self) -> int | None:
         return self.loaded.special.eos if self.loaded.special.eos is not None else self.tokenizer.eos_token_id
 
@@ -127,23 +117,12 @@ class SinklabLM(TemplateLM):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Of every process its number, joined."""
-        return torch.tensor([int(part) for part in self._gathered(int(tensor))])
+        return torch.tensor([int(part) for part in self.processes.gathered(int(tensor))])
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """Of every process its object, in the process `dst`; None in the others."""
-        found = self._gathered(obj)
+        found = self.processes.gathered(obj)
         return found if self.rank == dst else None
-
-    def _gathered(self, obj: Any) -> list[Any]:
-        if self.world_size == 1:
-            return [obj]
-        import torch.distributed as dist
-
-        # joins the group, if nothing did before
-        self.processes.agreed(None)
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, obj)
-        return found
 
     def barrier(self) -> None:
         self.processes.wait()
