@@ -28,7 +28,7 @@ from sinklab.scoring.writing import Writing, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import hub_failure, needs_lm_eval
 from sinklab.studies.benchmarks.requests import Asked, Part
-from sinklab.studies.benchmarks.rows import rows_of, source_of
+from sinklab.studies.benchmarks.rows import SOURCES, rows_of
 from sinklab.studies.benchmarks.settings import BATCH, LENGTH, TWO_STAGE, two_stage_settings
 from sinklab.studies.request_cache import request_key
 
@@ -230,7 +230,7 @@ def two_stage_documents(data: str | Path | None, limit: int | None = None) -> li
         ValueError: for files that are not there or cannot be read, and a data set that cannot be had from the Hub.
     """
     if data is not None:
-        return rows_of("gsm8k", source_of("gsm8k").needed(Path(data), "test"))[:limit]
+        return rows_of("gsm8k", SOURCES["gsm8k"].needed(Path(data), "test"))[:limit]
     needs_lm_eval()
     import datasets
 
