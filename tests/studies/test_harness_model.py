@@ -204,7 +204,7 @@ def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         ({"control": "random"}, "mask_sinks is not given"),
-        ({"mask_sinks": 0}, "mask_sinks must be at least 1, got 0; leave it out for none"),
+        ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"record_sinks": -1}, "record_sinks must be at least 0"),
         ({"tasks": ""}, "at least one task"),

@@ -6,6 +6,7 @@ Importing this module registers it: `lm_eval --model sinklab --model_args pretra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.errors import known_fields
 from sinklab.registry import interventions
 from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
@@ -26,7 +28,7 @@ from sinklab.studies.benchmarks.requests import (
     writing_jobs,
     written,
 )
-from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
+from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import RequestCache
 
@@ -70,7 +72,9 @@ class SinklabLM(TemplateLM):
         reading = {name: given.pop(name) for name in READING if name in given}
         if settings is None:
             rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
-            settings = settings_from(given | rows, ("pretrained", *READING))
+            known = [field.name for field in fields(EvalSettings)]
+            known_fields("the model sinklab", given, ["pretrained", *READING, *known])
+            settings = EvalSettings(**given | rows)
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)

@@ -35,17 +35,15 @@ FEWSHOT_SEED = 1234
 @contextmanager
 def quiet() -> Iterator[None]:
     """lm-eval without bars of its own and without processes for its resamples."""
-    import lm_eval.api.metrics
-    import lm_eval.api.task
+    from lm_eval.api import metrics, task
 
-    metrics_module: Any = lm_eval.api.metrics
-    task_module: Any = lm_eval.api.task
     # our own bar shows the progress; a pool of processes would copy the model's memory; resampling announces itself
     # on standard output, where only results belong
+    bar = partial(getattr(task, "tqdm"), disable=True)  # noqa: B009
     with (
-        patch.object(task_module, "tqdm", partial(task_module.tqdm, disable=True)),
+        patch.object(task, "tqdm", bar),
         patch.dict(os.environ, DISABLE_MULTIPROC="1"),
-        patch.object(metrics_module, "print", lambda *words, **options: None, create=True),
+        patch.object(metrics, "print", lambda *words, **options: None, create=True),
     ):
         yield
 
@@ -61,21 +59,14 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.loggers.utils import add_tokenizer_info
 
-    settings = model.settings
+    settings, loaded = model.settings, model.loaded
     whole: dict[str, Any] = copy.deepcopy(results)
     samples = whole.pop("samples", {})
-    whole["config"] = {
-        "model": "sinklab",
-        "model_args": {"pretrained": model.loaded.name},
-        "model_num_parameters": model.loaded.model.num_parameters(),
-        "model_dtype": str(model.loaded.model.dtype),
-        "model_revision": model.loaded.revision,
-        "batch_size": settings.batch,
-        "device": str(model.loaded.model.device),
-        "limit": settings.limit,
-        "fewshot_seed": FEWSHOT_SEED,
-        "sinklab": settings.kept(),
-    }
+    given = {"pretrained": loaded.name}
+    config = {"model": "sinklab", "model_args": given, "model_num_parameters": loaded.model.num_parameters()}
+    config |= {"model_dtype": str(loaded.model.dtype), "model_revision": loaded.revision}
+    config |= {"batch_size": settings.batch, "device": str(loaded.model.device), "limit": settings.limit}
+    whole["config"] = config | {"fewshot_seed": FEWSHOT_SEED, "sinklab": settings.kept()}
     versions = {f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")}
     whole |= {"date": time.time()} | versions
     add_tokenizer_info(whole, model)
@@ -83,9 +74,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         # given the name of a file, it puts everything beside that file
         tracker = EvaluationTracker(output_path=str(Path(beside) / "results.json"))
         template = model.tokenizer.chat_template if settings.chat else None
-        tracker.general_config_tracker.log_experiment_args(
-            "sinklab", {"pretrained": model.loaded.name}, None, template, settings.chat
-        )
+        tracker.general_config_tracker.log_experiment_args("sinklab", given, None, template, settings.chat)
         tracker.save_results_aggregated(whole, samples)
         for task, rows in samples.items():
             tracker.save_results_samples(task, rows)
@@ -93,10 +82,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         # its writer reports a failure as a warning and goes on
         if len(written) != 1 + len(samples):
             raise OSError(f"{folder}: lm-eval's result files could not be written; {len(written)} of them were")
-        moved = [folder / path.name for path in written]
-        for path, target in zip(written, moved, strict=True):
-            shutil.move(path, target)
-    return moved
+        return [Path(shutil.move(path, folder / path.name)) for path in written]
 
 
 BOOTSTRAP = 1000
@@ -138,7 +124,8 @@ def evaluate(
     if not settings.resume and processes.is_first:
         refuse_taken(path)
     if task_objects is not None:
-        settings = dataclasses.replace(settings, tasks=tuple(_name(task) for task in task_objects))
+        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
+        settings = dataclasses.replace(settings, tasks=tuple(names))
     # tasks first: what is wrong with them shows before a large model is read
     wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
     given = _tasks(settings, wanted) if wanted else None
@@ -188,10 +175,6 @@ def _score(
         write(run.path, results, model)
 
 
-def _name(task: Any) -> str:
-    return str(task["task"] if isinstance(task, dict) else getattr(task, "task_name", task))
-
-
 def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
     """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
 
@@ -199,21 +182,15 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
         settings: of the run.
         wanted: names, or tasks and dicts of their configuration.
     """
-    if all(isinstance(task, str) for task in wanted):
-        given, manager = offline.tasks(
-            wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
-        )
-    else:
-        from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager
 
-        given, manager = list(wanted), TaskManager(include_defaults=False)
-    loaded: dict[str, Any] = manager.load(given)
+    if all(isinstance(task, str) for task in wanted):
+        wanted = offline.tasks(wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)[0]
+    loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
-        if settings.num_fewshot is not None and own != 0:
-            task.set_config(key="num_fewshot", value=settings.num_fewshot)
-        elif own is None:
-            task.set_config(key="num_fewshot", value=0)
+        if own is None or (settings.num_fewshot is not None and own != 0):
+            task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
 
@@ -227,14 +204,8 @@ def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
         for name, task in tasks["tasks"].items():
             if task.get_config("num_fewshot") == 0:
                 model.progress.stage(f"{name} keeps its 0 worked examples: lm-eval does not allow another number")
+    how: dict[str, Any] = {"apply_chat_template": settings.chat, "fewshot_as_multiturn": settings.chat}
+    how |= {"confirm_run_unsafe_code": settings.run_code, "bootstrap_iters": BOOTSTRAP}
     with quiet():
-        results: Any = run_tasks(
-            model,
-            tasks,
-            limit=settings.limit,
-            bootstrap_iters=BOOTSTRAP,
-            apply_chat_template=settings.chat,
-            fewshot_as_multiturn=settings.chat,
-            confirm_run_unsafe_code=settings.run_code,
-        )
+        results: Any = run_tasks(model, tasks, limit=settings.limit, **how)
     return results
