@@ -14,6 +14,7 @@ import pandas as pd
 
 from sinklab.analysis.intervals import paired_share_interval
 from sinklab.records.reading import Run, open_run
+from sinklab.reports.samples import checked
 
 # What a task is worth: its metric and, where there are several, its filter. Others: the first of `_COMMON` there is.
 HEADLINE = {"gsm8k": ("exact_match", "flexible-extract"), "humaneval": ("pass@1", None)}
@@ -24,20 +25,6 @@ _COLUMNS = {
 }
 # Settings in which the masked runs of a model may differ from its unmasked one.
 MASKING = ("mask_sinks", "control")
-
-
-@dataclass(frozen=True)
-class Score:
-    """One number of one task."""
-
-    value: float
-    stderr: float
-    """Binomial for shares, sqrt(p (1 - p) / n); else what lm-eval says."""
-    samples: int
-    no_answer: float
-    """Share of answers without the expected pattern; NaN where none is looked for."""
-    metric: str
-    filter: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,49 +57,42 @@ class Benchmark:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The table ``scores``. Raises ValueError when columns are missing."""
-        return self._table("scores")
+        return checked(self.run, "scores", _COLUMNS["scores"], what="a benchmark")
 
     @property
     def tasks(self) -> list[str]:
         """What was scored."""
         return list(dict.fromkeys(self.scores["task"]))
 
-    def score(self, task: str, metric: str | None = None) -> Score | None:
-        """The task's headline, or this metric of it; None where it was not scored."""
+    def score(self, task: str, metric: str | None = None) -> pd.Series | None:
+        """The row of this metric, else of the task's headline; None where it was not scored.
+
+        Its stderr is binomial for shares, sqrt(p (1 - p) / n), and else what lm-eval says.
+        """
         rows = self.scores[self.scores["task"] == task]
-        headline, filtered = ("", None) if metric else HEADLINE.get(task, ("", None))
-        order = [metric] if metric else [headline, *_COMMON, *rows["metric"]]
-        names = [name for name in order if name in set(rows["metric"])]
-        rows = rows[rows["metric"] == (names[0] if names else "")]
-        if filtered and (rows["filter"] == filtered).any():
+        headline, filtered = HEADLINE.get(task, ("", None))
+        order = [metric, headline, *_COMMON, *rows["metric"]]
+        name = next((name for name in order if name in set(rows["metric"])), "")
+        rows = rows[rows["metric"] == name]
+        if name != metric and (rows["filter"] == filtered).any():
             rows = rows[rows["filter"] == filtered]
         if rows.empty:
             return None
-        row = rows.iloc[0]
-        value, samples, stderr = float(row["value"]), int(row["samples"]), float(row["stderr"])
-        if 0 <= value <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
-            stderr = math.sqrt(value * (1 - value) / samples) if samples else math.nan
-        return Score(value, stderr, samples, float(row["no_answer"]), str(row["metric"]), str(row["filter"]))
+        row = rows.iloc[0].copy()
+        if 0 <= row["value"] <= 1 and row["metric"] in (*_COMMON, "acc_norm"):
+            share, samples = float(row["value"]), int(row["samples"])
+            row["stderr"] = math.sqrt(share * (1 - share) / samples) if samples else math.nan
+        return row
 
-    def right(self, task: str, score: Score) -> pd.Series:
+    def right(self, task: str, score: pd.Series) -> pd.Series:
         """By number of the document, what the metric gave it; empty without the table ``samples``."""
         if "samples" not in self.run.tables:
             return pd.Series(dtype=float)
-        rows = self._table("samples")
-        rows = rows[(rows["task"] == task) & (rows["filter"] == score.filter)]
-        values = [
-            json.loads(text).get(score.metric, first)
-            for text, first in zip(rows["metrics"], rows["right"], strict=True)
-        ]
+        rows = checked(self.run, "samples", _COLUMNS["samples"], what="a benchmark")
+        rows = rows[(rows["task"] == task) & (rows["filter"] == score["filter"])]
+        metrics = [json.loads(text) for text in rows["metrics"]]
+        values = [given.get(score["metric"], first) for given, first in zip(metrics, rows["right"], strict=True)]
         return pd.Series([float(value) for value in values], index=rows["doc_id"].to_numpy(), dtype=float)
-
-    def _table(self, name: str) -> pd.DataFrame:
-        frame = self.run.table(name)
-        if missing := _COLUMNS[name] - set(frame.columns):
-            raise ValueError(
-                f"{self.run.path}: table {name} is not that of a benchmark: it lacks {', '.join(sorted(missing))}."
-            )
-        return frame
 
 
 @dataclass(frozen=True)
@@ -137,13 +117,11 @@ def found_in(folders: Iterable[str | Path]) -> Found:
             raise ValueError(f"tables are read from run folders, but {folder} is not a folder")
         for path in sorted({path.parent for path in folder.rglob("run.json")}):
             run = open_run(path)
-            if run.info.kind not in ("benchmark", "training"):
-                continue
             if run.info.kind == "training":
                 trainings.append(run)
-            elif run.info.status == "complete" and "scores" in run.tables:
+            elif run.info.kind == "benchmark" and run.info.status == "complete" and "scores" in run.tables:
                 benchmarks.append(Benchmark(run))
-            else:
+            elif run.info.kind == "benchmark":
                 unfinished.append(path)
     if not (benchmarks or trainings or unfinished):
         raise ValueError(

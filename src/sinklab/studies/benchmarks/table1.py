@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.records.reading import open_run
+from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE
 from sinklab.studies.benchmarks import offline, run
 from sinklab.studies.benchmarks.offline import RUNS_CODE
@@ -54,34 +54,33 @@ def table1(
         raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
     progress = as_progress(progress)
     cells = {
-        name: {Path(out) / name / cell_name(*cell): _cell(settings, *cell) for cell in plan.cells(settings.tasks)}
+        Path(out) / name / cell_name(*cell): (name, _cell(settings, *cell))
         for name in models
+        for cell in plan.cells(settings.tasks)
     }
     # what is wrong with a folder or a task shows before anything is scored
-    todo = {
-        name: [folder for folder, cell in of_model.items() if not _is_done(folder, cell, plan.chat)]
-        for name, of_model in cells.items()
-    }
-    if any(todo.values()):
+    todo = {folder: (name, cell) for folder, (name, cell) in cells.items() if not _is_done(folder, cell, plan.chat)}
+    if todo:
         _check_tasks(settings)
-    for name, load in models.items():
+    for model, load in models.items():
         loaded = cache(load)
-        for folder in todo[name]:
-            cell = cells[name][folder]
-            what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
-            progress.stage(f"{name}, {cell.tasks[0]}, {what}")
-            chat = getattr(loaded().tokenizer, "chat_template", None) is not None if plan.chat is None else plan.chat
-            cell = dataclasses.replace(cell, chat=chat, resume=(folder / RUN_FILE).is_file())
-            run.evaluate(cell, loaded, folder, progress=progress)
-    return [folder for of_model in cells.values() for folder in of_model]
+        for folder, (name, cell) in todo.items():
+            if name == model:
+                what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
+                progress.stage(f"{name}, {cell.tasks[0]}, {what}")
+                has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
+                chat = has_chat if plan.chat is None else plan.chat
+                cell = dataclasses.replace(cell, chat=chat, resume=(folder / RUN_FILE).is_file())
+                run.evaluate(cell, loaded, folder, progress=progress)
+    return [*cells]
 
 
 def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
     # a cell does not depend on what is allowed for the sake of another
     runs_code = settings.run_code and task in RUNS_CODE
-    cell = dataclasses.replace(settings, tasks=(task,), new_tokens=tokens, run_code=runs_code)
-    return dataclasses.replace(cell, mask_sinks=k or None, control=control)
+    changes = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
+    return dataclasses.replace(settings, mask_sinks=k or None, control=control, **changes)
 
 
 def _check_tasks(settings: EvalSettings) -> None:
@@ -108,16 +107,15 @@ def _looked_at(folder: Path, cell: EvalSettings, chat: bool | None) -> tuple[str
     """What is wrong with the folder, and whether it holds the finished cell."""
     if not (folder / RUN_FILE).is_file():
         return "", False
-    info = open_run(folder).info
+    info = read_info(folder / RUN_FILE)
     if info.kind != "benchmark":
         return f"{folder} holds a run of kind {info.kind!r}; choose another --out", False
     asked: dict[str, Any] = json.loads(json.dumps(cell.kept()))
     asked["chat"] = info.settings.get("chat") if chat is None else chat
-    wrong = sorted(name for name in asked if info.settings.get(name) != asked[name])
-    if wrong:
-        name = wrong[0]
-        return (
-            f"{folder} was scored with {name}={info.settings.get(name)!r}, and now it is {asked[name]!r}; give the "
-            "same settings, or write the table into another --out"
-        ), False
+    for name in sorted(asked):
+        if (before := info.settings.get(name)) != asked[name]:
+            return (
+                f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give the same settings, "
+                "or write the table into another --out"
+            ), False
     return "", info.status == "complete"
