@@ -10,8 +10,14 @@ import torch
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks
 from sinklab.sampling import DecodingSettings
-from sinklab.studies.benchmarks.settings import EvalSettings, two_stage_settings
-from sinklab.studies.benchmarks.two_stage import TwoStage, TwoStageAnswer, scored, two_stage_documents
+from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.two_stage import (
+    TwoStage,
+    TwoStageAnswer,
+    scored,
+    two_stage_documents,
+    two_stage_settings,
+)
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

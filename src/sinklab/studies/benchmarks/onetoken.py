@@ -17,8 +17,7 @@ import pandas as pd
 from sinklab.reports.printed import Printed, write_printed
 from sinklab.reports.runs import as_trainings
 from sinklab.reports.training import FREE, Training, variant
-from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, PaperTable
-from sinklab.studies.benchmarks.read import Benchmark, found_in
+from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
 
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]

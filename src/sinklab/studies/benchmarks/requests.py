@@ -9,23 +9,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sinklab.probing.tracing import trace
-from sinklab.scoring.answers import needs_own_batch, write_batch
+from sinklab.scoring.answers import SinkFacts, needs_own_batch, write_batch
 from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of, start_token
 from sinklab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.scoring.writing import WritingRequest
 from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.request_cache import request_key, request_number
-
-if TYPE_CHECKING:
-    from sinklab.studies.benchmarks.harness_model import SinklabLM
 
 DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
@@ -49,7 +45,7 @@ class Asked:
     """Whether the attention is recorded."""
 
 
-def about(model: SinklabLM, request: Any) -> dict[str, Any]:
+def about(model: Any, request: Any) -> dict[str, Any]:
     """What lm-eval says of a request, as fields of `Asked`."""
     document = request.doc_id or 0
     watched = model.settings.watches(document)
@@ -102,7 +98,7 @@ def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
     return [asked[start : start + size] for start in range(0, len(asked), size)]
 
 
-def writing_jobs(model: SinklabLM, requests: Iterable[Any]) -> list[Job]:
+def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
     loaded, settings = model.loaded, model.settings
     context, seen = limit_of(loaded), Counter[str]()
@@ -126,7 +122,7 @@ def writing_jobs(model: SinklabLM, requests: Iterable[Any]) -> list[Job]:
     return jobs
 
 
-def written(model: SinklabLM, jobs: Iterable[Job]) -> Iterator[Part]:
+def written(model: Any, jobs: Iterable[Job]) -> Iterator[Part]:
     """The answers to jobs: those that can be written together at a time, of like lengths, longest first."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
@@ -171,7 +167,7 @@ def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     )
 
 
-def continuations(model: SinklabLM, requests: Sequence[Any]) -> list[Continuation]:
+def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
     """Every (context, continuation) request; those of one document share their noise."""
     facts = [about(model, request) for request in requests]
     choices = Counter(document for document, _ in {(each["document"], each["number"]) for each in facts})
@@ -189,7 +185,7 @@ def continuations(model: SinklabLM, requests: Sequence[Any]) -> list[Continuatio
     return found
 
 
-def scored(model: SinklabLM, asked: Sequence[Continuation]) -> Iterator[Part]:
+def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
     """The likelihoods of continuations, some at a time, so that an interruption costs little."""
     ordered = sorted(asked, key=lambda each: -len(each.ids) - len(each.continuation))
     for greedy in (False, True):
@@ -200,7 +196,7 @@ def scored(model: SinklabLM, asked: Sequence[Continuation]) -> Iterator[Part]:
             yield _scores(model, part)
 
 
-def _scores(model: SinklabLM, asked: Sequence[Continuation]) -> Part:
+def _scores(model: Any, asked: Sequence[Continuation]) -> Part:
     """Of requests that are all compared with greedy decoding, or none is; a watched one is alone."""
     first, pairs = asked[0], [(each.ids, each.continuation) for each in asked]
     how: dict[str, Any] = {"groups": [each.group for each in asked], "greedy": first.greedy}
@@ -214,7 +210,7 @@ def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
     return about | {"cut": result.dropped, "sinks": sinks}
 
 
-def _watched(model: SinklabLM, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
+def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
     """What `run` gives, and the facts of its first forwards: every noisy copy counts as a step.
 
     Args:
@@ -236,7 +232,7 @@ def _watched(model: SinklabLM, context: int, run: Any) -> tuple[Any, list[dict[s
     return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
 
 
-def whole_texts(model: SinklabLM, requests: Sequence[Any]) -> list[Asked]:
+def whole_texts(model: Any, requests: Sequence[Any]) -> list[Asked]:
     """Every request for the likelihood of a whole text."""
     key = partial(request_key, "loglikelihood_rolling")
     encoded = partial(model.tok_encode, add_special_tokens=False)
@@ -244,7 +240,7 @@ def whole_texts(model: SinklabLM, requests: Sequence[Any]) -> list[Asked]:
     return [Asked(key=key(text), ids=tuple(encoded(text)), **facts) for text, facts in texts]
 
 
-def rolled(model: SinklabLM, asked: Sequence[Asked]) -> Iterator[Part]:
+def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Part]:
     """The likelihoods of whole texts, one at a time."""
     settings = likelihood_settings(model.settings)
     for each in asked:

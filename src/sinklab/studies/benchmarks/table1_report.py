@@ -15,8 +15,16 @@ from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.studies.benchmarks.published import KS, TABLE1_NOTES, TITLES, published_model, published_table1
-from sinklab.studies.benchmarks.read import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks.published import (
+    KS,
+    TABLE1_NOTES,
+    TITLES,
+    Benchmark,
+    found_in,
+    paired_drop,
+    published_model,
+    published_table1,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -21,18 +21,56 @@ from sinklab.data.pairs import Pair
 from sinklab.errors import Checked, limited
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.answers import followed, needs_own_batch
-from sinklab.scoring.sink_facts import SinkFacts
+from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
 from sinklab.scoring.text_ends import ended
 from sinklab.scoring.writing import Writing, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
 from sinklab.studies.benchmarks.requests import Asked, Part
-from sinklab.studies.benchmarks.settings import BATCH, LENGTH, TWO_STAGE, two_stage_settings
+from sinklab.studies.benchmarks.settings import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
 if TYPE_CHECKING:
     from sinklab.studies.benchmarks.harness_model import SinklabLM
+
+
+LENGTH = 256
+"""Tokens of question, steps and answer together."""
+BATCH = 64
+SEED = 1234
+
+
+def two_stage_settings(given: DecodingSettings | None = None, *, published: bool = False) -> DecodingSettings:
+    """How each stage is decoded: what the released code does, but for what was asked for.
+
+    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws at temperature 0.1
+    and ranks the candidates of 64 rows together, so that answers depend on their batch; else nothing is drawn, each row
+    is decoded by itself and ends at its end of text.
+
+    Args:
+        given: settings whose fields, where they are not the defaults of their class, replace the protocol's.
+        published: as released.
+
+    Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
+    """
+    own = DecodingSettings(
+        rule="low_confidence",
+        schedule="timed",
+        eps=1e-5,
+        steps=LENGTH,
+        temperature=0.1 if published else 0.0,
+        pooled=published,
+        stop_at_eos=not published,
+        seed=SEED,
+    )
+    if given is None:
+        return own
+    names = [field.name for field in fields(DecodingSettings)]
+    asked = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(type(given), name)}
+    if asked.get("schedule", "timed") != "timed" or "rule" in asked:
+        # numbers of the clock belong to nothing else; other schedules find their own steps
+        own = replace(own, schedule=None, eps=None, pooled=False, steps=None)
+    return replace(own, **asked)
 
 
 @dataclass(frozen=True)
