@@ -111,7 +111,9 @@ _LIMITS = {
 
 
 def check_limits(field: dataclasses.Field, value: Any) -> None:
-    """Raises ValueError unless a value is within what `limited` says of its field."""
+    """Raises ValueError unless a value is within what `limited` says of its field; one by default whole is whole."""
+    if type(field.default) is int and field.metadata and not hasattr(value, "__index__"):
+        raise ValueError(f"{field.name} must be a whole number, but is {value!r}")
     if "one_of" in field.metadata:
         one_of(field.name, value, field.metadata["one_of"])
     limits = [(*_LIMITS[name], limit) for name, limit in field.metadata.items() if name in _LIMITS]

@@ -109,7 +109,7 @@ def scored(right: Callable[[int], list[int]]) -> Callable[..., Path]:
 
 @pytest.fixture
 def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinklab.studies.benchmarks.table1._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.studies.benchmarks.run._check_tasks", lambda settings: None)
 
 
 @pytest.mark.usefixtures("no_tasks")

@@ -24,8 +24,7 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
-from sinklab.studies.benchmarks.published import ONE_TOKEN, TABLE1, published_model
-from sinklab.studies.benchmarks.read import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks.published import ONE_TOKEN, TABLE1, Benchmark, found_in, paired_drop, published_model
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_figure,

@@ -116,12 +116,12 @@ def test_a_sample_that_masks_nothing_counts_as_nothing() -> None:
         ),
         ({"noise": "lada"}, r"noise must be one of llada, smdm, but is 'lada'; did you mean 'llada'\?"),
         ({"noise": "x"}, "noise must be one of llada, smdm, but is 'x'$"),
-        ({"samples": 0}, "samples is a whole number, at least 1, got 0"),
-        ({"batch": -1}, "batch is a whole number, at least 1, got -1"),
-        ({"batch": 2.0}, "batch is a whole number, at least 1, got 2.0"),
-        ({"seed": -1}, "seed is a whole number, 0 or more, got -1"),
-        ({"cfg_scale": -0.5}, "cfg_scale is 0 .* or a positive finite number, got -0.5"),
-        ({"cfg_scale": math.nan}, "cfg_scale is 0 .* got nan"),
+        ({"samples": 0}, "samples must be at least 1, but is 0"),
+        ({"batch": -1}, "batch must be at least 1, but is -1"),
+        ({"batch": 2.0}, "batch must be a whole number, but is 2.0"),
+        ({"seed": -1}, "seed must be at least 0, but is -1"),
+        ({"cfg_scale": -0.5}, "cfg_scale must be at least 0 and less than inf, but is -0.5"),
+        ({"cfg_scale": math.nan}, "cfg_scale must be at least 0 .* is nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict, message: str) -> None:

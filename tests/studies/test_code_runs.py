@@ -93,9 +93,9 @@ def test_results_come_in_the_order_of_their_programs() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"seconds": 0}, "a program needs time to run, but seconds is 0"),
-        ({"memory": 1 << 20}, "Python starts in no less than"),
-        ({"file_size": 1}, "the report of a run takes up to 4096 bytes"),
+        ({"seconds": 0}, "seconds must be more than 0, but is 0"),
+        ({"memory": 1 << 20}, "memory must be at least 2.68435e.08, but is 1048576"),
+        ({"file_size": 1}, "file_size must be at least 4096, but is 1"),
     ],
 )
 def test_limits_that_let_nothing_run_are_refused(limits: dict, message: str) -> None:

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from sinklab.checkpoints import Loaded
 from sinklab.registry import interventions
 from sinklab.scoring import exact, rolling, score
-from sinklab.studies.benchmarks import harness_model
+from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.studies.benchmarks.requests import likelihood_settings
 from sinklab.studies.benchmarks.settings import EvalSettings
@@ -143,13 +143,13 @@ def test_watched_scores_are_the_same_scores() -> None:
 
 def test_equal_requests_are_answered_once_unless_noise_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    write = harness_model.write_batch
+    write = requests.write_batch
 
     def counted(*given: Any, **named: Any) -> Any:
         batches.append(len(given[1]))
         return write(*given, **named)
 
-    monkeypatch.setattr(harness_model, "write_batch", counted)
+    monkeypatch.setattr(requests, "write_batch", counted)
     request = instance("generate_until", CONTEXT, {"max_gen_toks": 4, "until": ["zz"]}, repeats=3)
     model = SinklabLM(tiny_loaded(), settings=SETTINGS)
     assert len(set(model.generate_until([request] * 3))) == 1
@@ -204,7 +204,7 @@ def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
         ({"control": "random"}, "mask_sinks is not given"),
-        ({"mask_sinks": 0}, "mask_sinks must be at least 1, got 0; leave it out for none"),
+        ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"record_sinks": -1}, "record_sinks must be at least 0"),
         ({"tasks": ""}, "at least one task"),

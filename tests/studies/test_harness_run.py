@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from sinklab.records import Run, open_run
-from sinklab.studies.benchmarks import harness_model, requests
+from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.run import evaluate
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.benchmarks.tables import rows_of, score_lines
@@ -110,7 +110,7 @@ def test_lines_say_what_was_not_found(finished: Run) -> None:
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of texts and continuations that the model is asked for from now on."""
     sizes: list[int] = []
-    write, score = harness_model.write_batch, requests.score
+    write, score = requests.write_batch, requests.score
 
     def writes(*given: Any, **named: Any) -> Any:
         sizes.append(len(given[1]))
@@ -120,7 +120,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(given[1]))
         return score(*given, **named)
 
-    monkeypatch.setattr(harness_model, "write_batch", writes)
+    monkeypatch.setattr(requests, "write_batch", writes)
     monkeypatch.setattr(requests, "score", scores)
     return sizes
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sinklab.records import RunWriter, open_run
+from sinklab.studies.benchmarks.run import cell_name, table1
 from sinklab.studies.benchmarks.settings import EvalSettings, Plan
-from sinklab.studies.benchmarks.table1 import cell_name, table1
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[EvalSettings]:
         return out
 
     monkeypatch.setattr("sinklab.studies.benchmarks.run.evaluate", evaluate)
-    monkeypatch.setattr("sinklab.studies.benchmarks.table1._check_tasks", lambda settings: None)
+    monkeypatch.setattr("sinklab.studies.benchmarks.run._check_tasks", lambda settings: None)
     return seen
 
 

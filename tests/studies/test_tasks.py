@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from sinklab.studies.benchmarks import offline
-from sinklab.studies.benchmarks.offline import source_of
-from sinklab.studies.benchmarks.rows import rows_of
+from sinklab.studies.benchmarks.rows import SOURCES, rows_of
 
 GSM8K = [
     {"question": f"Ann has {n} pens and buys 2. How many?", "answer": f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\n#### {n + 2}"}
@@ -68,12 +67,12 @@ DOCUMENTS = {
 
 
 def graded(name):
-    return "test" if "test" in source_of(name).files else "validation"
+    return "test" if "test" in SOURCES[name].files else "validation"
 
 
 def write(folder: Path, name: str, rows=None, split: str | None = None) -> Path:
     """The documents under the first name that is looked for."""
-    source = source_of(name)
+    source = SOURCES[name]
     path = folder / source.folders[0] / source.files[split or graded(name)][0]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows or DOCUMENTS[name]))
@@ -96,12 +95,9 @@ def own_task(name: str, rows):
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    from sinklab.studies.benchmarks.offline import packaged
-
-    given = packaged(name)
-    path = Path(lm_eval.__file__).parent / "tasks" / (given.get("include") or given["inherit"])
-    config = load_yaml(path, resolve_func="include" in given)
-    if "inherit" in given:
+    source = SOURCES[name]
+    config = load_yaml(Path(lm_eval.__file__).parent / "tasks" / source.include, resolve_func=not source.runs_code)
+    if source.runs_code:
         # its functions ask the network when they are imported
         config |= {"metric_list": None, "filter_list": None}
     config.pop("tag", None)
@@ -267,7 +263,7 @@ def benchmarks() -> Path:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_real_files_are_read_as_they_are_handed_around(name: str, benchmarks: Path) -> None:
-    rows = rows_of(name, source_of(name).needed(benchmarks, graded(name)))
+    rows = rows_of(name, SOURCES[name].needed(benchmarks, graded(name)))
     assert len(rows) == SIZES[name]
     assert set(rows[0]) == set(DOCUMENTS[name][0])
 

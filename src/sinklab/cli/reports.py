@@ -257,7 +257,7 @@ def _show(tables: list[Printed]) -> None:
 def _scored(model: tuple[str, ...], out: Path, plan: Plan, reading: Reading, settings: EvalSettings) -> list[Path]:
     # read when tqdm is imported: the bars of lm-eval and datasets would run through ours
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from sinklab.studies.benchmarks.table1 import table1 as scored
+    from sinklab.studies.benchmarks.run import table1 as scored
 
     if not model:
         raise ValueError("the table needs at least one model; give --model tiny, for example")

@@ -1,21 +1,135 @@
 """Answers to several prompts at once, each up to its end, and what sinks did while they were written."""
 
-# B batch rows
+# B batch rows, L layers, H heads, K keys (sink columns first), S positions
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklab.checkpoints.loading import Loaded
+from sinklab.probing.log import InterventionLog
+from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.sink_facts import SinkFacts
 from sinklab.scoring.text_ends import ended
-from sinklab.scoring.writing import Writer, Writing, WritingRequest, seeded
+from sinklab.scoring.writing import Writer, Writing, WritingRequest, is_random, seeded
+from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.sinks.states import STATES
+
+PLACES = (*STATES, "sink")
+"""Where a main sink stands: on a position in one of the states, or on a column that was added to the model."""
+
+
+class SinkFacts:
+    """Adds up recorded steps of one batch; `rows` gives the means of each row.
+
+    Only steps in which a row was still being written count for it: what others of the batch do does not.
+    """
+
+    def __init__(self, pad_B: Tensor, prefix: int, rule: Rule = DEFAULT) -> None:
+        """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model has in front."""
+        self._rule = rule
+        # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not inferred
+        self._pad_B, self._prefix = pad_B.cpu(), prefix
+        self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)
+        self._sums: dict[str, Tensor] = {}
+
+    def add(
+        self, recording: Recording, statistic: str, state_BS: Tensor, active_B: Tensor, log: InterventionLog | None
+    ) -> None:
+        """One step.
+
+        Args:
+            recording: of this step alone, its first forward.
+            statistic: "received" or "last_row".
+            state_BS: state of each canvas position, number in `STATES`; padding is never read.
+            active_B: rows that this step was for.
+            log: of the interventions in force; what it holds is read and dropped.
+        """
+        received_BLHK = recording.values(statistic)[0]
+        self.count(received_BLHK, recording.visible[0], state_BS, active_B)
+        if log is not None:
+            rows, layers = received_BLHK.shape[:2]
+            self._removed(log, rows, layers, active_B.cpu())
+
+    def count(self, received_BLHK: Tensor, visible_BK: Tensor, state_BS: Tensor, active_B: Tensor) -> None:
+        """One step, from what was received at it and how many queries see each key."""
+        positions_B = (visible_BK[:, self._prefix :] > 0).sum(-1).float()
+        rows, layers, heads, keys = received_BLHK.shape
+        share_BLHK = received_BLHK / received_BLHK.sum(-1, keepdim=True).clamp(min=1e-12)
+        best_BLH, main_BLH = share_BLHK.max(-1)
+        # shares as sums over as many queries as there are positions, each of which sees the keys that any query sees
+        queries_BK = positions_B[:, None] * (visible_BK > 0)
+        mass_BLHK = share_BLHK * positions_B[:, None, None, None]
+        sinks_BLH = find_sinks(mass_BLHK, self._rule, queries_BK[:, None, None]).sum(-1)
+        active_B = active_B.cpu()
+        weight_B1 = active_B[:, None].float()
+        self._steps_B += active_B
+        self._sum("share", best_BLH.mean(-1) * weight_B1)
+        self._sum("sinks", sinks_BLH.float().mean(-1) * weight_B1)
+        self._sum("with_sink", (sinks_BLH > 0).float().mean(-1) * weight_B1)
+        prefix_BK = torch.full((rows, self._prefix), PLACES.index("sink"), dtype=torch.int64)
+        state_BK = torch.cat([prefix_BK, state_BS.cpu().long()], 1)
+        state_BLH = state_BK[:, None, :].expand(rows, layers, keys).gather(2, main_BLH)
+        ones_BLH = active_B[:, None, None].long().expand(rows, layers, heads)
+        for name, where_BLH, size in (("places", main_BLH, keys), ("states", state_BLH.clamp(min=0), len(PLACES))):
+            counts = torch.zeros(rows, layers, size, dtype=torch.int64)
+            self._sum(name, counts.scatter_add_(2, where_BLH, ones_BLH))
+
+    def _removed(self, log: InterventionLog, rows: int, layers: int, active_B: Tensor) -> None:
+        taken_BL, seen_BL = torch.zeros(rows, layers), torch.zeros(rows, layers)
+        # guidance runs two forwards a step, and each is logged
+        forwards = Counter(removal.label for removal in log.removals)
+        for removal in log.removals:
+            share_BL = removal.realised_BLH.nanmean(-1) / forwards[removal.label]
+            for place, layer in enumerate(removal.layer_numbers):
+                known_B = active_B & ~share_BL[:, place].isnan()
+                taken_BL[known_B, layer] += share_BL[known_B, place]
+                seen_BL[known_B, layer] = 1
+        log.removals.clear()
+        self._sum("removed", taken_BL)
+        self._sum("removed_steps", seen_BL)
+
+    def _sum(self, name: str, value: Tensor) -> None:
+        before = self._sums.get(name, torch.zeros_like(value))
+        # a text that grows has more keys each time
+        width = max(before.shape[-1], value.shape[-1])
+        before, value = (pad(part, (0, width - part.shape[-1])) for part in (before, value))
+        self._sums[name] = before + value
+
+    def row(self, row: int) -> list[dict[str, Any]]:
+        """The facts of one row, one entry a layer; empty where no step was recorded.
+
+        steps: how many; share: of all attention, what the main sink (the key that receives most) of a head receives,
+        mean over steps and heads; sinks: number of keys that the rule calls sinks, per head and step; with_sink: share
+        of heads and steps that have one; main_position: where the main sink stood most often, counted from the row's
+        first token, -1 for an added sink column; main_constancy: the share of heads and steps in which it stood there;
+        positions: how many different places it had; in_masked, in_committed, in_prompt, in_sink: where it stood;
+        removed: share of attention that the interventions took away, None where nothing was, or where likelihoods were
+        scored, which does not measure it.
+        """
+        steps = int(self._steps_B[row])
+        if not steps:
+            return []
+        facts = []
+        sums = {name: value[row] for name, value in self._sums.items()}
+        for layer, (places_K, states_G) in enumerate(zip(sums["places"], sums["states"], strict=True)):
+            total, column = int(places_K.sum()), int(places_K.argmax())
+            seen = float(sums["removed_steps"][layer]) if "removed" in sums else 0.0
+            fact: dict[str, Any] = {"layer": layer, "steps": steps}
+            fact |= {name: float(sums[name][layer]) / steps for name in ("share", "sinks", "with_sink")}
+            fact["main_position"] = -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
+            fact |= {"main_constancy": int(places_K.max()) / total, "positions": int((places_K > 0).sum())}
+            fact |= {f"in_{name}": int(count) / total for name, count in zip(PLACES, states_G, strict=True)}
+            facts.append(fact | {"removed": float(sums["removed"][layer]) / seen if seen else None})
+        return facts
+
 
 DRAWING_RULES = ("random", "positional", "origin")
 DYNAMIC_SCHEDULES = ("threshold", "factor", "entropy_bound")
@@ -28,7 +142,7 @@ def needs_own_batch(settings: DecodingSettings, edits: Sequence[Any]) -> bool:
     another under something that counts forwards.
     """
     draws = settings.temperature > 0 or bool(settings.alg_temp) or settings.rule in DRAWING_RULES
-    draws = draws or settings.pooled or any(getattr(edit, "control", None) == "random" for edit in edits)
+    draws = draws or settings.pooled or is_random(edits)
     return draws or (settings.schedule in DYNAMIC_SCHEDULES and (bool(edits) or settings.cache != "none"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,56 +75,53 @@ def hidden_losses(
     columns = _Columns(is_causal=loaded.family != "diffusion")
     losses: list[list[Tensor]] = [[] for _ in choices]
     masses = [0.0] * len(choices)
-    parts = _noisy_parts if loaded.family == "diffusion" else _whole_parts
+    score = (_bound_of if loaded.family == "diffusion" else _next_token_loss_of)(loaded, ids_RS, seed)
     # without columns to hide no hook is needed
     edits = [columns] if any(k for k, _ in choices) else []
-    for start, score in parts(loaded, ids_RS, seed, batch):
+    for start in range(0, len(ids_RS), batch):
+        part = slice(start, start + batch)
         with intervene(loaded.model, *edits, measure=False) as log:
             with log.probing():
-                clean_B = score()
+                clean_B = score(part)
             for index, (k, control) in enumerate(choices):
                 if k == 0:
                     losses[index].append(clean_B)
                 else:
                     columns.choose(MaskSinks(k=k, source="clean_pass", control=control, seed=seed + start))
-                    losses[index].append(score())
+                    losses[index].append(score(part))
                     masses[index] += columns.mass * len(clean_B) / len(ids_RS)
                 if progress is not None:
                     progress()
     return [HiddenLosses(torch.cat(rows), mass) for rows, mass in zip(losses, masses, strict=True)]
 
 
-def _noisy_parts(loaded: Loaded, ids_RS: Tensor, seed: int, batch: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
-    """Number of the first row of each batch, and what scores the batch: the masked-token bound of each row."""
+def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
+    """What gives the masked-token bound of each of some rows."""
     model: Any = loaded.model
     generator = torch.Generator().manual_seed(seed)
     t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
     noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=model.config.mask_token_id, generator=generator)
     denoiser = model.denoiser()
-    for start in range(0, ids_RS.shape[0], batch):
-        part = slice(start, start + batch)
 
-        def score(part: slice = part) -> Tensor:
-            noisy_BS, masked_BS = noisy_RS[part].to(model.device), masked_RS[part].to(model.device)
-            logits_MV = denoiser(noisy_BS, masked_BS)
-            return masked_token_loss(logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], reduction="row")
+    def score(part: slice) -> Tensor:
+        logits_MV = denoiser(noisy_RS[part].to(model.device), masked_RS[part].to(model.device))
+        return masked_token_loss(logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], reduction="row")
 
-        yield start, score
+    return score
 
 
-def _whole_parts(loaded: Loaded, ids_RS: Tensor, seed: int, batch: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
+def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
     """The same for a causal model: the mean next-token loss of each row; it has no noise to seed."""
     model: Any = loaded.model
-    for start in range(0, ids_RS.shape[0], batch):
 
-        def score(start: int = start) -> Tensor:
-            ids_BS = ids_RS[start : start + batch].to(model.device)
-            logits_BSV = model(ids_BS, use_cache=False).logits
-            # row by row: float32 logits of the whole batch would double the memory
-            rows = zip(logits_BSV, ids_BS, strict=True)
-            return torch.stack([cross_entropy(row_SV[:-1].float(), ids_S[1:]) for row_SV, ids_S in rows]).cpu()
+    def score(part: slice) -> Tensor:
+        ids_BS = ids_RS[part].to(model.device)
+        logits_BSV = model(ids_BS, use_cache=False).logits
+        # row by row: float32 logits of the whole batch would double the memory
+        rows = zip(logits_BSV, ids_BS, strict=True)
+        return torch.stack([cross_entropy(row_SV[:-1].float(), ids_S[1:]) for row_SV, ids_S in rows]).cpu()
 
-        yield start, score
+    return score
 
 
 class _Columns(Listener):
@@ -247,17 +244,15 @@ def heldout_curve(
         (k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))
     ]
     scored = hidden_losses(loaded, text.ids_RS, choices, seed=seed, progress=_thinned(progress, text.ids_RS))
-    clean_R = scored[0].losses_R
-    columns: dict[str, list[Any]] = {
-        key: [] for key in ("k", "control", "loss", "stderr", "delta", "delta_stderr", "tokens", "bits_per_byte")
-    }
+    columns: dict[str, list[Any]] = {}
     for (k, control), one in zip(choices, scored, strict=True):
-        delta_R = one.losses_R - clean_R
+        delta_R = one.losses_R - scored[0].losses_R
         mean = one.losses_R.mean().item()
-        values = (k, control, mean, _stderr(one.losses_R), delta_R.mean().item(), _stderr(delta_R), tokens)
-        for key, value in zip(columns, values, strict=False):
-            columns[key].append(value)
-        columns["bits_per_byte"].append(mean * tokens / math.log(2) / text.size if k == 0 else math.nan)
+        row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
+        row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
+        row["bits_per_byte"] = mean * tokens / math.log(2) / text.size if k == 0 else math.nan
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
     return columns
 
 

@@ -23,8 +23,9 @@ from sinklab.scoring.requests import (
     read_requests,
     whole,
 )
-from sinklab.scoring.scorer import Job, Scorer, check_positions, is_greedy, is_random, scoring_edits
+from sinklab.scoring.scorer import Job, Scorer, check_positions, is_greedy, scoring_edits
 from sinklab.scoring.settings import LikelihoodSettings, Scored
+from sinklab.scoring.writing import is_random
 
 __all__ = ["LikelihoodSettings", "Scored", "exact", "rolling", "score", "scoring_edits"]
 

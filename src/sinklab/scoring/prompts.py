@@ -135,24 +135,28 @@ def _as_ids(loaded: Loaded, prompt: str, chat: bool) -> tuple[int, ...]:
 
 def _in_chat(loaded: Loaded, prompt: str) -> tuple[str, int, int]:
     """The prompt in the chat format, and where in it the prompt's own text begins and ends."""
-    text = _rendered(loaded, prompt)
     # a stand-in that no template changes shows where the text goes, also where the template trims it
     stand_in = "\ue000"
-    around = _rendered(loaded, stand_in)
+    text, around = (in_chat(loaded, [{"role": "user", "content": each}]) for each in (prompt, stand_in))
     before, found, after = around.partition(stand_in)
     if not found or not text.startswith(before) or not text.endswith(after):
         return text, 0, 0
     return text, len(before), len(text) - len(after)
 
 
-def _rendered(loaded: Loaded, prompt: str) -> str:
+def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = True) -> str:
+    """Messages in the model's chat format; `answered`: the next one is the model's, else the last goes on.
+
+    Raises:
+        ValueError: for a chat format that is absent or cannot be used.
+    """
+    from jinja2 import TemplateError
+
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
         raise ValueError(f"{loaded.name} has no known chat format; leave out --chat")
-    from jinja2 import TemplateError
-
-    messages = [{"role": "user", "content": prompt}]
+    how = {"add_generation_prompt": answered, "continue_final_message": not answered}
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
     except TemplateError as error:
         raise ValueError(f"the chat format of {loaded.name} cannot be used: {error}; leave out --chat") from error

@@ -45,16 +45,20 @@ class Request:
 
 def check_model(loaded: Loaded, cfg_scale: float) -> None:
     """Raise ValueError for a diffusion model without mask token, and guidance of an autoregressive one."""
-    config: Any = loaded.model.config
-    if loaded.family != "diffusion":
-        if cfg_scale:
-            raise ValueError(
-                f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
-                f"{loaded.family}; leave out cfg_scale"
-            )
-    elif config.mask_token_id is None:
+    needs_mask(loaded, "a score")
+    if cfg_scale and loaded.family != "diffusion":
         raise ValueError(
-            f"a score needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
+            f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
+            f"{loaded.family}; leave out cfg_scale"
+        )
+
+
+def needs_mask(loaded: Loaded, what: str) -> None:
+    """Raise ValueError for a diffusion model without a mask token, and say what needs one."""
+    config: Any = loaded.model.config
+    if loaded.family == "diffusion" and config.mask_token_id is None:
+        raise ValueError(
+            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
         )
 
 
@@ -181,30 +185,15 @@ def monte_carlo(tokens: int, group: int, settings: LikelihoodSettings, *, merge:
         masked_nL = (u_Ln < t_n).T
         # nothing is masked at t = 0
         weights_n = torch.where(t_n > 0, 1 / t_n, 0.0)
-    rows_n, first_N = _merged(masked_nL.numpy()) if merge else _unmerged(masked_nL.numpy())
+    # a mask (or sample) -> its row and the first sample of it, in the order of the samples
+    rows: dict[Any, tuple[int, int]] = {}
+    rows_n = np.full(samples, -1)
+    for sample in masked_nL.any(1).nonzero()[:, 0].tolist():
+        key = masked_nL[sample].numpy().tobytes() if merge else sample
+        rows_n[sample] = rows.setdefault(key, (len(rows), sample))[0]
+    first_N = np.array([first for _, first in rows.values()], dtype=np.int64)
     masked_NL = masked_nL[torch.from_numpy(first_N)].contiguous()
     return Plan(masked_NL, masked_NL, rows_n, weights_n.numpy(), True, first_N)
-
-
-def _merged(masked_nL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row of each sample and the first sample of each row, rows in the order of their first samples."""
-    rows: dict[bytes, int] = {}
-    first: list[int] = []
-    rows_n = np.full(len(masked_nL), -1)
-    for sample, (bits, masked_L) in enumerate(zip(np.packbits(masked_nL, axis=1), masked_nL, strict=True)):
-        if not masked_L.any():
-            continue
-        rows_n[sample] = rows.setdefault(bits.tobytes(), len(rows))
-        if len(rows) > len(first):
-            first.append(sample)
-    return rows_n, np.array(first, dtype=np.int64)
-
-
-def _unmerged(masked_nL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    first_N = np.flatnonzero(masked_nL.any(axis=1))
-    rows_n = np.full(len(masked_nL), -1)
-    rows_n[first_N] = np.arange(len(first_N))
-    return rows_n, first_N
 
 
 def chain_rule(tokens: int) -> Plan:

@@ -4,77 +4,59 @@
 # N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, C columns, V vocabulary
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
 from sinklab.probing.intervention import Intervention, intervene
-from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.interventions.positions import MaskPositions, TruncateContext
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 from sinklab.scoring.requests import Plan, Request
-from sinklab.scoring.writing import needs_clean_pass
+from sinklab.scoring.writing import is_random, needs_clean_pass
 
 Place = tuple[int, ...]
 """What a row's random control is drawn by: (seed, group, number)."""
 
 
 def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple[Intervention, ...]:
-    """The edits as scoring carries them out.
+    """The edits as scoring carries them out: those that say how a text is read once (`read_once`) as they say.
 
-    `MaskSinks` chooses in a clean pass over the same row (source "clean_pass") whatever its source is, and in an
-    autoregressive model by the attention of all queries (selector "received"): the last row of a whole text says
-    nothing of the queries before it. The other edits stay as they are.
+    `MaskSinks` chooses in a clean pass over the same row whatever its source is.
 
     Raises:
         ValueError: for an edit that begins after the first step.
     """
-    return tuple(_for_one_pass(edit, is_diffusion) for edit in edits)
-
-
-def _for_one_pass(edit: Any, is_diffusion: bool) -> Intervention:
-    if isinstance(edit, MaskSinks):
-        changes: dict[str, Any] = {"source": "clean_pass"}
-        if edit.removal != "evict":
-            changes["limit"] = None
-        if not is_diffusion:
-            changes["selector"] = "received"
-        return replace(edit, **changes)
-    first = edit.step if isinstance(edit, TruncateContext) else 0
-    if isinstance(edit, MaskPositions) and edit.steps is not None:
-        first = edit.steps[0] or 0
-    if first > 0:
-        raise ValueError(
-            f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would change "
-            "nothing; leave out its step"
-        )
-    return edit
-
-
-def is_random(edits: Sequence[Intervention]) -> bool:
-    """Whether an edit draws: then equal rows may differ."""
-    return any(isinstance(edit, MaskSinks) and edit.control == "random" for edit in edits)
-
-
-def check_positions(edits: Sequence[Any], lengths: Sequence[int]) -> None:
-    """Raise ValueError for named positions that the shortest of texts of these lengths does not have."""
-    shortest = min(lengths, default=None)
-    if shortest is None:
-        return
     for edit in edits:
-        last = edit.stop - 1 if isinstance(edit, TruncateContext) else -1
-        last = edit.positions[-1] if isinstance(edit, MaskPositions) else last
-        if last >= shortest:
+        if (first := extent_of(edit)[0]) > 0:
+            raise ValueError(
+                f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
+                "change nothing; leave out its step"
+            )
+    return tuple(edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in edits)
+
+
+def extent_of(edit: Intervention) -> tuple[int, int]:
+    """The first step in which an edit acts, and the last position that it names; -1 where it names none."""
+    return getattr(edit, "extent", (0, -1))
+
+
+def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> None:
+    """Raise ValueError for named positions that the shortest of texts of these lengths does not have."""
+    shortest = min(lengths, default=math.inf)
+    for edit in edits:
+        if (last := extent_of(edit)[1]) >= shortest:
             raise ValueError(
                 f"{interventions.name_of(edit)} names position {last}, but the shortest text to score has {shortest} "
                 f"tokens; name positions below {shortest}, or leave out the short texts"
@@ -87,9 +69,7 @@ def edited(model: Any, edits: Sequence[Intervention], places: Sequence[Place]) -
     if not edits:
         yield None
         return
-    drawn = [
-        _Drawn(edit, tuple(places)) if isinstance(edit, MaskSinks) and is_random([edit]) else edit for edit in edits
-    ]
+    drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
     # what was actually removed is not read here, and would cost a pass over the scores
     with intervene(model, *drawn, measure=False) as log:
         yield log
@@ -99,30 +79,23 @@ def edited(model: Any, edits: Sequence[Intervention], places: Sequence[Place]) -
 class _Drawn:
     """A random control whose rows have generators of their own."""
 
-    edit: MaskSinks
+    edit: Any
     places: tuple[Place, ...]
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         listener: Any = self.edit.handler(log, forwards_per_step)
-        listener.draw = _RowDraws(self.edit.seed, self.places)
-        return listener
+        drawn = itertools.count()
 
-
-class _RowDraws:
-    """Random numbers of a shape (row, head, key), each row by a generator of its own."""
-
-    def __init__(self, seed: int, places: tuple[Place, ...]) -> None:
-        self.seed, self.places, self.drawn = seed, places, 0
-
-    def __call__(self, shape: Sequence[int]) -> Tensor:
-        _, heads, keys = shape
-        rows = []
-        for place in self.places:
-            generator = place_generator(self.seed, *place, self.drawn)
+        def draw(shape: Sequence[int]) -> Tensor:
+            """Of a shape (row, head, key), each row by a generator of its own."""
+            _, heads, keys = shape
+            number = next(drawn)
+            generators = [place_generator(self.edit.seed, *place, number) for place in self.places]
             # key by key: padding behind a row does not move what its keys get
-            rows.append(torch.rand(keys, heads, generator=generator).T)
-        self.drawn += 1
-        return torch.stack(rows)
+            return torch.stack([torch.rand(keys, heads, generator=generator).T for generator in generators])
+
+        listener.draw = draw
+        return listener
 
 
 MOST_LOGITS = 2**28
@@ -139,24 +112,18 @@ class Job:
     sums_N: np.ndarray
     likeliest_N: np.ndarray
     """bool: every wanted token of the row is the likeliest one of all; read of autoregressive models alone."""
+    widest: int
+    """The most wanted tokens of a row."""
 
     @classmethod
     def of(cls, request: Request, plan: Plan) -> Job:
         """A job that is still to be run."""
-        return cls(request, plan, np.zeros(len(plan.masked_NL)), np.zeros(len(plan.masked_NL), bool))
+        rows = len(plan.masked_NL)
+        return cls(request, plan, np.zeros(rows), np.zeros(rows, bool), max(plan.wanted_NL.sum(1).tolist(), default=0))
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Rows start, …, stop - 1 of a job."""
-
-    job: Job
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.stop)
+Row = tuple[Job, int]
+"""A row of a job, by its number."""
 
 
 class Scorer:
@@ -178,60 +145,42 @@ class Scorer:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Fill the sums of the jobs; each comes back when its last row is done."""
-        blocks: list[_Block] = []
+        batch: list[Row] = []
         for job in jobs:
-            total, start = len(job.plan.masked_NL), 0
-            if total == 0:
+            if not len(job.sums_N):
                 yield job
-            while start < total:
-                room = self._room([*blocks, _Block(job, start, start + 1)])
-                if room < 1 and blocks:
-                    yield from self._finished(blocks)
-                    blocks = []
-                    continue
-                stop = min(total, start + max(room, 1))
-                blocks.append(_Block(job, start, stop))
-                start = stop
-        if blocks:
-            yield from self._finished(blocks)
+            for row in ((job, number) for number in range(len(job.sums_N))):
+                if batch and not self._fits([*batch, row]):
+                    yield from self._finished(batch)
+                    batch = []
+                batch.append(row)
+        if batch:
+            yield from self._finished(batch)
 
-    def _room(self, blocks: Sequence[_Block]) -> int:
-        """How many rows such as the last one fit into a forward behind those before it."""
-        before = blocks[:-1]
-        vocabulary = self.model.config.vocab_size * self._copies
-        rows = self.rows - sum(block.stop - block.start for block in before)
-        if not self.denoises:
-            columns = len(_columns([block.job.request for block in blocks]))
-            return min(rows, MOST_LOGITS // (columns * vocabulary) - len(before))
-        most = [int(block.job.plan.wanted_NL.sum(1).max()) * vocabulary for block in blocks]
-        taken = sum(each * (block.stop - block.start) for each, block in zip(most, before, strict=False))
-        return min(rows, (MOST_LOGITS - taken) // most[-1])
+    def _fits(self, batch: Sequence[Row]) -> bool:
+        """Whether these rows may ride in one forward."""
+        if self.denoises:
+            wanted = sum(job.widest for job, _ in batch)
+        else:
+            wanted = len(_columns([job.request for job, _ in batch])) * len(batch)
+        return len(batch) <= self.rows and wanted * self.model.config.vocab_size * self._copies <= MOST_LOGITS
 
-    def _finished(self, blocks: list[_Block]) -> Iterator[Job]:
-        requests = [block.job.request for block in blocks for _ in range(block.start, block.stop)]
-        masked = [row_L for block in blocks for row_L in block.job.plan.masked_NL[block.rows]]
-        wanted = [row_L for block in blocks for row_L in block.job.plan.wanted_NL[block.rows]]
-        places = [
-            (self.seed, block.job.request.group, int(number))
-            for block in blocks
-            for number in block.job.plan.numbers_N[block.rows]
-        ]
-        logits_MV, labels_M, rows_M = self.logits(requests, masked, wanted, places)
+    def _finished(self, batch: Sequence[Row]) -> Iterator[Job]:
+        masked = [job.plan.masked_NL[number] for job, number in batch]
+        wanted = [job.plan.wanted_NL[number] for job, number in batch]
+        places = [(self.seed, job.request.group, int(job.plan.numbers_N[number])) for job, number in batch]
+        logits_MV, labels_M, rows_M = self.logits([job.request for job, _ in batch], masked, wanted, places)
         logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
         if bool(logp_M.isnan().any()):
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
-        sums_B = torch.zeros(len(requests), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).numpy()
-        likeliest_B = np.zeros(len(requests), bool)
+        sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
+        wrong: set[int] = set()
         if not self.denoises:
-            wrong_M = logits_MV.argmax(-1).cpu() != labels_M
-            likeliest_B = (torch.zeros(len(requests)).index_add(0, rows_M, wrong_M.float()) == 0).numpy()
-        begin = 0
-        for block in blocks:
-            end = begin + block.stop - block.start
-            block.job.sums_N[block.rows], block.job.likeliest_N[block.rows] = sums_B[begin:end], likeliest_B[begin:end]
-            begin = end
-            if block.stop == len(block.job.sums_N):
-                yield block.job
+            wrong.update(rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist())
+        for row, (job, number) in enumerate(batch):
+            job.sums_N[number], job.likeliest_N[number] = sums_B[row], row not in wrong
+            if number + 1 == len(job.sums_N):
+                yield job
 
     @torch.inference_mode()
     def logits(
@@ -246,23 +195,20 @@ class Scorer:
             places: of each row, for what random controls draw.
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
-        shape = len(requests), max(request.length for request in requests)
-        ids_BS = torch.zeros(shape, dtype=torch.long)
-        clean_BS, bare_BS = torch.zeros_like(ids_BS), torch.zeros_like(ids_BS)
-        wanted_BS, real_BS = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-        for row, (request, masked_L, wanted_L) in enumerate(zip(requests, masked, wanted, strict=True)):
-            begin, end = len(request.context), request.length
-            clean_BS[row, :end] = torch.tensor(request.context + request.continuation)
-            ids_BS[row, :end] = clean_BS[row, :end]
-            ids_BS[row, begin:end].masked_fill_(masked_L, mask_id)
-            bare_BS[row, :end] = ids_BS[row, :end]
-            bare_BS[row, :begin] = mask_id
-            wanted_BS[row, begin:end] = wanted_L
-            real_BS[row, :end] = True
+        clean_BS = pad_sequence([torch.tensor(each.context + each.continuation) for each in requests], True)
+        before = [torch.zeros(len(request.context), dtype=torch.bool) for request in requests]
+        masked_BS, wanted_BS = (
+            pad_sequence([torch.cat(parts) for parts in zip(before, flags, strict=True)], True)
+            for flags in (masked, wanted)
+        )
+        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[request.length] for request in requests])
+        ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
         labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
         if not self.cfg_scale:
             return self._evaluate(ids_BS, real_BS, wanted_BS, places), labels_M, rows_M
         # both readings of a row in one forward
+        begins_B1 = torch.tensor([[len(request.context)] for request in requests])
+        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < begins_B1, mask_id)
         ids_BS, real_BS, wanted_BS = (
             torch.cat(pair) for pair in ((ids_BS, bare_BS), (real_BS, real_BS), (wanted_BS, wanted_BS))
         )

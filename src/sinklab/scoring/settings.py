@@ -5,42 +5,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sinklab.errors import one_of
+from sinklab.errors import Checked, limited
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")
 
 
 @dataclass(frozen=True)
-class LikelihoodSettings:
+class LikelihoodSettings(Checked):
     """How :func:`~sinklab.scoring.likelihood.score` works. Raises ValueError for values outside those listed."""
 
-    estimator: str = "auto"
+    estimator: str = limited("auto", one_of=ESTIMATORS)
     """For diffusion models. "monte_carlo" (also "auto"): mean over random masks of the continuation, whose expectation
     is a lower bound of the log-likelihood. "chain_rule": left to right, all later tokens masked; no noise, one row per
     token. Autoregressive models are scored exactly, whatever is chosen here."""
-    noise: str = "llada"
+    noise: str = limited("llada", one_of=NOISES)
     """Noise of the masks. "llada": how many of the L tokens are masked is uniform over 1 … L, weight L / number.
     "smdm": a time t, each token masked with probability t, weight 1 / t. The expectation is the same; the first has
     less variance. Counts and times are spread evenly over the samples."""
-    samples: int = 128
+    samples: int = limited(128, at_least=1)
     """Masks per request (LLaDA's evaluation draws 128, that of SMDM and «One Token» 1024)."""
-    batch: int = 32
+    batch: int = limited(32, at_least=1)
     """Rows in a forward, of any requests; fewer where their logits would not fit 2²⁸ numbers."""
-    cfg_scale: float = 0.0
+    cfg_scale: float = limited(0.0, at_least=0, below=math.inf)
     """Classifier-free guidance w: the score of log-softmax(un + (1 + w)(cond − un)), un with the context masked."""
-    seed: int = 0
+    seed: int = limited(0, at_least=0)
     """Random seed of the masks, together with the group of a request."""
-
-    def __post_init__(self) -> None:
-        one_of("estimator", self.estimator, ESTIMATORS)
-        one_of("noise", self.noise, NOISES)
-        for name, least, words in (("samples", 1, "at least 1"), ("batch", 1, "at least 1"), ("seed", 0, "0 or more")):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} is a whole number, {words}, got {value!r}: leave it out for the default")
-        if not math.isfinite(self.cfg_scale) or self.cfg_scale < 0:
-            raise ValueError(f"cfg_scale is 0 (no guidance) or a positive finite number, got {self.cfg_scale}")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
@@ -14,24 +14,36 @@ from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.sampling.tokens import sample_tokens
 from sinklab.scoring.prompts import Prompt
+from sinklab.scoring.requests import needs_mask, start_token
 from sinklab.scoring.writing import Moment, Writer, Writing, WritingRequest, canvas_of, check_context, needs_clean_pass
 
-_OF_BOTH_KINDS = {"temperature", "top_p", "top_k", "suppress_ids", "stop_ids", "stop_at_eos", "text_only", "seed"}
 
+def check_decoding(loaded: Loaded, settings: DecodingSettings, edits: Iterable[Any], *spared: str) -> None:
+    """Refuse what this model cannot follow, before anything runs.
 
-def denoising_only(settings: DecodingSettings) -> list[str]:
-    """The fields that are set, and that only a diffusion model can follow."""
-    defaults = {field.name: field.default for field in fields(settings)}
-    names = [field.name for field in fields(DecodingSettings) if field.name not in _OF_BOTH_KINDS]
-    return [name for name in names if getattr(settings, name) != defaults[name]]
+    Args:
+        loaded: the model.
+        settings: of decoding.
+        edits: interventions that it writes under.
+        spared: fields for models that denoise, which another model may leave aside.
 
-
-def check_cache(edits: Iterable[Any], cache: str) -> None:
-    """Raise ValueError for a cache, where edits choose in clean passes."""
-    if cache != "none" and needs_clean_pass(edits):
+    Raises:
+        ValueError: for a diffusion model without a mask token, a cache where edits choose in clean passes, and what
+            only a diffusion model can follow.
+    """
+    if loaded.family == "diffusion":
+        needs_mask(loaded, "writing")
+        if settings.cache != "none" and needs_clean_pass(edits):
+            raise ValueError(
+                "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
+                f"cache={settings.cache} remembers; decode without a cache"
+            )
+        return
+    own = [name for name in settings.denoising_only() if name not in spared]
+    if surplus := [name for name in own if getattr(settings, name) != getattr(type(settings), name)]:
         raise ValueError(
-            "source=clean_pass runs an unedited forward before each edited one, which would overwrite what "
-            f"cache={cache} remembers; decode without a cache"
+            f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} can be set for "
+            "diffusion models only; leave it out"
         )
 
 
@@ -79,17 +91,9 @@ class Task:
         """The ids that an autoregressive model starts from: it needs one at least.
 
         Raises:
-            ValueError: for an empty prompt where the model names no beginning of text.
+            ValueError: for an empty prompt where the model names no beginning or end of text.
         """
-        if self.prompt.ids:
-            return list(self.prompt.ids)
-        bos = self.loaded.special.bos
-        if bos is None:
-            raise ValueError(
-                f"{self.loaded.name} is autoregressive and needs a token to start from, but the prompt is empty and "
-                "the model names no beginning of text; give a prompt"
-            )
-        return [bos]
+        return list(self.prompt.ids) or [start_token(self.loaded, "the prompt", "give a prompt")]
 
     def canvas(self) -> Canvas:
         """The canvas of a diffusion model. Raises ValueError for a prompt that does not fit."""
@@ -101,29 +105,18 @@ class Task:
         Raises:
             ValueError: for a prompt that does not fit and settings that the decoder refuses.
         """
-        settings, loaded = self.settings, self.loaded
+        settings, model = self.settings, cast(Any, self.loaded.model)
+        check_decoding(self.loaded, settings, self.edits)
         if self.is_diffusion:
-            model: Any = loaded.model
-            if model.config.mask_token_id is None:
-                raise ValueError(
-                    f"a study needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its "
-                    "config"
-                )
             if settings.full_forward:
                 raise ValueError(
-                    f"full_forward is a choice for autoregressive models, and {loaded.name} denoises; leave it out"
+                    f"full_forward is a choice for autoregressive models, and {self.loaded.name} denoises; leave it out"
                 )
             model.denoise(self.canvas().to(model.device), settings)
-            check_cache(self.edits, settings.cache)
             return
-        if surplus := denoising_only(settings):
-            raise ValueError(
-                f"{loaded.name} is autoregressive and writes token after token: {', '.join(surplus)} can be set for "
-                "diffusion models only; leave it out"
-            )
         if settings.new_tokens < 1:
             raise ValueError(f"new_tokens must be at least 1, got {settings.new_tokens}")
-        check_context(loaded, self.positions)
+        check_context(self.loaded, self.positions)
         self.started()
         cuts = {"top_p": settings.top_p, "top_k": settings.top_k}
         sample_tokens(torch.zeros(1, 2), settings.temperature, torch.Generator(), **cuts)

@@ -49,6 +49,11 @@ def needs_clean_pass(edits: Iterable[Any]) -> bool:
     return any(getattr(edit, "source", None) == "clean_pass" for edit in edits)
 
 
+def is_random(edits: Iterable[Any]) -> bool:
+    """Whether an edit draws: then equal rows may differ."""
+    return any(getattr(edit, "draws", False) for edit in edits)
+
+
 def denoise_with_clean_pass(
     model: Any, canvas: Canvas, settings: DecodingSettings, log: InterventionLog | None
 ) -> Iterator[Step]:

@@ -104,22 +104,22 @@ class Processes:
 
     def agreed(self, value: Any) -> Any:
         """The first process's value, in every process."""
+        return self.gathered(value)[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Of every process its value, in every process."""
         if self.world == 1:
-            return value
+            return [value]
         import torch.distributed as dist
 
         self._connect()
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
 
     def wait(self) -> None:
         """Until every process is here."""
-        self.agreed(None)
-        if self.world > 1:
-            import torch.distributed as dist
-
-            dist.barrier()
+        self.gathered(None)
 
     def _connect(self) -> None:
         import torch.distributed as dist

@@ -3,7 +3,7 @@
 # B batch, H query heads (1 where they share a choice), S keys, M keys chosen
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,20 @@ class MaskSinks(KeyIntervention):
             object.__setattr__(self, "epsilon", None)
         object.__setattr__(self, "spare", whole_numbers("spare", self.spare))
         super().__post_init__()
+
+    @property
+    def draws(self) -> bool:
+        """Whether columns are drawn, so that equal rows may lose different ones."""
+        return self.control == "random"
+
+    def read_once(self, *, is_causal: bool) -> MaskSinks:
+        """As it is carried out where a whole text is read at once: chosen in a clean pass over the same text.
+
+        `is_causal`: by the attention of all queries, as the last row of a whole text says nothing of those before it.
+        """
+        limit = self.limit if self.removal == "evict" else None
+        selector = "received" if is_causal else self.selector
+        return replace(self, source="clean_pass", limit=limit, selector=selector)
 
     def select(self, keys: KeyScores) -> Tensor:
         """Columns (B, H, M) by falling score. Raises ValueError where too few keys would stay."""

@@ -48,6 +48,11 @@ class MaskPositions(LayerIntervention):
             object.__setattr__(self, "steps", _span(self.steps))
         super().__post_init__()
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first step in which it acts, and the last position that it names."""
+        return (self.steps or (0,))[0] or 0, self.positions[-1]
+
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         return _PositionHandler(self, log, forwards_per_step, self)
 
@@ -77,6 +82,11 @@ class TruncateContext:
                 f"start and stop enclose the positions to hide, got {self.start} and {self.stop}: stop is larger"
             )
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first step in which it acts, and the last position that it names."""
+        return self.step, self.stop - 1
+
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
         hidden = MaskPositions(tuple(range(self.start, self.stop)), steps=(self.step, None))
@@ -96,8 +106,7 @@ class _PositionHandler(KeyHandler):
     options: MaskPositions
 
     def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
-        first, self.stop = options.steps or (0, None)
-        self.first = first or 0
+        self.first, self.stop = options.extent[0], options.steps and options.steps[1]
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
 

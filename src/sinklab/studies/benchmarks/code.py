@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import secrets
@@ -16,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from math import comb
 from pathlib import Path
 from typing import Any
+
+from sinklab.errors import Checked, limited
 
 NO_ANSWER = "[invalid]"
 """What lm-eval's regex filters give where an answer lacks their pattern."""
@@ -60,12 +62,9 @@ def same_answer(one: str, other: str, *, published: bool = False) -> bool:
 def number_of(answer: str) -> Decimal | None:
     """The number that an answer begins with, after a currency sign; None where it begins with none."""
     found = re.match(r"\s*[$€£]?\s*([-+]?)\s*[$€£]?((?:\d[\d,]*)?\.?\d+|\d[\d,]*\.?)", answer)
-    if not found:
-        return None
-    try:
-        return Decimal(found[1] + found[2].replace(",", "").rstrip("."))
-    except InvalidOperation:
-        return None
+    with contextlib.suppress(InvalidOperation):
+        return Decimal(found[1] + found[2].replace(",", "").rstrip(".")) if found else None
+    return None
 
 
 def _plain(answer: str) -> str:
@@ -104,26 +103,15 @@ DRIVER = Path(__file__).with_name("code_driver.py")
 
 
 @dataclass(frozen=True)
-class CodeLimits:
+class CodeLimits(Checked):
     """What one program may use. Raises ValueError for limits that let nothing run."""
 
-    seconds: float = 10.0
+    seconds: float = limited(10.0, above=0)
     """Time by the clock; processor time is limited to as much, rounded up."""
-    memory: int = 1 << 30
+    memory: int = limited(1 << 30, at_least=256 << 20)
     """Bytes of address space; Python itself needs some 200 MB of it."""
-    file_size: int = 1 << 20
-    """Bytes in any file it writes."""
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"a program needs time to run, but seconds is {self.seconds}; give some, such as 10")
-        if self.memory < 256 << 20:
-            raise ValueError(
-                f"Python starts in no less than {256 << 20} bytes of address space, but memory is {self.memory}; "
-                "give 1 GiB"
-            )
-        if self.file_size < 1 << 12:
-            raise ValueError(f"the report of a run takes up to 4096 bytes, but file_size is {self.file_size}")
+    file_size: int = limited(1 << 20, at_least=1 << 12)
+    """Bytes in any file it writes; the report of a run takes up to 4096."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +152,8 @@ def run_program(program: str, limits: CodeLimits | None = None) -> CodeResult:
         home, report = Path(folder) / "home", Path(folder) / "report"
         home.mkdir()
         report.touch()
-        given = {
-            "program": program,
-            "token": token,
-            "report": str(report),
-            "seconds": max(1, int(-(-limits.seconds // 1))),
-            "memory": limits.memory,
-            "size": limits.file_size,
-        }
+        given = {"program": program, "token": token, "report": str(report), "size": limits.file_size}
+        given |= {"seconds": max(1, math.ceil(limits.seconds)), "memory": limits.memory}
         ended = _waited(json.dumps(given).encode() + b"\n", home, limits.seconds)
         return _result(ended, report.read_bytes(), token, limits)
 
@@ -265,4 +247,4 @@ def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k
     tries, passed = len(fates), sum(fate == "passed" for fate in fates)
     if wrong := [number for number in k if not 1 <= number <= tries]:
         raise ValueError(f"pass@k needs 1 to {tries} tries, as many as completions, but k is {wrong[0]}")
-    return {f"pass@{number}": 1 - comb(tries - passed, number) / comb(tries, number) for number in k}
+    return {f"pass@{number}": 1 - math.comb(tries - passed, number) / math.comb(tries, number) for number in k}

@@ -5,7 +5,8 @@ Importing this module registers it: `lm_eval --model sinklab --model_args pretra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,16 +14,23 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.errors import known_fields
 from sinklab.registry import interventions
-from sinklab.scoring.answers import write_batch
+from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
-from sinklab.scoring.task import check_cache, denoising_only
-from sinklab.scoring.writing import WritingRequest
-from sinklab.studies.benchmarks import requests as scored_requests
-from sinklab.studies.benchmarks.requests import Job, batches, writing_jobs
-from sinklab.studies.benchmarks.settings import EvalSettings, settings_from
+from sinklab.scoring.task import check_decoding
+from sinklab.studies.benchmarks.requests import (
+    Part,
+    continuations,
+    rolled,
+    scored,
+    whole_texts,
+    writing_jobs,
+    written,
+)
+from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress
-from sinklab.studies.request_cache import RequestCache, request_number
+from sinklab.studies.request_cache import RequestCache
 
 READING = ("dtype", "device", "device_map", "revision", "allow_pickle", "sink")
 
@@ -64,7 +72,9 @@ class SinklabLM(TemplateLM):
         reading = {name: given.pop(name) for name in READING if name in given}
         if settings is None:
             rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
-            settings = settings_from(given | rows, ("pretrained", *READING))
+            known = [field.name for field in fields(EvalSettings)]
+            known_fields("the model sinklab", given, ["pretrained", *READING, *known])
+            settings = EvalSettings(**given | rows)
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
@@ -77,45 +87,24 @@ class SinklabLM(TemplateLM):
         self._check()
         self.cache = RequestCache(None, 0, "") if cache is None else cache
         self.processes = Processes.here()
+        # counts are gathered on the CPU; the model may be elsewhere
+        self._rank, self._world_size = self.processes.rank, self.processes.world
+        self._device = torch.device("cpu")
         self.progress = as_progress(progress)
         self.told: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(task, document, number of the request) -> answer."""
 
     def _check(self) -> None:
         """Refuse what this model cannot do, before anything runs."""
-        settings, name = self.settings, self.loaded.name
-        config: Any = self.loaded.model.config
+        settings = self.settings
         if settings.chat and self.tokenizer.chat_template is None:
-            raise ValueError(f"{name} has no known chat format; leave out --chat")
-        if not self.is_diffusion:
-            # blocks are the default protocol, also of a run over several models
-            if surplus := [field for field in denoising_only(settings) if field != "block_length"]:
-                raise ValueError(
-                    f"{name} is autoregressive and writes token after token: {surplus[0]} can be set for diffusion "
-                    "models only; leave it out"
-                )
-            return
-        if config.mask_token_id is None:
-            raise ValueError(
-                f"a benchmark needs a model with a mask token, but {name} has mask_token_id None; set it in its config"
-            )
-        settings.values()
-        check_cache(self.edits, settings.cache)
+            raise ValueError(f"{self.loaded.name} has no known chat format; leave out --chat")
+        # blocks are the default protocol, also of a run over several models
+        check_decoding(self.loaded, settings, self.edits, "block_length")
+        if self.is_diffusion:
+            settings.values()
 
     # -- who and where
-
-    @property
-    def rank(self) -> int:
-        return self.processes.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.processes.world
-
-    @property
-    def device(self) -> torch.device:
-        """Where counts are gathered; the model may be elsewhere."""
-        return torch.device("cpu")
 
     @property
     def eot_token_id(self) -> int | None:
@@ -132,23 +121,12 @@ class SinklabLM(TemplateLM):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Of every process its number, joined."""
-        return torch.tensor([int(part) for part in self._gathered(int(tensor))])
+        return torch.tensor([int(part) for part in self.processes.gathered(int(tensor))])
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """Of every process its object, in the process `dst`; None in the others."""
-        found = self._gathered(obj)
+        found = self.processes.gathered(obj)
         return found if self.rank == dst else None
-
-    def _gathered(self, obj: Any) -> list[Any]:
-        if self.world_size == 1:
-            return [obj]
-        import torch.distributed as dist
-
-        # joins the group, if nothing did before
-        self.processes.agreed(None)
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, obj)
-        return found
 
     def barrier(self) -> None:
         self.processes.wait()
@@ -165,39 +143,32 @@ class SinklabLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The messages in the model's chat format. Raises ValueError where it cannot be used."""
-        from jinja2 import TemplateError
-
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    chat_history,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
-            )
-        except TemplateError as error:
-            raise ValueError(
-                f"the chat format of {self.loaded.name} cannot be used: {error}; leave out --chat"
-            ) from error
+        return in_chat(self.loaded, chat_history, answered=add_generation_prompt)
 
     # -- requests
 
-    def counted(self, doing: str, things: str, total: int, done: int) -> Callable[[int], None]:
-        """Begin to tell how far a stage is; to be called with the number of things that were done."""
-        self.progress.stage(f"{doing} {total} {things}" + (f", {done} of them there already" if done else ""))
+    def answers(
+        self, asked: Sequence[Any], doing: str, answer: Callable[[Any, list[Any]], Iterator[Part]]
+    ) -> list[dict[str, Any]]:
+        """The answers to requests, in their order, kept for the tables.
+
+        Args:
+            asked: requests, made of lm-eval's.
+            doing: what is done with so many of them, such as "writing {} answers".
+            answer: gives what is not in the cache, part by part; each is kept as it comes.
+        """
+        names = {each.key: each for each in asked}
+        todo = [each for key, each in names.items() if self.cache.get(key) is None]
+        total, done = len(names), len(names) - len(todo)
+        self.progress.stage(doing.format(total) + (f", {done} of them there already" if done else ""))
         self.progress.count(done, total)
-
-        def count(more: int) -> None:
-            nonlocal done
-            done += more
+        for part in answer(self, todo):
+            self.cache.add(part)
+            done += len(part)
             self.progress.count(done, total)
-
-        return count
-
-    def tell(self, document: tuple[str, int], number: int, answer: dict[str, Any]) -> None:
-        """Keep the answer to a document's request of this number for the tables."""
-        self.told[(*document, number)] = answer
+        for each in asked:
+            self.told[(*each.document, each.number)] = self.cache.get(each.key) or {}
+        return [self.cache.get(each.key) or {} for each in asked]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The answers, each up to its end.
@@ -205,28 +176,8 @@ class SinklabLM(TemplateLM):
         Raises:
             ValueError: for settings that the decoder refuses, and interventions that do not fit a prompt.
         """
-        jobs = writing_jobs(self, requests)
-        todo = [job for job in jobs if self.cache.get(job.key) is None]
-        names = {job.key for job in jobs}
-        done = len(names) - len({job.key for job in todo})
-        counted = self.counted("writing", "answers", len(names), done)
-        for batch in batches(self, todo):
-            self.cache.add(self._written(batch))
-            counted(len(batch))
-        answers = [self.cache.get(job.key) or {} for job in jobs]
-        for job, answer in zip(jobs, answers, strict=True):
-            self.tell((job.task, job.document), 0, answer)
+        answers = self.answers(writing_jobs(self, requests), "writing {} answers", written)
         return [str(answer["text"]) for answer in answers]
-
-    def _written(self, batch: list[Job]) -> dict[str, dict[str, Any]]:
-        first = batch[0]
-        asked = [WritingRequest(job.ids, job.until, request_number(self.settings.seed or 0, job.key)) for job in batch]
-        written = write_batch(self.loaded, asked, first.settings, first.new_tokens, self.edits, watch=first.watched)
-        return {
-            job.key: {"text": answer.text, "tokens": len(answer.ids), "steps": answer.steps}
-            | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(answer.sinks)}
-            for job, answer in zip(batch, written, strict=True)
-        }
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability of each continuation in nats, and whether it is what greedy decoding writes.
@@ -234,12 +185,13 @@ class SinklabLM(TemplateLM):
         The choices of one question share their random numbers. Whether a continuation is greedy is asked only where it
         is the only one of its document: of several choices, none of the common metrics reads it.
         """
-        answers = scored_requests.scored(self, requests)
+        answers = self.answers(continuations(self, requests), "scoring {} continuations", scored)
         return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo bound."""
-        return [float(answer["logprob"]) for answer in scored_requests.rolled(self, requests)]
+        answers = self.answers(whole_texts(self, requests), "scoring {} texts", rolled)
+        return [float(answer["logprob"]) for answer in answers]
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

@@ -17,8 +17,7 @@ import pandas as pd
 from sinklab.reports.printed import Printed, write_printed
 from sinklab.reports.runs import as_trainings
 from sinklab.reports.training import FREE, Training, variant
-from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, PaperTable
-from sinklab.studies.benchmarks.read import Benchmark, Score, found_in
+from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
 
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
@@ -57,16 +56,15 @@ class Experiment:
     def score(self, name: str, column: str, metric: str | None = None) -> Cell | None:
         """A benchmark of a variant in percent, mean over its runs; of several tasks for it the paper's own."""
         for task in COLUMNS[column]["tasks"]:
-            scores: list[Score] = []
-            for one in self.benchmarks:
-                if variant(one.model) == name and one.k == 0 and not one.run.info.settings.get("edits"):
-                    found = one.score(task, metric) or one.score(task)
-                    scores += [found] if found else []
-            if scores:
+            mine = [one for one in self.benchmarks if variant(one.model) == name]
+            plain = [one for one in mine if one.k == 0 and not one.run.info.settings.get("edits")]
+            found = [one.score(task, metric) for one in plain]
+            scores = pd.DataFrame([row for row in found if row is not None])
+            if len(scores):
                 # a first try with a limit does not count beside the whole benchmark
-                scores = [one for one in scores if one.samples == max(one.samples for one in scores)]
-                about = {"samples": scores[0].samples, "task": task, "metric": scores[0].metric}
-                return _mean([(100 * one.value, 100 * one.stderr) for one in scores], **about)
+                scores = scores[scores["samples"] == scores["samples"].max()]
+                about = {"samples": int(scores["samples"].iloc[0]), "task": task, "metric": scores["metric"].iloc[0]}
+                return _mean(100 * scores[["value", "stderr"]].to_numpy(float), **about)
         return None
 
     def of(self, name: str) -> list[Training]:
@@ -166,9 +164,9 @@ def _short(count: float) -> str:
     return str(count)
 
 
-def _mean(runs: Sequence[tuple[float, float]], **about: Any) -> Cell | None:
-    """Mean over runs, and its standard error from those of the runs: seeds beyond that are not in it."""
-    if not runs:
+def _mean(runs: Any, **about: Any) -> Cell | None:
+    """Mean over runs, (value, standard error) each, with its own: seeds beyond these errors are not in it."""
+    if not len(runs):
         return None
     values, errors = np.array(runs).T
     return Cell(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(runs)), len(runs), **about)
@@ -184,18 +182,17 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr, runs, samples, task,
     metric; and command, what would fill a cell that is missing (its value is NaN).
     """
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for table in ONE_TOKEN:
+        of_table: dict[str, Any] = {"table": table.number}
         for size, paper_rows in table.blocks.items():
-            about: dict[str, object] = {"table": table.number, "block": size, "source": "published"}
             for paper in paper_rows:
-                here = about | {"row": paper.name, "variant": paper.variant}
+                here = of_table | {"block": size, "source": "published", "row": paper.name, "variant": paper.variant}
                 for column, score in zip(table.benchmarks, paper.scores, strict=True):
                     rows.append(here | {"column": column} | asdict(Cell(score)) | {"command": ""})
         for block in (block for block in blocks if _belongs(block, table)):
-            about = {"table": table.number, "block": block.label, "source": "measured"}
             for name, of_variant in table.variants:
-                here = about | {"row": name, "variant": of_variant}
+                here = of_table | {"block": block.label, "source": "measured", "row": name, "variant": of_variant}
                 for column in (*table.benchmarks, *RUNS_ONLY):
                     cell = _cell(block, of_variant, table.variants[0][1], column, metric)
                     command = "" if cell else _command(table, block, of_variant, column)

@@ -1,6 +1,6 @@
-"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, what is kept of each."""
+"""Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, how they are answered."""
 
-# B rows of a forward, S positions
+# B rows of a forward, L layers, H heads, K keys, S positions
 from __future__ import annotations
 
 import dataclasses
@@ -8,40 +8,60 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.tracing import trace
-from sinklab.scoring.answers import needs_own_batch
+from sinklab.scoring.answers import SinkFacts, needs_own_batch, write_batch
 from sinklab.scoring.likelihood import rolling, score
 from sinklab.scoring.requests import limit_of, start_token
 from sinklab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.scoring.sink_facts import SinkFacts
+from sinklab.scoring.writing import WritingRequest
 from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.request_cache import request_key, request_number
 
 DEFAULT_TOKENS = 256
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+Part = dict[str, dict[str, Any]]
+"""Some answers by the keys of their requests."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One request for a text."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request."""
 
     key: str
-    task: str
-    document: int
-    ids: tuple[int, ...]
+    """Requests of one key have one answer."""
+    document: tuple[str, int]
+    """Task and number of the document."""
+    number: int = 0
+    """Of the document's requests."""
+    ids: tuple[int, ...] = ()
+    """The prompt, the context, or the whole text."""
+    watched: bool = False
+    """Whether the attention is recorded."""
+
+
+def about(model: Any, request: Any) -> dict[str, Any]:
+    """What lm-eval says of a request, as fields of `Asked`."""
+    document = request.doc_id or 0
+    watched = model.settings.watches(document)
+    return {"document": (request.task_name or "", document), "number": request.idx, "watched": watched}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Asked):
+    """A request for a text."""
+
     until: tuple[str, ...]
     new_tokens: int
     settings: EvalSettings
     """With the temperature that the task asks for."""
     cut: int
     """Tokens of the prompt that did not fit and were left out, from the left."""
-    watched: bool
 
 
 def fitted(ids: Sequence[int], asked: int, context: int) -> tuple[tuple[int, ...], int, int]:
@@ -73,6 +93,11 @@ def sampled(settings: EvalSettings, asked: dict[str, Any]) -> EvalSettings:
     return dataclasses.replace(settings, temperature=float(asked["temperature"]), **cuts)
 
 
+def parts_of(asked: list[Any], size: int) -> list[list[Any]]:
+    """So many at a time."""
+    return [asked[start : start + size] for start in range(0, len(asked), size)]
+
+
 def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
     """Every request as a job. A repeated one has a name, and so noise, of its own only where noise decides."""
     loaded, settings = model.loaded, model.settings
@@ -82,54 +107,52 @@ def writing_jobs(model: Any, requests: Iterable[Any]) -> list[Job]:
         text, given = request.args
         own = sampled(settings, given)
         until = given.get("until") or ()
-        until = (until,) if isinstance(until, str) else tuple(until)
         asked = settings.new_tokens or next((int(given[name]) for name in _LENGTHS if given.get(name)), DEFAULT_TOKENS)
         named = request_key("generate_until", text, given)
         # beyond its repeats a request only fills up a distributed batch
         nth = seen[named] if seen[named] < (request.repeats or 1) and needs_own_batch(own, model.edits) else 0
         seen[named] += 1
-        ids, new_tokens, cut = fitted(_begun(loaded, model.tok_encode(text)), asked, context)
-        of = (request_key(named, nth), request.task_name or "", request.doc_id or 0)
-        how = (paced(own, new_tokens, asked), cut, is_watched(settings, request.doc_id))
-        jobs.append(Job(*of, ids, until, new_tokens, *how))
+        given_ids = model.tok_encode(text)
+        if not given_ids and not model.is_diffusion:
+            given_ids = [start_token(loaded, "the context of this request", "choose another task")]
+        ids, new_tokens, cut = fitted(given_ids, asked, context)
+        how: dict[str, Any] = {"settings": paced(own, new_tokens, asked), "new_tokens": new_tokens, "cut": cut}
+        how["until"] = (until,) if isinstance(until, str) else tuple(until)
+        jobs.append(Job(key=request_key(named, nth), ids=ids, **how, **about(model, request)))
     return jobs
 
 
-def _begun(loaded: Loaded, ids: list[int]) -> list[int]:
-    """The ids that a model can start from: an autoregressive one needs one at least."""
-    if ids or loaded.family == "diffusion":
-        return ids
-    return [start_token(loaded, "the context of this request", "choose another task")]
-
-
-def is_watched(settings: EvalSettings, document: int | None) -> bool:
-    """Whether the attention of this document's runs is recorded: by its number, in whichever process it is."""
-    return settings.record_sinks is None or (document or 0) < settings.record_sinks
-
-
-def batches(model: Any, jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    """Jobs that can be written together, of like lengths, longest first; every name once."""
+def written(model: Any, jobs: Iterable[Job]) -> Iterator[Part]:
+    """The answers to jobs: those that can be written together at a time, of like lengths, longest first."""
     groups: dict[Any, list[Job]] = {}
-    for job in {job.key: job for job in jobs}.values():
+    for job in jobs:
         groups.setdefault((job.watched, job.new_tokens, job.settings), []).append(job)
-    for group in groups.values():
+    for (watched, new_tokens, settings), group in groups.items():
         group.sort(key=lambda job: (-len(job.ids), job.key))
-        rows = 1 if needs_own_batch(group[0].settings, model.edits) else model.settings.batch
-        yield from (group[start : start + rows] for start in range(0, len(group), rows))
+        for batch in parts_of(group, 1 if needs_own_batch(settings, model.edits) else model.settings.batch):
+            numbers = [request_number(model.settings.seed or 0, job.key) for job in batch]
+            asked = [WritingRequest(job.ids, job.until, number) for job, number in zip(batch, numbers, strict=True)]
+            texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched)
+            yield {
+                job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps}
+                | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(one.sinks)}
+                for job, one in zip(batch, texts, strict=True)
+            }
 
 
 FORWARDS = 4
 """So many forwards of a request are watched; more noisy copies of the same text say little that is new."""
 
 
-@dataclass(frozen=True)
-class _Scoring:
-    key: str
-    context: tuple[int, ...]
+@dataclass(frozen=True, kw_only=True)
+class Continuation(Asked):
+    """A request for the likelihood of a continuation of `ids`."""
+
     continuation: tuple[int, ...]
     group: int
+    """Requests of one group share their noise."""
     greedy: bool
-    watched: bool
+    """Whether it is compared with what greedy decoding writes."""
 
 
 def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
@@ -144,68 +167,41 @@ def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     )
 
 
-def scored(model: Any, requests: Sequence[Any]) -> list[dict[str, Any]]:
-    """The answers to (context, continuation) requests, in their order."""
-    documents = [(request.task_name or "", request.doc_id or 0) for request in requests]
-    different = [(document, request.idx) for document, request in zip(documents, requests, strict=True)]
-    choices = Counter(document for document, _ in set(different))
-    asked = []
-    for request, document in zip(requests, documents, strict=True):
-        context, continuation = _encoded(model, *request.args)
-        group = request_number(0, request_key(*document))
-        greedy = choices[document] == 1
-        key = request_key("loglikelihood", request.args, document, greedy)
-        watched = is_watched(model.settings, request.doc_id)
-        asked.append(_Scoring(key, context, continuation, group, greedy, watched))
-    _ask(model, asked)
-    answers = [model.cache.get(each.key) or {} for each in asked]
-    for request, document, answer in zip(requests, documents, answers, strict=True):
-        model.tell(document, request.idx, answer)
-    return answers
-
-
-def _encoded(model: Any, context: str, continuation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if not context:
+def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:
+    """Every (context, continuation) request; those of one document share their noise."""
+    facts = [about(model, request) for request in requests]
+    choices = Counter(document for document, _ in {(each["document"], each["number"]) for each in facts})
+    found = []
+    for request, each in zip(requests, facts, strict=True):
+        context, continuation = request.args
         # where a model cannot start from nothing, `score` puts its beginning of text
-        return (), tuple(model.tok_encode(continuation, add_special_tokens=False))
-    before, after = model._encode_pair(context, continuation)
-    if not after:
-        # the two parts met in one token: it counts as the continuation
-        after = model.tok_encode(continuation, add_special_tokens=False)
-    return tuple(before), tuple(after)
+        before, after = model._encode_pair(context, continuation) if context else ((), ())
+        # the two parts may have met in one token: it counts as the continuation
+        after = tuple(after or model.tok_encode(continuation, add_special_tokens=False))
+        greedy = choices[each["document"]] == 1
+        key = request_key("loglikelihood", request.args, each["document"], greedy)
+        group = request_number(0, request_key(*each["document"]))
+        found.append(Continuation(key=key, ids=tuple(before), continuation=after, group=group, greedy=greedy, **each))
+    return found
 
 
-def _ask(model: Any, asked: Sequence[_Scoring]) -> None:
-    """Score what the cache does not hold, some at a time, so that an interruption costs little."""
-    names = {each.key: each for each in asked}
-    todo = [each for key, each in names.items() if model.cache.get(key) is None]
-    done = len(names) - len(todo)
-    counted = model.counted("scoring", "continuations", len(names), done)
-    todo.sort(key=lambda each: -len(each.context) - len(each.continuation))
+def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
+    """The likelihoods of continuations, some at a time, so that an interruption costs little."""
+    ordered = sorted(asked, key=lambda each: -len(each.ids) - len(each.continuation))
     for greedy in (False, True):
-        plain = [each for each in todo if each.greedy == greedy and not each.watched]
-        together = 4 * model.settings.likelihood_batch
-        parts = [plain[start : start + together] for start in range(0, len(plain), together)]
-        for part in [*parts, *([each] for each in todo if each.greedy == greedy and each.watched)]:
-            model.cache.add(_scores(model, part, greedy=greedy))
-            counted(len(part))
+        some = [each for each in ordered if each.greedy == greedy]
+        plain = [each for each in some if not each.watched]
+        parts = parts_of(plain, 4 * model.settings.likelihood_batch)
+        for part in [*parts, *([each] for each in some if each.watched)]:
+            yield _scores(model, part)
 
 
-def _scores(model: Any, asked: Sequence[_Scoring], *, greedy: bool) -> dict[str, dict[str, Any]]:
-    def run() -> list[Scored]:
-        return score(
-            model.loaded,
-            [(each.context, each.continuation) for each in asked],
-            likelihood_settings(model.settings),
-            groups=[each.group for each in asked],
-            edits=model.scored_edits,
-            greedy=greedy,
-        )
-
-    if asked[0].watched:
-        found, sinks = _watched(model.loaded, max(len(asked[0].context), not model.is_diffusion), run)
-    else:
-        found, sinks = run(), []
+def _scores(model: Any, asked: Sequence[Continuation]) -> Part:
+    """Of requests that are all compared with greedy decoding, or none is; a watched one is alone."""
+    first, pairs = asked[0], [(each.ids, each.continuation) for each in asked]
+    how: dict[str, Any] = {"groups": [each.group for each in asked], "greedy": first.greedy}
+    run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), edits=model.scored_edits, **how)
+    found, sinks = _watched(model, max(len(first.ids), not model.is_diffusion), run) if first.watched else (run(), [])
     return {each.key: _answer(result, sinks) for each, result in zip(asked, found, strict=True)}
 
 
@@ -214,40 +210,38 @@ def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
     return about | {"cut": result.dropped, "sinks": sinks}
 
 
-def _watched(loaded: Loaded, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
+def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
     """What `run` gives, and the facts of its first forwards: every noisy copy counts as a step.
 
     Args:
+        model: that is run.
         context: tokens of the context, of which scoring may drop some.
+        run: scores.
     """
-    with trace(loaded.model, ("received",), steps=range(FORWARDS)) as recording:
+    with trace(model.loaded.model, ("received",), steps=range(FORWARDS)) as recording:
         found = run()
     context -= found[0].dropped
-    prefix = getattr(loaded.model.config, "sink_count", 0)
+    prefix = getattr(model.loaded.model.config, "sink_count", 0)
     facts = SinkFacts(torch.zeros(1, dtype=torch.int64), prefix)
     for received_BLHK, visible_BK in zip(recording.received, recording.visible, strict=True):
         state_1S = torch.full((1, received_BLHK.shape[-1] - prefix), MASKED)
         state_1S[:, :context] = PROMPT
-        for row in range(len(received_BLHK)):
-            facts.count(received_BLHK[row : row + 1], visible_BK[row : row + 1], state_1S, torch.ones(1) > 0)
+        for received_1LHK, visible_1K in zip(received_BLHK.split(1), visible_BK.split(1), strict=True):
+            facts.count(received_1LHK, visible_1K, state_1S, torch.ones(1) > 0)
     # which tokens of the continuation are hidden differs from copy to copy, and is not kept
     return found, [{**row, "in_masked": None, "in_committed": None} for row in facts.row(0)]
 
 
-def rolled(model: Any, requests: Sequence[Any]) -> list[dict[str, Any]]:
-    """The answers to requests for the likelihood of a whole text, in their order."""
-    counted = model.counted("scoring", "texts", len(requests), 0)
-    answers = []
-    for request in requests:
-        (text,) = request.args
-        key = request_key("loglikelihood_rolling", text)
-        answer = model.cache.get(key)
-        if answer is None:
-            ids = model.tok_encode(text, add_special_tokens=False)
-            result = rolling(model.loaded, ids, likelihood_settings(model.settings), edits=model.scored_edits)
-            answer = _answer(result, [])
-            model.cache.add({key: answer})
-        counted(1)
-        model.tell((request.task_name or "", request.doc_id or 0), 0, answer)
-        answers.append(answer)
-    return answers
+def whole_texts(model: Any, requests: Sequence[Any]) -> list[Asked]:
+    """Every request for the likelihood of a whole text."""
+    key = partial(request_key, "loglikelihood_rolling")
+    encoded = partial(model.tok_encode, add_special_tokens=False)
+    texts = [(text, about(model, request)) for request in requests for text in request.args]
+    return [Asked(key=key(text), ids=tuple(encoded(text)), **facts) for text, facts in texts]
+
+
+def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Part]:
+    """The likelihoods of whole texts, one at a time."""
+    settings = likelihood_settings(model.settings)
+    for each in asked:
+        yield {each.key: _answer(rolling(model.loaded, each.ids, settings, edits=model.scored_edits), [])}

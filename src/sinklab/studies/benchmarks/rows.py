@@ -1,6 +1,6 @@
 """The files of a packaged benchmark: where they lie below a folder of data, and one form for all of them.
 
-A task file (tasks/NAME.yaml) says where they are looked for and what lm-eval's task of that name reads of a document.
+tasks.toml says where they are looked for and what lm-eval's task of that name reads of a document.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,23 +28,6 @@ _OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
 _LETTERS = "ABCDEFGH"
 
 
-class FunctionName(str):
-    """The name of a function, marked so in a task file."""
-
-
-def packaged(name: str) -> dict[str, Any]:
-    """The task file of this package, its functions by their names."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: FunctionName(loader.construct_scalar(node)))
-    text = (files(__package__) / "tasks" / f"{name}.yaml").read_text("utf-8")
-    config: dict[str, Any] = yaml.load(text, Loader)
-    return config
-
-
 def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
     """The documents of one split of a benchmark, with the fields that lm-eval's task of that name reads.
 
@@ -55,13 +39,13 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
     Raises:
         ValueError: for a file that cannot be read or lacks a field, naming the file, the row and the field.
     """
-    about = packaged(benchmark)["sinklab"]
-    rows = [row for path in paths for row in _READERS.get((about.get("text"), _kind(path)), _plain)(path)]
+    source = SOURCES[benchmark]
+    rows = [row for path in paths for row in _READERS.get((source.text, _kind(path)), _plain)(path)]
     if not rows:
         raise ValueError(f"a benchmark has at least one document, but {paths[0]} is empty; get the file again")
-    if about.get("form") == "race" and "problems" not in rows[0]:
+    if source.form == "race" and "problems" not in rows[0]:
         rows = _by_article(rows, paths[0])
-    form = _FORMS[about["form"]] if "form" in about else partial(_fields, about["fields"], about.get("labels"))
+    form = _FORMS[source.form] if source.form else partial(_fields, source.fields, source.labels)
     return [form(row, f"{paths[0]}, document {number}") for number, row in enumerate(rows, 1)]
 
 
@@ -218,11 +202,18 @@ class Source:
     """Where a benchmark's files may lie, and where to get them."""
 
     task: str
+    include: str
+    """lm-eval's own file of the task, in its package."""
     hub: str
-    config: str | None
-    folders: tuple[str, ...]
-    files: Mapping[str, tuple[str, ...]]
+    folders: Sequence[str]
+    files: Mapping[str, Sequence[str]]
     """Split -> patterns, relative to one of the folders; the first one that is there is taken."""
+    config: str | None = None
+    runs_code: bool = False
+    fields: Sequence[str] = ()
+    labels: Sequence[Any] | None = None
+    form: str | None = None
+    text: str | None = None
 
     @property
     def graded(self) -> str:
@@ -264,11 +255,11 @@ class Source:
         )
 
 
-def source_of(name: str) -> Source:
-    """Where the files of a packaged benchmark are looked for."""
-    given = packaged(name)["sinklab"]
-    patterns = {split: tuple(some) for split, some in given["files"].items()}
-    return Source(name, given["hub"], given.get("config"), tuple(given["folders"]), patterns)
+SOURCES = {
+    name: Source(name, **given)
+    for name, given in tomllib.loads((files(__package__) / "tasks.toml").read_text("utf-8")).items()
+}
+"""The packaged benchmarks by name."""
 
 
 def converted(source: Source, split: str, paths: list[Path], cache: Path) -> Path:

@@ -1,26 +1,29 @@
-"""Benchmarks through lm-eval: one run folder with scores, samples and what sinks did in the runs that were scored."""
+"""Benchmarks through lm-eval, in one run folder each, and the cells of the analysis paper's Table 1."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.records.info import read_info
+from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import RunWriter
 from sinklab.studies.base import describe
 from sinklab.studies.benchmarks import offline, tables, two_stage
-from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings
+from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings, Plan
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
 
@@ -35,17 +38,15 @@ FEWSHOT_SEED = 1234
 @contextmanager
 def quiet() -> Iterator[None]:
     """lm-eval without bars of its own and without processes for its resamples."""
-    import lm_eval.api.metrics
-    import lm_eval.api.task
+    from lm_eval.api import metrics, task
 
-    metrics_module: Any = lm_eval.api.metrics
-    task_module: Any = lm_eval.api.task
     # our own bar shows the progress; a pool of processes would copy the model's memory; resampling announces itself
     # on standard output, where only results belong
+    bar = partial(getattr(task, "tqdm"), disable=True)  # noqa: B009
     with (
-        patch.object(task_module, "tqdm", partial(task_module.tqdm, disable=True)),
+        patch.object(task, "tqdm", bar),
         patch.dict(os.environ, DISABLE_MULTIPROC="1"),
-        patch.object(metrics_module, "print", lambda *words, **options: None, create=True),
+        patch.object(metrics, "print", lambda *words, **options: None, create=True),
     ):
         yield
 
@@ -61,21 +62,14 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.loggers.utils import add_tokenizer_info
 
-    settings = model.settings
+    settings, loaded = model.settings, model.loaded
     whole: dict[str, Any] = copy.deepcopy(results)
     samples = whole.pop("samples", {})
-    whole["config"] = {
-        "model": "sinklab",
-        "model_args": {"pretrained": model.loaded.name},
-        "model_num_parameters": model.loaded.model.num_parameters(),
-        "model_dtype": str(model.loaded.model.dtype),
-        "model_revision": model.loaded.revision,
-        "batch_size": settings.batch,
-        "device": str(model.loaded.model.device),
-        "limit": settings.limit,
-        "fewshot_seed": FEWSHOT_SEED,
-        "sinklab": settings.kept(),
-    }
+    given = {"pretrained": loaded.name}
+    config = {"model": "sinklab", "model_args": given, "model_num_parameters": loaded.model.num_parameters()}
+    config |= {"model_dtype": str(loaded.model.dtype), "model_revision": loaded.revision}
+    config |= {"batch_size": settings.batch, "device": str(loaded.model.device), "limit": settings.limit}
+    whole["config"] = config | {"fewshot_seed": FEWSHOT_SEED, "sinklab": settings.kept()}
     versions = {f"{package}_version": metadata.version(package) for package in ("lm_eval", "transformers")}
     whole |= {"date": time.time()} | versions
     add_tokenizer_info(whole, model)
@@ -83,9 +77,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         # given the name of a file, it puts everything beside that file
         tracker = EvaluationTracker(output_path=str(Path(beside) / "results.json"))
         template = model.tokenizer.chat_template if settings.chat else None
-        tracker.general_config_tracker.log_experiment_args(
-            "sinklab", {"pretrained": model.loaded.name}, None, template, settings.chat
-        )
+        tracker.general_config_tracker.log_experiment_args("sinklab", given, None, template, settings.chat)
         tracker.save_results_aggregated(whole, samples)
         for task, rows in samples.items():
             tracker.save_results_samples(task, rows)
@@ -93,10 +85,7 @@ def write(folder: Path, results: dict[str, Any], model: Any) -> list[Path]:
         # its writer reports a failure as a warning and goes on
         if len(written) != 1 + len(samples):
             raise OSError(f"{folder}: lm-eval's result files could not be written; {len(written)} of them were")
-        moved = [folder / path.name for path in written]
-        for path, target in zip(written, moved, strict=True):
-            shutil.move(path, target)
-    return moved
+        return [Path(shutil.move(path, folder / path.name)) for path in written]
 
 
 BOOTSTRAP = 1000
@@ -138,7 +127,8 @@ def evaluate(
     if not settings.resume and processes.is_first:
         refuse_taken(path)
     if task_objects is not None:
-        settings = dataclasses.replace(settings, tasks=tuple(_name(task) for task in task_objects))
+        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
+        settings = dataclasses.replace(settings, tasks=tuple(names))
     # tasks first: what is wrong with them shows before a large model is read
     wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
     given = _tasks(settings, wanted) if wanted else None
@@ -188,10 +178,6 @@ def _score(
         write(run.path, results, model)
 
 
-def _name(task: Any) -> str:
-    return str(task["task"] if isinstance(task, dict) else getattr(task, "task_name", task))
-
-
 def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
     """The tasks as lm-eval's `evaluate` takes them, with their numbers of examples.
 
@@ -199,21 +185,15 @@ def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
         settings: of the run.
         wanted: names, or tasks and dicts of their configuration.
     """
-    if all(isinstance(task, str) for task in wanted):
-        given, manager = offline.tasks(
-            wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot
-        )
-    else:
-        from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager
 
-        given, manager = list(wanted), TaskManager(include_defaults=False)
-    loaded: dict[str, Any] = manager.load(given)
+    if all(isinstance(task, str) for task in wanted):
+        wanted = offline.tasks(wanted, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)[0]
+    loaded: dict[str, Any] = TaskManager(include_defaults=False).load([*wanted])
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
-        if settings.num_fewshot is not None and own != 0:
-            task.set_config(key="num_fewshot", value=settings.num_fewshot)
-        elif own is None:
-            task.set_config(key="num_fewshot", value=0)
+        if own is None or (settings.num_fewshot is not None and own != 0):
+            task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return loaded
 
@@ -227,14 +207,112 @@ def _scored(model: SinklabLM, tasks: dict[str, Any]) -> dict[str, Any] | None:
         for name, task in tasks["tasks"].items():
             if task.get_config("num_fewshot") == 0:
                 model.progress.stage(f"{name} keeps its 0 worked examples: lm-eval does not allow another number")
+    how: dict[str, Any] = {"apply_chat_template": settings.chat, "fewshot_as_multiturn": settings.chat}
+    how |= {"confirm_run_unsafe_code": settings.run_code, "bootstrap_iters": BOOTSTRAP}
     with quiet():
-        results: Any = run_tasks(
-            model,
-            tasks,
-            limit=settings.limit,
-            bootstrap_iters=BOOTSTRAP,
-            apply_chat_template=settings.chat,
-            fewshot_as_multiturn=settings.chat,
-            confirm_run_unsafe_code=settings.run_code,
-        )
+        results: Any = run_tasks(model, tasks, limit=settings.limit, **how)
     return results
+
+
+TOKENS = {"gsm8k": 256, "humaneval": 512, "humaneval_instruct": 512}
+"""Tokens to write per answer, as in the paper (section 4.3); other tasks say it themselves."""
+
+
+def table1(
+    models: Mapping[str, Callable[[], Loaded]],
+    settings: EvalSettings,
+    out: str | Path,
+    plan: Plan | None = None,
+    *,
+    progress: Progress | Callable[[str], object] | None = None,
+) -> list[Path]:
+    """Score every model on every task, unmasked and with sinks masked: OUT/<model>/<task>-k<K>, one run folder a cell.
+
+    Everything is as in the paper where it says so: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one
+    token a step, temperature 0, the top K per layer and head of step t − 1 of the masked run itself. Cells that are
+    there are left alone, and an unfinished one goes on. A model is loaded when the first of its cells is to be written,
+    and let go before the next.
+
+    Args:
+        models: name of a folder -> what loads the model.
+        settings: of every cell; its tasks are the table's, and mask_sinks and control those of the cell.
+        out: folder for the cells.
+        plan: which cells.
+        progress: shows how far it is.
+
+    Returns:
+        the folders, in the order of the table.
+
+    Raises:
+        ValueError: for a folder that holds another run, and what `evaluate` refuses; cells that are finished are kept.
+    """
+    plan = plan or Plan()
+    if settings.mask_sinks is not None or settings.control != "sinks":
+        raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
+    progress = as_progress(progress)
+    cells = {
+        Path(out) / name / cell_name(*cell): (name, _cell(settings, *cell))
+        for name in models
+        for cell in plan.cells(settings.tasks)
+    }
+    # what is wrong with a folder or a task shows before anything is scored
+    todo = {folder: (name, cell) for folder, (name, cell) in cells.items() if not _is_done(folder, cell, plan.chat)}
+    if todo:
+        _check_tasks(settings)
+    for model, loads in models.items():
+        loaded = cache(loads)
+        for folder, (name, cell) in todo.items():
+            if name == model:
+                what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
+                progress.stage(f"{name}, {cell.tasks[0]}, {what}")
+                has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
+                chat = has_chat if plan.chat is None else plan.chat
+                cell = dataclasses.replace(cell, chat=chat, resume=(folder / RUN_FILE).is_file())
+                evaluate(cell, loaded, folder, progress=progress)
+    return [*cells]
+
+
+def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettings:
+    tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
+    # a cell does not depend on what is allowed for the sake of another
+    runs_code = settings.run_code and task in offline.RUNS_CODE
+    changes = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
+    return dataclasses.replace(settings, mask_sinks=k or None, control=control, **changes)
+
+
+def _check_tasks(settings: EvalSettings) -> None:
+    offline.needs_lm_eval()
+    if names := [name for name in settings.tasks if name != TWO_STAGE]:
+        offline.tasks(names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)
+
+
+def cell_name(task: str, k: int, control: str = "sinks") -> str:
+    """The folder of a cell."""
+    return f"{task}-k{k}" if control == "sinks" or not k else f"{task}-k{k}-{control}"
+
+
+def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
+    """Whether the cell is there, finished; agreed between all processes. Raises ValueError for another run."""
+    processes = Processes.here()
+    problem, done = processes.agreed(_looked_at(folder, cell, chat) if processes.is_first else None)
+    if problem:
+        raise ValueError(problem)
+    return bool(done)
+
+
+def _looked_at(folder: Path, cell: EvalSettings, chat: bool | None) -> tuple[str, bool]:
+    """What is wrong with the folder, and whether it holds the finished cell."""
+    if not (folder / RUN_FILE).is_file():
+        return "", False
+    info = read_info(folder / RUN_FILE)
+    if info.kind != "benchmark":
+        return f"{folder} holds a run of kind {info.kind!r}; choose another --out", False
+    asked: dict[str, Any] = json.loads(json.dumps(cell.kept()))
+    asked["chat"] = info.settings.get("chat") if chat is None else chat
+    for name in sorted(asked):
+        if (before := info.settings.get(name)) != asked[name]:
+            return (
+                f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give the same settings, "
+                "or write the table into another --out"
+            ), False
+    return "", info.status == "complete"

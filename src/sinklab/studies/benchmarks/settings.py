@@ -3,53 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sinklab.errors import Checked, free_fields, known_fields, limited
+from sinklab.errors import Checked, free_fields, limited
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.settings import ESTIMATORS, NOISES
-
-LENGTH = 256
-"""Tokens of question, steps and answer together."""
-BATCH = 64
-SEED = 1234
-
-
-def two_stage_settings(given: DecodingSettings | None = None, *, published: bool = False) -> DecodingSettings:
-    """How each stage is decoded: what the released code does, but for what was asked for.
-
-    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws at temperature 0.1
-    and ranks the candidates of 64 rows together, so that answers depend on their batch; else nothing is drawn, each row
-    is decoded by itself and ends at its end of text.
-
-    Args:
-        given: settings whose fields, where they are not the defaults of their class, replace the protocol's.
-        published: as released.
-
-    Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
-    """
-    own = DecodingSettings(
-        rule="low_confidence",
-        schedule="timed",
-        eps=1e-5,
-        steps=LENGTH,
-        temperature=0.1 if published else 0.0,
-        pooled=published,
-        stop_at_eos=not published,
-        seed=SEED,
-    )
-    if given is None:
-        return own
-    defaults = {field.name: field.default for field in dataclasses.fields(given)}
-    names = [field.name for field in dataclasses.fields(DecodingSettings)]
-    asked = {name: getattr(given, name) for name in names if getattr(given, name) != defaults[name]}
-    if asked.get("schedule", "timed") != "timed" or "rule" in asked:
-        # numbers of the clock belong to nothing else; other schedules find their own steps
-        own = dataclasses.replace(own, schedule=None, eps=None, pooled=False, steps=None)
-    return dataclasses.replace(own, **asked)
-
 
 CONTROLS = ("sinks", "random", "recent", "lowest")
 TWO_STAGE = "gsm8k_two_stage"
@@ -66,7 +26,7 @@ class EvalSettings(DecodingSettings, Checked):
     tasks: tuple[str, ...] = ("gsm8k",)
     """Benchmarks, separated by commas or spaces: gsm8k, humaneval, hellaswag, arc_easy, arc_challenge, piqa,
     social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval."""
-    mask_sinks: int | None = None
+    mask_sinks: int | None = limited(None, at_least=1)
     """Hide this many sinks per layer and head while the model writes and scores; none when left out."""
     control: str = limited("sinks", one_of=CONTROLS)
     """With mask_sinks, what is hidden: sinks, or as many random, recent or lowest columns that are none."""
@@ -119,8 +79,6 @@ class EvalSettings(DecodingSettings, Checked):
             raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
         if self.published and TWO_STAGE not in names:
             raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
-        if self.mask_sinks is not None and self.mask_sinks < 1:
-            raise ValueError(f"mask_sinks must be at least 1, got {self.mask_sinks}; leave it out for none")
         if self.control != "sinks" and self.mask_sinks is None:
             raise ValueError(
                 f"control={self.control} says what is hidden in place of sinks, but mask_sinks is not given; give "
@@ -133,14 +91,16 @@ class EvalSettings(DecodingSettings, Checked):
         Args:
             by_last_row: an autoregressive model writes: sinks are chosen by the last token's row of the step before.
         """
-        first = () if self.mask_sinks is None else (f"mask_sinks:k={self.mask_sinks},control={self.control}",)
-        specs = (*first, *self.edits)
-        if not by_last_row:
-            return specs
+        masking = f"mask_sinks:k={self.mask_sinks},control={self.control}"
+        specs = self.edits if self.mask_sinks is None else (masking, *self.edits)
+        own = ",selector=last_row" if by_last_row else ""
         return tuple(
-            f"{spec},selector=last_row" if spec.startswith("mask_sinks:") and "selector" not in spec else spec
-            for spec in specs
+            spec + own if spec.startswith("mask_sinks:") and "selector" not in spec else spec for spec in specs
         )
+
+    def watches(self, document: int) -> bool:
+        """Whether the attention of this document's runs is recorded: by its number, in whichever process it is."""
+        return self.record_sinks is None or document < self.record_sinks
 
     def kept(self) -> dict[str, Any]:
         """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
@@ -175,18 +135,3 @@ class Plan(Checked):
         for task in tasks:
             yield task, 0, "sinks"
             yield from ((task, k, control) for control in self.controls for k in self.ks if k)
-
-
-def settings_from(given: Mapping[str, Any], also: tuple[str, ...] = ()) -> EvalSettings:
-    """Settings from names and values, as lm-eval's model arguments give them.
-
-    Args:
-        given: fields; what should be a tuple may be one value.
-        also: other names that the caller knows, for the message.
-
-    Raises:
-        ValueError: for a name that is no field, with the near one.
-    """
-    known = [field.name for field in dataclasses.fields(EvalSettings)]
-    known_fields("the model sinklab", [name for name in given if name not in known], [*also, *known])
-    return EvalSettings(**given)

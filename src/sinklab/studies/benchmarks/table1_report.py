@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,16 @@ from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.studies.benchmarks.published import KS, TABLE1_NOTES, TITLES, published_model, published_table1
-from sinklab.studies.benchmarks.read import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks.published import (
+    KS,
+    TABLE1_NOTES,
+    TITLES,
+    Benchmark,
+    found_in,
+    paired_drop,
+    published_model,
+    published_table1,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,9 +101,9 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     listed = list(benchmarks)
     # a label for each model under its settings
     firsts = {one.alike: one.run for one in reversed(listed)}
-    order = list(dict.fromkeys(one.alike for one in listed))
+    order = [*dict.fromkeys(one.alike for one in listed)]
     names = dict(zip(order, labels([firsts[alike] for alike in order]), strict=True))
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     tasks = dict.fromkeys(task for one in listed for task in one.tasks)
     for task in sorted(tasks, key=lambda task: [*TITLES, task].index(task)):
         for alike, model in names.items():
@@ -106,7 +114,7 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     return numbers.fillna({"verdict": "–"})
 
 
-def _measured(task: str, model: str, group: list[Benchmark]) -> list[dict[str, object]]:
+def _measured(task: str, model: str, group: list[Benchmark]) -> list[dict[str, Any]]:
     cells: dict[tuple[str, int], Benchmark] = {}
     for one in sorted(group, key=lambda one: (one.control != "sinks", one.control, one.k)):
         key = (one.control if one.k else "sinks", one.k)
@@ -116,23 +124,22 @@ def _measured(task: str, model: str, group: list[Benchmark]) -> list[dict[str, o
                 "read one of them"
             )
         cells[key] = one
-    base = cells.get(("sinks", 0))
-    plain = base.score(task) if base is not None else None
+    scores = {key: score for key, one in cells.items() if (score := one.score(task)) is not None}
+    plain = scores.get(("sinks", 0))
     rows = []
-    for (control, k), one in cells.items():
-        score = one.score(task)
-        if score is None:
-            continue
-        row: dict[str, object] = {"task": task, "model": model, "source": MEASURED, "control": control, "k": k}
-        row |= asdict(score) | {"removed": _removed(one, task), "run": str(one.run.path)}
-        row["accuracy"] = row.pop("value")
-        if k and base is not None and plain is not None:
-            row |= _drop(plain.value, *paired_drop(base.right(task, plain), one.right(task, score)))
+    for (control, k), score in scores.items():
+        one = cells[control, k]
+        row: dict[str, Any] = {"task": task, "model": model, "source": MEASURED, "control": control, "k": k}
+        row |= {"accuracy": score["value"], "removed": _removed(one, task)}
+        row |= score[["stderr", "samples", "no_answer", "metric", "filter"]].to_dict() | {"run": str(one.run.path)}
+        if k and plain is not None:
+            right = cells["sinks", 0].right(task, plain), one.right(task, score)
+            row |= _drop(plain["value"], *paired_drop(*right))
         rows.append(row)
     return rows
 
 
-def _drop(plain: float, drop: float, low: float, high: float) -> dict[str, object]:
+def _drop(plain: float, drop: float, low: float, high: float) -> dict[str, Any]:
     numbers = {"drop": drop, "drop_low": low, "drop_high": high, "relative": drop / plain if plain else math.nan}
     return numbers | {"verdict": verdict(plain, low, high)}
 
@@ -153,17 +160,15 @@ def _removed(one: Benchmark, task: str) -> float:
     return float(frame.loc[frame["task"] == task, "removed"].mean()) if "removed" in frame else math.nan
 
 
-def _published(task: str) -> list[dict[str, object]]:
+def _published(task: str) -> list[dict[str, Any]]:
     rows = []
     for model, cells in published_table1(task).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(KS, cells, strict=True):
-            row: dict[str, object] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}
+            row: dict[str, Any] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}
+            reach, drop = Z * math.hypot(error, stderr), plain - value
             row |= {"accuracy": value, "stderr": stderr}
-            if k:
-                reach, drop = Z * math.hypot(error, stderr), plain - value
-                row |= _drop(plain, drop, drop - reach, drop + reach)
-            rows.append(row)
+            rows.append(row | (_drop(plain, drop, drop - reach, drop + reach) if k else {}))
     return rows
 
 
@@ -199,15 +204,13 @@ def _cell(cell: pd.Series | None) -> str:
 
 def _lost(by_k: dict[int, pd.Series]) -> str:
     """In words: at which numbers of masked sinks."""
-    parts = []
-    if any(cell["verdict"] == "floor" for cell in by_k.values()):
+    verdicts = {k: cell["verdict"] for k, cell in by_k.items()}
+    if "floor" in verdicts.values():
         return "not 5 points right"
-    for word, text in (("drops", "at"), ("undecided", "undecided at")):
-        of_word = [(k, cell) for k, cell in by_k.items() if cell["verdict"] == word]
-        ks = [str(k) if word == "drops" else f"{k} ({_points(-cell['drop'])})" for k, cell in of_word]
-        parts += [f"{text} {', '.join(ks)}"] if ks else []
-    known = any(cell["verdict"] != "–" for cell in by_k.values())
-    return "; ".join(parts) or ("no" if known else "–")
+    lost = [str(k) for k, word in verdicts.items() if word == "drops"]
+    unsure = [f"{k} ({_points(-by_k[k]['drop'])})" for k, word in verdicts.items() if word == "undecided"]
+    parts = [f"{text} {', '.join(ks)}" for text, ks in (("at", lost), ("undecided at", unsure)) if ks]
+    return "; ".join(parts) or ("–" if set(verdicts.values()) <= {"–"} else "no")
 
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
+from sinklab.studies.base import columns_of
 from sinklab.studies.benchmarks.code import NO_ANSWER
-
-_SINK_COLUMNS: tuple[str, ...] = ("steps", "share", "sinks", "with_sink", "main_position", "main_constancy")
-_SINK_COLUMNS += ("positions", "in_masked", "in_committed", "in_prompt", "in_sink", "removed")
-
 
 Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 """(task, document, number of the request) -> what the model answered."""
@@ -29,20 +29,15 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[dict[str, Any]
 def write(run: RunWriter, scores: list[dict[str, Any]], samples: list[dict[str, Any]], told: Told) -> None:
     """Write the tables ``scores``, ``samples`` and ``sinks`` (where something was watched)."""
     samples = sorted(samples, key=lambda row: (row["task"], row["filter"], row["doc_id"]))
-    run.table("scores", _columns(scores))
-    run.table("samples", _columns(samples))
     sinks = [
-        {"task": task, "doc_id": document, "request": number, "layer": facts["layer"]}
-        | {name: math.nan if facts[name] is None else facts[name] for name in _SINK_COLUMNS}
+        {"task": task, "doc_id": document, "request": number}
+        | {name: math.nan if value is None else value for name, value in facts.items()}
         for (task, document, number), answer in sorted(told.items())
         for facts in answer.get("sinks", ())
     ]
-    if sinks:
-        run.table("sinks", _columns(sinks))
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    for name, rows in (("scores", scores), ("samples", samples), ("sinks", sinks)):
+        if rows:
+            run.table(name, columns_of(rows))
 
 
 def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,31 +49,24 @@ def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[d
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            missing = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
-            known = [flag for flag in missing if flag is not None]
+            flags = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
+            missing = [flag for flag in flags if flag is not None]
             row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
             row |= {"stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")), "samples": int(effective)}
             row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
-            rows.append(row | {"no_answer": sum(known) / len(known) if known else math.nan})
+            rows.append(row | {"no_answer": sum(missing) / len(missing) if missing else math.nan})
     return rows
 
 
 def _number(value: Any) -> float:
     """A number as a float; NaN for anything else, such as lm-eval's "N/A"."""
-    try:
-        return math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        return math.nan
+    return float(value) if isinstance(value, numbers.Real | np.bool_) else math.nan
 
 
 def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told) -> list[dict[str, Any]]:
     config = results["configs"].get(task, {})
-    patterns = {
-        part["name"]
-        for part in config.get("filter_list") or ()
-        if any("regex" in str(step.get("function")) for step in part["filter"])
-    }
-    kind = config.get("output_type")
+    filters = {part["name"]: part["filter"] for part in config.get("filter_list") or ()}
+    patterns = {name for name, steps in filters.items() if any("regex" in str(step.get("function")) for step in steps)}
     found = []
     for row in rows:
         document = int(row["doc_id"])
@@ -86,7 +74,11 @@ def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told)
         logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
         text = "" if logprobs else _text(row["resps"][0][0])
         about = {"task": task, "filter": row["filter"], "doc_id": document, "prompt": str(row["arguments"][0][0])}
-        about |= {"response": text, "answer": _answer(row, kind, logprobs), "target": _text(row["target"])}
+        about |= {
+            "response": text,
+            "answer": _answer(row, config.get("output_type"), logprobs),
+            "target": _text(row["target"]),
+        }
         about["right"] = _right(row, results["higher_is_better"].get(task, {}))
         about["metrics"] = json.dumps({name: row[name] for name in row["metrics"]}, default=str)
         about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
@@ -119,8 +111,8 @@ def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float
 
     One of which less is better, such as LAMBADA's perplexity, does not say so; NaN where there is no other.
     """
-    numbers = [_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True)]
-    return next((number for number in numbers if not math.isnan(number)), math.nan)
+    known = (_number(row[name]) for name in row["metrics"] if higher_is_better.get(name, True))
+    return next((number for number in known if not math.isnan(number)), math.nan)
 
 
 def score_lines(run: Run | str | Path) -> list[str]:

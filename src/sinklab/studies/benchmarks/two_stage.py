@@ -9,31 +9,68 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.pairs import Pair
+from sinklab.errors import Checked, limited
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.answers import followed, needs_own_batch
-from sinklab.scoring.sink_facts import SinkFacts
+from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
 from sinklab.scoring.text_ends import ended
 from sinklab.scoring.writing import Writing, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
-from sinklab.studies.benchmarks.offline import hub_failure, needs_lm_eval
-from sinklab.studies.benchmarks.requests import is_watched
-from sinklab.studies.benchmarks.rows import rows_of, source_of
-from sinklab.studies.benchmarks.settings import BATCH, LENGTH, TWO_STAGE, two_stage_settings
+from sinklab.studies.benchmarks.offline import tasks
+from sinklab.studies.benchmarks.requests import Asked, Part
+from sinklab.studies.benchmarks.settings import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
 if TYPE_CHECKING:
     from sinklab.studies.benchmarks.harness_model import SinklabLM
+
+
+LENGTH = 256
+"""Tokens of question, steps and answer together."""
+BATCH = 64
+SEED = 1234
+
+
+def two_stage_settings(given: DecodingSettings | None = None, *, published: bool = False) -> DecodingSettings:
+    """How each stage is decoded: what the released code does, but for what was asked for.
+
+    256 evaluations on SMDM's clock (eps 1e-5), the most confident tokens first. ``published`` draws at temperature 0.1
+    and ranks the candidates of 64 rows together, so that answers depend on their batch; else nothing is drawn, each row
+    is decoded by itself and ends at its end of text.
+
+    Args:
+        given: settings whose fields, where they are not the defaults of their class, replace the protocol's.
+        published: as released.
+
+    Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
+    """
+    own = DecodingSettings(
+        rule="low_confidence",
+        schedule="timed",
+        eps=1e-5,
+        steps=LENGTH,
+        temperature=0.1 if published else 0.0,
+        pooled=published,
+        stop_at_eos=not published,
+        seed=SEED,
+    )
+    if given is None:
+        return own
+    names = [field.name for field in fields(DecodingSettings)]
+    asked = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(type(given), name)}
+    if asked.get("schedule", "timed") != "timed" or "rule" in asked:
+        # numbers of the clock belong to nothing else; other schedules find their own steps
+        own = replace(own, schedule=None, eps=None, pooled=False, steps=None)
+    return replace(own, **asked)
 
 
 @dataclass(frozen=True)
@@ -54,7 +91,7 @@ class TwoStageAnswer:
 
 
 @dataclass(frozen=True)
-class TwoStage:
+class TwoStage(Checked):
     """Answers to worked problems in two stages.
 
     The first stage denoises what follows ``Question: …`` up to `length` tokens: the steps. The second denoises what
@@ -76,12 +113,13 @@ class TwoStage:
     """As the released code does it."""
     edits: Sequence[Any] = ()
     """Interventions, chosen anew in each stage."""
-    batch: int = BATCH
+    batch: int = limited(BATCH, at_least=1)
     """Questions that are answered together where their answers do not depend on it; as published always 64."""
     watch: Callable[[int], bool] = lambda number: False
     """Whether the sinks of a question are traced, by its number; never as published."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         loaded, config = self.loaded, self.loaded.model.config
         if loaded.family != "diffusion" or config.mask_token_id is None:
             raise ValueError(
@@ -93,8 +131,6 @@ class TwoStage:
                 f"two stages take 2 to {context} tokens, the context of {loaded.name}, but length is {self.length}; "
                 "give another"
             )
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, got {self.batch}; leave it out for {BATCH}")
 
     @cached_property
     def decoding(self) -> DecodingSettings:
@@ -132,18 +168,18 @@ class TwoStage:
     def _answers(self, prompts: dict[int, list[int]], room: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
         for number in prompts.keys() - room.keys():
             yield TwoStageAnswer(number, "", None, fits=False)
-        if self.published:
-            for batch, rows in groupby(room, lambda number: number // BATCH):
-                yield from self._pooled(batch, {number: room[number] for number in rows})
-            return
-        # where noise or other rows would decide, a row is decoded alone
-        alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
-        for number in filter(self.watch, room):
+        watched = [] if self.published else [*filter(self.watch, room)]
+        for number in watched:
             yield from self._together({number: room[number]}, watch=True)
-        rest = [number for number in room if not self.watch(number)]
+        # where noise or other rows would decide, a row is decoded alone; as published, they do decide
+        alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
+        rest = [number for number in room if number not in watched]
         size = 1 if alone else self.batch
-        for at in range(0, len(rest), size):
-            yield from self._together({number: room[number] for number in rest[at : at + size]})
+        parts = [rest[at : at + size] for at in range(0, len(rest), size)]
+        if self.published:
+            parts = [[*numbers] for _, numbers in groupby(rest, lambda number: number // BATCH)]
+        for part in parts:
+            yield from self._together({number: room[number] for number in part})
 
     def _prompt(self, question: str) -> list[int]:
         """As in training: a start token where the tokenizer puts one, then the question."""
@@ -156,52 +192,46 @@ class TwoStage:
         return [*first[:1], *ids] if begins else list(ids)
 
     def _together(self, prompts: dict[int, list[int]], *, watch: bool = False) -> Iterator[TwoStageAnswer]:
-        """Every row is what it is alone."""
-        first, evaluations, facts = self._filled(list(prompts.values()), 2 * min(prompts), watch=watch)
-        written = {
-            number: ended(self.loaded, row[len(ids) :], ())[0]
-            for (number, ids), row in zip(prompts.items(), first, strict=True)
-        }
-        again = {number: [*ids, *written[number]] for number, ids in prompts.items()}
-        again = {number: ids for number, ids in again.items() if len(ids) < self.length}
-        second, more, _ = self._filled(list(again.values()), 2 * min(prompts) + 1)
-        for (number, ids), row in zip(again.items(), second, strict=True):
-            written[number] += ended(self.loaded, row[len(ids) :], ())[0]
-        sinks = () if facts is None else tuple(facts.row(0))
-        for number, ids in written.items():
-            text = str(self.loaded.needed_tokenizer().decode(ids, skip_special_tokens=True))
-            steps = evaluations + more * (number in again)
-            yield TwoStageAnswer(number, text, marked_answer(text), True, steps, sinks)
-
-    def _pooled(self, batch: int, prompts: dict[int, list[int]]) -> Iterator[TwoStageAnswer]:
-        """A batch as published."""
+        """Both stages of some questions: every row is what it is alone, but as published a batch is one."""
         tokenizer: Any = self.loaded.needed_tokenizer()
-        first, evaluations, _ = self._filled(list(prompts.values()), 2 * batch)
-        texts = tokenizer.batch_decode(first, skip_special_tokens=True)
-        again = [tokenizer(text)["input_ids"][: self.length] for text in texts]
-        second, more, _ = self._filled(again, 2 * batch + 1)
-        for number, ids in zip(prompts, second, strict=True):
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-            yield TwoStageAnswer(number, text, marked_answer(text, published=True), True, evaluations + more)
+        number_of_batch = min(prompts) // BATCH if self.published else min(prompts)
+        first, evaluations, facts = self._filled(prompts, 2 * number_of_batch, watch=watch)
+        if self.published:
+            texts = {number: tokenizer.decode(row, skip_special_tokens=True) for number, row in first.items()}
+            again = room = {number: tokenizer(text)["input_ids"][: self.length] for number, text in texts.items()}
+        else:
+            again = {number: [*ids, *self._up_to_end(first[number], ids)] for number, ids in prompts.items()}
+            room = {number: ids for number, ids in again.items() if len(ids) < self.length}
+        second, more, _ = self._filled(room, 2 * number_of_batch + 1)
+        sinks = () if facts is None else tuple(facts.row(0))
+        for number, ids in again.items():
+            row = second.get(number, ids)
+            if not self.published:
+                row = [*ids, *self._up_to_end(row, ids)][len(prompts[number]) :]
+            text = str(tokenizer.decode(row, skip_special_tokens=True))
+            answer = marked_answer(text, published=self.published)
+            yield TwoStageAnswer(number, text, answer, True, evaluations + more * (number in second), sinks)
+
+    def _up_to_end(self, row: list[int], before: list[int]) -> list[int]:
+        """What was written behind these ids."""
+        return ended(self.loaded, row[len(before) :], ())[0]
 
     def _filled(
-        self, prompts: list[list[int]], stage: int, *, watch: bool = False
-    ) -> tuple[list[list[int]], int, SinkFacts | None]:
+        self, prompts: dict[int, list[int]], stage: int, *, watch: bool = False
+    ) -> tuple[dict[int, list[int]], int, SinkFacts | None]:
         """All rows up to the full length, masks on the right of each; the evaluations that took; facts of sinks."""
-        config: Any = self.loaded.model.config
-        ids_BS = torch.full((len(prompts), self.length), config.mask_token_id)
-        open_BS = torch.ones_like(ids_BS, dtype=torch.bool)
-        for row, ids in enumerate(prompts):
-            ids_BS[row, : len(ids)], open_BS[row, : len(ids)] = torch.tensor(ids), False
-        if not bool(open_BS.any()):
-            return ids_BS.tolist(), 0, None
-        canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, config.mask_token_id)
+        mask_id = cast(Any, self.loaded.model.config).mask_token_id
+        if all(len(ids) == self.length for ids in prompts.values()):
+            return prompts, 0, None
+        ids_BS = torch.tensor([ids + [mask_id] * (self.length - len(ids)) for ids in prompts.values()])
+        open_BS = torch.arange(self.length) >= torch.tensor([[len(ids)] for ids in prompts.values()])
+        canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, mask_id)
         seed = sample_seed(self.decoding.seed or 0, stage)
         settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
         texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
             _, facts = followed(writer, watch=watch)
-        return writer.ids_BS.tolist(), writer.evaluations, facts
+        return dict(zip(prompts, writer.ids_BS.tolist(), strict=True)), writer.evaluations, facts
 
 
 @dataclass(frozen=True)
@@ -219,7 +249,7 @@ class TwoStageScore:
     right: tuple[bool, ...] = field(repr=False)
 
 
-def two_stage_documents(data: str | Path | None, limit: int | None = None) -> list[dict[str, Any]]:
+def two_stage_documents(data: str | None, limit: int | None = None) -> list[dict[str, Any]]:
     """GSM8K's test questions and answers, the first `limit` of them.
 
     Args:
@@ -229,17 +259,8 @@ def two_stage_documents(data: str | Path | None, limit: int | None = None) -> li
     Raises:
         ValueError: for files that are not there or cannot be read, and a data set that cannot be had from the Hub.
     """
-    if data is not None:
-        return rows_of("gsm8k", source_of("gsm8k").needed(Path(data), "test"))[:limit]
-    needs_lm_eval()
-    import datasets
-
-    try:
-        found = datasets.load_dataset("openai/gsm8k", "main", split="test")
-    except Exception as error:
-        # data sets, the Hub and their clients fail in dozens of ways
-        raise ValueError(hub_failure("gsm8k", error)) from error
-    return [dict(row) for row in found][:limit]
+    (task,), _ = tasks(["gsm8k"], data, num_fewshot=0)
+    return [dict(row) for row in task.eval_docs][:limit]
 
 
 def scored(answers: Sequence[TwoStageAnswer], targets: Sequence[str], *, published: bool = False) -> TwoStageScore:
@@ -273,41 +294,48 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
     Raises:
         ValueError: as `TwoStage` does.
     """
-    settings = model.settings
-    unit = BATCH if settings.published else 1
-    numbers = [number for number in range(len(documents)) if number // unit % model.world_size == model.rank]
-    keys = {number: request_key(TWO_STAGE, number, documents[number]["question"]) for number in numbers}
-    open_units = {number // unit for number in numbers if model.cache.get(keys[number]) is None}
-    todo = [number for number in numbers if number // unit in open_units]
-    counted = model.counted(f"{TWO_STAGE}: answering", "questions", len(numbers), len(numbers) - len(todo))
-    if todo:
+    unit = BATCH if model.settings.published else 1
+    asked = {
+        number: Asked(key=request_key(TWO_STAGE, number, document["question"]), document=(TWO_STAGE, number))
+        for number, document in enumerate(documents)
+        if number // unit % model.world_size == model.rank
+    }
+
+    def answered(model: SinklabLM, todo: Sequence[Asked]) -> Iterator[Part]:
+        settings = model.settings
+        missing = {each.document[1] for each in todo}
+        numbers = [number for number in asked if number // unit in {one // unit for one in missing}]
         protocol = TwoStage(
             model.loaded,
             settings=two_stage_settings(settings, published=settings.published),
             published=settings.published,
             edits=model.edits,
             batch=settings.batch,
-            watch=lambda number: not settings.published and is_watched(settings, number),
+            watch=lambda number: not settings.published and settings.watches(number),
         )
-        for answer in protocol.answers([documents[number]["question"] for number in todo], todo):
-            kept = {name: value for name, value in asdict(answer).items() if name != "number"}
-            model.cache.add({keys[answer.number]: kept | {"sinks": list(answer.sinks)}})
-            counted(1)
-    for number, key in keys.items():
-        model.tell((TWO_STAGE, number), 0, model.cache.get(key) or {})
+        for answer in protocol.answers([documents[number]["question"] for number in numbers], numbers):
+            if answer.number in missing:
+                kept = {name: value for name, value in asdict(answer).items() if name != "number"}
+                yield {asked[answer.number].key: kept | {"sinks": list(answer.sinks)}}
+
+    model.answers([*asked.values()], f"{TWO_STAGE}: answering {{}} questions", answered)
 
 
 def rows(
     documents: list[dict[str, Any]], told: Mapping[tuple[str, int, int], Mapping[str, Any]], *, published: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples``."""
-    names = ("text", "answer", "fits", "steps")
     kept = [told[TWO_STAGE, number, 0] for number in range(len(documents))]
+    names = ("text", "answer", "fits", "steps")
     answers = [TwoStageAnswer(number, *(given[name] for name in names)) for number, given in enumerate(kept)]
     score = scored(answers, [row["answer"] for row in documents], published=published)
     scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": score.accuracy}
-    scores |= {"stderr": score.stderr, "samples": score.samples, "higher_is_better": True}
-    scores |= {"no_answer": score.unanswered / score.samples}
+    scores |= {
+        "stderr": score.stderr,
+        "samples": score.samples,
+        "higher_is_better": True,
+        "no_answer": score.unanswered / score.samples,
+    }
     samples = [
         {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
         | {"response": answer.text, "answer": answer.answer or "", "target": document["answer"], "right": float(right)}
