@@ -25,7 +25,7 @@ def facts_of(study: Study) -> dict[str, Any]:
     if not study.layers:
         return {"layers": [], "heads": [], "facts": {}, "head_maps": [], "first_layer": 0, "heldout": _heldout(study)}
     curve, histogram = study.curve, study.histogram
-    weight_LH = np.stack([facts.main_share_H for facts in study.facts])
+    weight_LH = study.measured.main_share_LH
     return {
         "layers": study.layers,
         "heads": study.heads,

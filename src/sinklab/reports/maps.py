@@ -125,7 +125,7 @@ def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes
     In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
     having([run], "attention", lambda run: run.recorded)
-    share_LH = 100 * np.stack([facts.main_share_H for facts in run.facts])
+    share_LH = 100 * run.measured.main_share_LH
     layers, heads = share_LH.shape
     axes = own_axes(axes, 4.6, min(6.0, max(2.2, 1.1 + 0.9 * layers / max(heads, 1) * 3.6)))
     top = max(float(np.nanmax(share_LH)), 1e-9)

@@ -4,10 +4,11 @@
 # G states of queries (masked, committed, prompt)
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import ClassVar, overload
 
 import numpy as np
@@ -73,10 +74,6 @@ class Reader:
         """
         frame = self.table(axis)
         return pd.DataFrame() if frame is None else frame
-
-
-def _stored(name: str) -> Callable[[Recorded], np.ndarray | None]:
-    return lambda recorded: recorded.array(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,19 +181,19 @@ class Recorded:
         """Key with the greatest share, -1 where nothing is there."""
         return main_sink(self.share_TLHK)
 
-    value_norm_TLK = cached_property(_stored("value_norm"))
+    value_norm_TLK = cached_property(methodcaller("array", "value_norm"))
     """Length of value vectors, mean over heads."""
-    key_norm_TLK = cached_property(_stored("key_norm"))
+    key_norm_TLK = cached_property(methodcaller("array", "key_norm"))
     """Length of key vectors, mean over heads."""
-    main_by_state_TGLH = cached_property(_stored("main_by_state"))
+    main_by_state_TGLH = cached_property(methodcaller("array", "main_by_state"))
     """Main sink of the queries of one state; -1 where there are none."""
-    share_by_state_TGLH = cached_property(_stored("share_by_state"))
+    share_by_state_TGLH = cached_property(methodcaller("array", "share_by_state"))
     """Mean weight the queries of one state give to their main sink."""
-    row_entropy_TGLH = cached_property(_stored("row_entropy"))
+    row_entropy_TGLH = cached_property(methodcaller("array", "row_entropy"))
     """Entropy of attention rows in nats, mean over the queries of one state."""
-    output_norm_TGLH = cached_property(_stored("output_norm"))
+    output_norm_TGLH = cached_property(methodcaller("array", "output_norm"))
     """Length of a head's output, mean over the queries of one state."""
-    noop_bound_TGLH = cached_property(_stored("noop_bound"))
+    noop_bound_TGLH = cached_property(methodcaller("array", "noop_bound"))
     """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
