@@ -93,26 +93,12 @@ def attention_map(
     Raises ValueError naming the maps there are when it is none of them.
     """
     watched = recorded_sample(run, sample)
-    wanted = (step, layer, head)
-    if not watched.map_names:
-        raise NotRecorded(
-            f"This figure needs whole attention maps, and {run.run.path} kept none of sample {watched.index}. Ask "
-            "for them when tracing, as step:layer:head: `sinklab trace --maps 3:5:2`."
-        )
-    fits = [
-        name for name in watched.map_names if all(given in (None, has) for given, has in zip(wanted, name, strict=True))
-    ]
-    if not fits:
-        given = ", ".join("any" if number is None else str(number) for number in wanted)
-        kept = ", ".join(map(str, watched.map_names))
-        raise NotRecorded(
-            f"{run.run.path} kept no map of (step, layer, head) ({given}) of sample {watched.index}: it has {kept}."
-        )
-    weight_QK = watched.map(*fits[0])
+    name = watched.map_name(step, layer, head)
+    weight_QK = watched.map(*name)
     own, axes = axes is None, own_axes(axes, 4.2, 4.0)
     drawn = weight_QK * weight_QK.shape[1]
     image = _draw_image(axes, drawn, watched.added, look, float(np.nanmax(drawn)))
-    axes.set(xlabel="key position", ylabel="query", title="step {}, layer {}, head {}".format(*fits[0]))
+    axes.set(xlabel="key position", ylabel="query", title="step {}, layer {}, head {}".format(*name))
     if own:
         _scale_bar(image, axes)
     return axes

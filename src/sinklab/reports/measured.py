@@ -17,7 +17,7 @@ from sinklab.analysis.counts import ratio
 from sinklab.analysis.movement import Motion, motion
 from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
 from sinklab.analysis.trends import MotionSummary
-from sinklab.reports.samples import Sample, rule_name
+from sinklab.reports.samples import Sample, Samples, rule_name
 from sinklab.sinks.normalize import main_sink
 
 SUMMED = (
@@ -55,13 +55,13 @@ class Means:
 class Measured:
     """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a number needs."""
 
-    def __init__(self, samples: Sequence[Sample], layers: Sequence[int], heads: Sequence[int]) -> None:
+    def __init__(self, samples: Samples, recorded: Sequence[int], layers: Sequence[int], heads: Sequence[int]) -> None:
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
         self._means, self._counts = Means(), Counter[tuple[str, int]]()
         self._share_LH = np.zeros((len(layers), len(heads)), dtype=np.float32)
         self._steps_L = np.zeros(len(layers), dtype=np.float32)
         parts: defaultdict[str, list[Any]] = defaultdict(list)
-        for sample in samples:
+        for sample in (samples[place] for place in recorded):
             for place in range(len(layers)):
                 self._layer(sample, place)
             self._overlap(sample)
@@ -69,7 +69,7 @@ class Measured:
             for name, part in found.items():
                 parts[name].append(part)
             for name, draw in (("scatter", drawn_norms), ("bounds", drawn_bounds)):
-                parts[name].append(draw(sample, len(samples)))
+                parts[name].append(draw(sample, len(recorded)))
         self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
         self.layer_sinks: overlap.LayerSinks | None = _total(parts["layer_sinks"])
@@ -79,7 +79,7 @@ class Measured:
         self.rules: list[thresholds.RuleRow] = [_total(rows) for rows in zip(*parts["rules"], strict=True)]
         self.blocks: list[overlap.BlockEffects] = [_total(effects) for effects in zip(*parts["blocks"], strict=True)]
         """moves at block borders and inside, of each layer"""
-        self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if samples else None
+        self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if recorded else None
         """of the main sinks of all heads and samples together"""
         texts = parts["text_motion"]
         self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
@@ -87,7 +87,7 @@ class Measured:
         self.motions, self.scatter, self.bounds = map(_joined, (parts["motions"], parts["scatter"], parts["bounds"]))
         events = reduce(partial(pd.Series.add, fill_value=0), parts["events_S"], pd.Series(dtype=float))
         self.events_by_position = events.to_numpy(float)
-        self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if samples else float("nan")
+        self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if recorded else float("nan")
         """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
         self.overlap_by_layer_LL = _mean(np.array(parts["shared_LL"]))
         """mean overlap of the sinks of two layers"""

@@ -91,7 +91,7 @@ class Study(Reader):
     @cached_property
     def samples(self) -> Samples:
         """The samples, a new object at each access."""
-        return Samples(self.run, self.sink_count, self.rule, self.generations)
+        return Samples(self.run, self.sink_count, self.rule)
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Study(Reader):
     @cached_property
     def measured(self) -> Measured:
         """Everything that needs the arrays, from one pass over the samples."""
-        return Measured(self.samples.chosen(self.recorded), self.layers, self.heads)
+        return Measured(self.samples, self.recorded, self.layers, self.heads)
 
     curve = property(attrgetter("measured.curve"))
     """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without attention."""
