@@ -11,8 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import draw_all
-from sinklab.reports.explorer import data_block, payload, script, script_hash
 from sinklab.reports.page import Beside, Share
+from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.sections import judged, parts_of, words_of
 from sinklab.reports.sentences import about_state, in_short

@@ -220,6 +220,15 @@ class Measured:
         """Mean attention weight on the greatest key."""
         return (self._share_LH / np.maximum(self._steps_L, 1)[:, None]).astype(np.float64)
 
+    @property
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Borders of the bins of received attention, and the share of tokens in each; those beyond in the outermost."""
+        assert self.histogram is not None
+        counts = self.histogram.counts.astype(float)
+        counts[0] += self.histogram.below
+        counts[-1] += self.histogram.above
+        return self.histogram.edges, counts / max(counts.sum(), 1)
+
     @cached_property
     def by_step(self) -> pd.DataFrame:
         """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step, by ``step``."""
