@@ -15,7 +15,7 @@ from sinklab.reports.page import Beside, Share
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.sections import judged, parts_of, words_of
-from sinklab.reports.sentences import about_state, in_short
+from sinklab.reports.sentences import in_short, told
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
 from sinklab.reports.tables import write_tables
@@ -112,7 +112,7 @@ def _page(runs: Sequence[Any], beside: Beside, *, content: dict[str, Any] | None
         **parts,
         beside=beside,
         most=MOST,
-        status=[line for run in runs for line in about_state(run)],
+        status=[line for run in runs for name in ("status", "edited") for line in told(name, run)],
         version=runs[0].run.info.versions.get("sinklab", ""),
         allowed=allowed,
         style=asset("style.css"),

@@ -133,8 +133,9 @@ def emergence_map(run: Training, axes: Axes | None = None, *, top: float | None 
 
     top: the share that has the strongest colour, for figures that are to compare.
     """
-    having([run], "monitor", lambda run: not run.looks.empty)
-    share_LT = 100 * run.by_layer("sink_share" if run.sink_count else "top_text_share")
+    having([run], "monitor", lambda run: not run.facts.empty)
+    share = "added_share" if run.sink_count else "text_share"
+    share_LT = 100 * run.facts[run.facts["layer"] >= 0].pivot(index="layer", columns="step", values=share)
     values = share_LT.to_numpy()
     greatest = max(float(np.nan_to_num(values).max(initial=0)), 1e-3)
     edges = [_edges(numbers.to_numpy(float)) for numbers in (share_LT.columns, share_LT.index)]

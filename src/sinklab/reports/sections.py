@@ -23,35 +23,6 @@ from sinklab.reports.training import Training
 from sinklab.reports.words import number, percent
 
 SHOWN_TOKENS = 15
-Tell = Callable[[list[Any]], list[str]]
-
-
-def each(*tell: Callable[[Study], str | list[str]]) -> Tell:
-    """What there is to tell of every run."""
-
-    def told(runs: list[Study]) -> list[str]:
-        found = [one(run) for run in runs for one in tell]
-        return [text for said in found for text in ([said] if isinstance(said, str) else said) if text]
-
-    return told
-
-
-TOLD: dict[str, dict[str, Tell]] = {
-    "study": {
-        "share": say.about_share,
-        "norms": each(say.about_norms),
-        "count": each(say.about_events, say.about_depth),
-        "motion": each(say.about_path, say.about_blocks, say.about_split),
-        "heldout": each(say.about_heldout),
-    },
-    "training": {
-        "loss": lambda runs: [] if say.are_many(runs) else say.about_losses(runs),
-        "emergence": partial(say.of_each, tell=say.about_takeover),
-        "count": partial(say.of_each, tell=say.about_emergence),
-        "mobility": partial(say.of_each, tell=say.about_mobility),
-    },
-}
-"""kind of run -> card -> its sentences"""
 
 
 @lru_cache(maxsize=1)
@@ -88,11 +59,21 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
         row["title"],
         anchor,
         row["how"].replace("{rule}", getattr(runs[0], "rule_words", "")),
-        sentences=TOLD[kind].get(anchor, lambda runs: [])(runs),
+        sentences=_sentences(row, runs),
         tables=tables,
         pictures=pictures,
         chart="figures" not in row,
     )
+
+
+def _sentences(row: dict[str, Any], runs: list[Any]) -> list[str]:
+    """What a card tells of each run, and of all of them together."""
+    together: dict[str, Callable[[list[Any]], list[str]]] = {
+        "share_with_and_without": partial(say.told, "share_with_and_without"),
+        "losses": lambda runs: [] if say.are_many(runs) else say.about_losses(runs),
+    }
+    found = say.told_of(runs, *row.get("told", ()))
+    return found + [text for name in row.get("together", ()) for text in together[name](runs)]
 
 
 def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
@@ -179,7 +160,7 @@ def _of_studies(studies: list[Study]) -> list[Part]:
         found.append(_compared(*recorded))
     if told := [study for study in recorded if study.sink_tokens is not None]:
         cards = [Card(study.label, tables=_token_tables(study)) for study in told]
-        found.append(_part("tokens", cards, each(say.about_tokens, say.about_explained)(told)))
+        found.append(_part("tokens", cards, say.told_of(told, "tokens", "explained")))
     if recorded:
         found.append(_part("rules", [Card(study.label, tables=[_rules(study)]) for study in recorded]))
     return [*found, _part("text", [Card(study.label, shows="texts", samples=_texts(study)) for study in studies])]
@@ -258,12 +239,12 @@ def _outcome(trainings: list[Training]) -> Table:
     for run in trainings:
         loss, other = run.loss, say.compared_with(run, trainings)
         gap = None if other is None else run.against(other)
-        last = pd.Series(dtype=float) if run.looks.empty else run.looks.iloc[-1]
+        last = pd.Series(dtype=float) if run.facts.empty else run.over("step").iloc[-1]
         held = ["–", ""] if loss is None else [number(loss.mean, 4), loss.interval]
         rows.append([
             run.label, run.variant, run.run.info.seed, *held,
             "" if gap is None else say.signed(*gap),
-            percent(float(last.get("sink_share", math.nan))) if run.sink_count else "",
+            percent(float(last.get("added_share", math.nan))) if run.sink_count else "",
             ("never" if run.takeover is None else run.takeover) if run.sink_count and len(last) else "",
             *(number(float(last.get(name, math.nan))) for name in ("mobility", "text_sinks")),
         ])  # fmt: skip

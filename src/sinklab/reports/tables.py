@@ -36,8 +36,10 @@ def outcome_table(run: Training) -> pd.DataFrame:
         "takeover_step": run.takeover,
         "emergence_step": run.emergence,
     }
-    last = {} if run.looks.empty else run.looks.iloc[-1].drop(["layer", "causal"]).to_dict()
-    return pd.DataFrame([row | last]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
+    if run.monitor is not None:
+        whole = run.monitor[run.monitor["layer"] == -1].sort_values("step")
+        row |= whole.iloc[-1].drop(["layer", "causal"]).to_dict()
+    return pd.DataFrame([row]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
 
 
 TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
