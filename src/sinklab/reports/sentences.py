@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,10 @@ def _statements() -> Any:
     words = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
-    filters = (number, percent, quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits)
+    filters = [number, percent, quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
+    filters += [groups, hiding, losses_of]
     words.filters |= {each.__name__: each for each in filters} | {"mean": np.nanmean}
-    words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same}
+    words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same, "many": are_many}
     words.globals["over_even"] = OVER_EVEN
     return words.get_template("sentences.jinja").module
 
@@ -53,7 +54,7 @@ def told_of(runs: Sequence[Any], *statements: str) -> list[str]:
     if runs and isinstance(runs[0], Training):
         watched = [[run for run in group if not run.over("step").empty] for group in groups(runs)]
         return [text for name in statements for group in watched if group for text in told(name, group)]
-    return [text for run in runs for name in statements for text in (SPOKEN.get(name) or partial(told, name))(run)]
+    return [text for run in runs for name in statements for text in told(name, run)]
 
 
 def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
@@ -73,11 +74,11 @@ def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
     return list(means.iterrows())
 
 
-def about_heldout(study: Study) -> list[str]:
-    """Loss with nothing hidden, and what hiding the most sinks changes against as many random columns."""
+def hiding(study: Study) -> dict[str, Any]:
+    """Loss with nothing hidden, with the most sinks hidden and with as many random columns, and their gap."""
     frame = study.heldout
     if frame is None:
-        return []
+        return {"base": None, "hidden": None}
     frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
     base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
     random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
@@ -85,39 +86,29 @@ def about_heldout(study: Study) -> list[str]:
     if hidden is not None and random is not None:
         gap = hidden["loss"] - random["loss"]
         error = math.hypot(hidden["delta_stderr"], random["delta_stderr"])
-    return told("heldout", run=study, base=base, hidden=hidden, random=random, gap=gap, error=error)
+    return {"base": base, "hidden": hidden, "random": random, "gap": gap, "error": error}
 
 
 def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:
     return None if frame.empty else frame.iloc[place]
 
 
-SPOKEN = {"heldout": about_heldout}
-"""statements that need more than the run"""
-
-
-def about_losses(trainings: list[Training]) -> list[str]:
-    """Final held-out losses with their intervals, and the differences on the same rows of text."""
-    found = []
-    for group in groups(trainings):
-        known = [run.loss for run in group if run.loss is not None]
-        pairs = [(run, other) for run in group if (other := compared_with(run, trainings)) is not None]
-        gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
-        found += told(
-            "losses",
-            group=named(group),
-            missing=[run.label for run in group if run.loss is None],
-            known=len(known),
-            numbers=[
-                number(loss.mean, 4) + (f" (95\u00a0% {loss.interval}, {loss.rows} rows)" if loss.interval else "")
-                for loss in known
-            ],
-            is_final=all(loss.is_final for loss in known),
-            against=list(dict.fromkeys(other.label for _, other in gaps)),
-            differences=[signed(*gap) for gap, _ in gaps],
-            word=_judged([gap for gap, _ in gaps]),
-        )
-    return found
+def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any]:
+    """Final held-out losses of a group of repeats, and the differences on the same rows of text."""
+    known = [run.loss for run in group if run.loss is not None]
+    pairs = [(run, other) for run in group if (other := compared_with(run, trainings)) is not None]
+    gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
+    return {
+        "known": [
+            number(loss.mean, 4) + (f" (95\u00a0% {loss.interval}, {loss.rows} rows)" if loss.interval else "")
+            for loss in known
+        ],
+        "is_final": all(loss.is_final for loss in known),
+        "missing": [run.label for run in group if run.loss is None],
+        "against": list(dict.fromkeys(other.label for _, other in gaps)),
+        "differences": [signed(*gap) for gap, _ in gaps],
+        "word": _judged([gap for gap, _ in gaps]),
+    }
 
 
 def _judged(gaps: list[tuple[float, float]]) -> str:
@@ -156,7 +147,7 @@ def in_short(runs: list[Any]) -> list[str]:
     """The findings that open the page."""
     if isinstance(runs[0], Training):
         # Of many variants, the losses and the takeover; the rest stands below, at its pictures.
-        return about_losses(runs) + told_of(runs, "takeover", *(() if are_many(runs) else ("emergence", "mobility")))
+        return told("losses", runs) + told_of(runs, "takeover", *(() if are_many(runs) else ("emergence", "mobility")))
     recorded = [study for study in runs if study.layers]
     added = [study for study in recorded if study.sink_count]
     short = told_of(recorded, "share") + told("share_with_and_without", recorded)
@@ -165,7 +156,7 @@ def in_short(runs: list[Any]) -> list[str]:
     short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
     # Of runs with an added sink, where there are any.
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
-    return short + told_of(runs, "removals") + [text for study in runs for text in about_heldout(study)[-1:]]
+    return short + told_of(runs, "removals") + [text for study in runs for text in told("heldout", study)[-1:]]
 
 
 def are_many(trainings: list[Training]) -> bool:

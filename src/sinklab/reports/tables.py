@@ -52,15 +52,23 @@ TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
 MARKDOWN_ROWS = 60
 
 
+def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
+    """Columns of an `Enrichment`, its labels under ``name``; no row without one."""
+    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
+    if found is None:
+        return pd.DataFrame(columns=[name, *columns])
+    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
+
+
 def sink_tokens_table(study: Study) -> pd.DataFrame:
     """Which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token."""
-    return _enrichment(study.sink_tokens, "token")
+    return enrichment_table(study.sink_tokens, "token")
 
 
 def classes_table(study: Study) -> pd.DataFrame:
     """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
     parts = [
-        _enrichment(found, "label").assign(by=by).pipe(_first, "by")
+        enrichment_table(found, "label").assign(by=by).pipe(_first, "by")
         for by, found in (("class", study.classes), ("age", study.ages))
     ]
     return pd.concat(parts, ignore_index=True)
@@ -179,13 +187,6 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
     "csv": lambda table, path: table.to_csv(path, index=False),
     "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
 }
-
-
-def _enrichment(found: Enrichment | None, name: str) -> pd.DataFrame:
-    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
-    if found is None:
-        return pd.DataFrame(columns=[name, *columns])
-    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
 
 
 def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:
