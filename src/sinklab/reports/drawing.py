@@ -117,8 +117,8 @@ def figure(
     alone. Without ``y``, it draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and
     ``look``, a Theme.
 
-    The columns are those of ``as_studies(run)[0].over("layer")``: a study's by layer are the fields of
-    `sinklab.reports.LayerFacts` and mobility, a training run's those of its monitor.
+    The columns are those of ``as_studies(run)[0].over("layer")``: a study's are described at
+    `sinklab.reports.measured.Measured.by_layer`, a training run's are those of its monitor.
 
     Args:
         name: unique; of the files, and in the registry.

@@ -256,8 +256,11 @@ def _with_history(runs: list[Training]) -> list[Training]:
 @figure("main_holders", kind="training", alone=True)
 def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axes:
     """Which keys hold the main sinks of all heads over steps, as shares that add up."""
-    (run,) = having([run], "monitor", lambda run: not run.looks.empty)
-    table, colours = run.looks, (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
+    having([run], "monitor", lambda run: not run.facts.empty)
+    table, colours = (
+        run.over("step"),
+        (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line),
+    )
     kept = {
         name: colour for name, colour in zip(HOLDERS, colours, strict=True) if run.sink_count or name != "main_added"
     }

@@ -93,26 +93,12 @@ def attention_map(
     Raises ValueError naming the maps there are when it is none of them.
     """
     watched = recorded_sample(run, sample)
-    wanted = (step, layer, head)
-    if not watched.map_names:
-        raise NotRecorded(
-            f"This figure needs whole attention maps, and {run.run.path} kept none of sample {watched.index}. Ask "
-            "for them when tracing, as step:layer:head: `sinklab trace --maps 3:5:2`."
-        )
-    fits = [
-        name for name in watched.map_names if all(given in (None, has) for given, has in zip(wanted, name, strict=True))
-    ]
-    if not fits:
-        given = ", ".join("any" if number is None else str(number) for number in wanted)
-        kept = ", ".join(map(str, watched.map_names))
-        raise NotRecorded(
-            f"{run.run.path} kept no map of (step, layer, head) ({given}) of sample {watched.index}: it has {kept}."
-        )
-    weight_QK = watched.map(*fits[0])
+    name = watched.map_name(step, layer, head)
+    weight_QK = watched.map(*name)
     own, axes = axes is None, own_axes(axes, 4.2, 4.0)
     drawn = weight_QK * weight_QK.shape[1]
     image = _draw_image(axes, drawn, watched.added, look, float(np.nanmax(drawn)))
-    axes.set(xlabel="key position", ylabel="query", title="step {}, layer {}, head {}".format(*fits[0]))
+    axes.set(xlabel="key position", ylabel="query", title="step {}, layer {}, head {}".format(*name))
     if own:
         _scale_bar(image, axes)
     return axes
@@ -125,7 +111,7 @@ def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes
     In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
     having([run], "attention", lambda run: run.recorded)
-    share_LH = 100 * np.stack([facts.main_share_H for facts in run.facts])
+    share_LH = 100 * run.measured.main_share_LH
     layers, heads = share_LH.shape
     axes = own_axes(axes, 4.6, min(6.0, max(2.2, 1.1 + 0.9 * layers / max(heads, 1) * 3.6)))
     top = max(float(np.nanmax(share_LH)), 1e-9)
@@ -147,8 +133,9 @@ def emergence_map(run: Training, axes: Axes | None = None, *, top: float | None 
 
     top: the share that has the strongest colour, for figures that are to compare.
     """
-    having([run], "monitor", lambda run: not run.looks.empty)
-    share_LT = 100 * run.by_layer("sink_share" if run.sink_count else "top_text_share")
+    having([run], "monitor", lambda run: not run.facts.empty)
+    share = "added_share" if run.sink_count else "text_share"
+    share_LT = 100 * run.facts[run.facts["layer"] >= 0].pivot(index="layer", columns="step", values=share)
     values = share_LT.to_numpy()
     greatest = max(float(np.nan_to_num(values).max(initial=0)), 1e-3)
     edges = [_edges(numbers.to_numpy(float)) for numbers in (share_LT.columns, share_LT.index)]

@@ -31,13 +31,11 @@ def score_histogram(runs: list[Study], axes: Axes | None = None, *, look: Theme)
     # The line at the threshold and its label are always inside.
     low, high = 1.0, 16.0
     for index, one in enumerate(drawn_as(kept, look)):
-        edges, counts = one.run.histogram.edges, one.run.histogram.counts.astype(float)
-        counts[0] += one.run.histogram.below
-        counts[-1] += one.run.histogram.above
-        full = np.flatnonzero(counts)
+        edges, shares = one.run.measured.scores
+        full = np.flatnonzero(shares)
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
         axes.stairs(
-            100 * counts / counts.sum(), edges, color=one.colour, linewidth=1.6,
+            100 * shares, edges, color=one.colour, linewidth=1.6,
             linestyle=("-", "--", ":", "-.")[index % 4], label=one.run.label,
         )  # fmt: skip
     threshold = kept[0].measured.threshold
