@@ -16,10 +16,9 @@ from torch.nn import functional as F
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
-from sinklab.probing.intervention import Intervention, intervene
+from sinklab.probing.intervention import Intervention, InterventionLog, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.interventions.positions import MaskPositions, TruncateContext
-from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 from sinklab.scoring.requests import Plan, Request

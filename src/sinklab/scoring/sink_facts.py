@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.recording import Recording
 from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 from sinklab.sinks.states import STATES

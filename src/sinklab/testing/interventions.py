@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sinklab.checkpoints.loading import load
 from sinklab.compat import forward_hooks
-from sinklab.probing.intervention import Intervention, intervene
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import Intervention, InterventionLog, intervene
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.registry import interventions
