@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.errors import check_count
+from sinklab.errors import check_count, check_tensor
 
 # B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
 # order
@@ -34,17 +34,9 @@ class Canvas:
     """The id of [MASK]."""
 
     def __post_init__(self) -> None:
-        if self.ids_BS.dtype != torch.int64 or self.ids_BS.ndim != 2:
-            raise ValueError(
-                f"canvas ids must be an int64 tensor of shape (rows, positions), got {self.ids_BS.dtype} of shape "
-                f"{tuple(self.ids_BS.shape)}; convert with ids.long() and add the row axis."
-            )
+        check_tensor("canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows")
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
-            if flags_BS.dtype != torch.bool or flags_BS.shape != self.ids_BS.shape:
-                raise ValueError(
-                    f"{name} must be a bool tensor of the shape of the ids, {tuple(self.ids_BS.shape)}, got "
-                    f"{flags_BS.dtype} of shape {tuple(flags_BS.shape)}; convert a 0/1 mask with mask.bool()."
-                )
+            check_tensor(name, flags_BS, self.ids_BS.shape, "bool", "as the ids; convert a 0/1 mask with mask.bool()")
         if self.mask_id < 0:
             raise ValueError(
                 f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer's mask token."
@@ -190,11 +182,7 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
     if given is None:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     real_BS = token_rows(name, given).to(ids_BS.device).bool()
-    if real_BS.shape != ids_BS.shape:
-        raise ValueError(
-            f"{name} must have the shape of the ids, {tuple(ids_BS.shape)}, got {tuple(real_BS.shape)}; give one flag "
-            "per token."
-        )
+    check_tensor(name, real_BS, ids_BS.shape, remedy="give one flag per token")
     return real_BS
 
 
