@@ -220,8 +220,8 @@ class ModelDenoiser:
         if not inside:
             raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {numbers}")
         if isinstance(columns, slice):
-            columns = slice(max(columns.start - 1, 0), columns.stop) if is_shifted else columns
-            return columns, output_Q - columns.start if columns.start else output_Q
+            start = max(columns.start - 1, 0) if is_shifted else columns.start
+            return slice(start, columns.stop), output_Q - start if start else output_Q
         if is_shifted:
             columns = torch.cat([columns, (columns - 1).clamp(min=0)]).unique()
         return columns, torch.searchsorted(columns, output_Q)
