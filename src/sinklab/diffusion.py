@@ -38,9 +38,7 @@ def sample_times(
         ValueError: if ``eps`` is not in (0, 1), ``batch`` < 1 or the sampler is unknown.
     """
     if not 0 < eps < 1:
-        raise ValueError(
-            f"eps must lie strictly between 0 and 1 (it bounds the 1/t weight), but is {eps}; use e.g. 1e-3"
-        )
+        raise ValueError(f"eps must lie strictly between 0 and 1, as it bounds the 1/t weight, but is {eps}: try 1e-3")
     check_count("batch", batch, "it counts times to draw")
     one_of("sampler", sampler, get_args(TimeSampler))
     if sampler == "iid":

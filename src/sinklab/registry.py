@@ -118,9 +118,7 @@ class Registry(Mapping[str, Any]):
         """
         if isinstance(given, Mapping):
             if "name" not in given:
-                raise ValueError(
-                    f"a {self.what} has a name, got the fields {sorted(given)}; add name, one of {[*self]}"
-                )
+                raise ValueError(f"a {self.what} has a name, got the fields {sorted(given)}; names are {[*self]}")
             return self.make(given["name"], **{key: value for key, value in given.items() if key != "name"})
         if not isinstance(given, str):
             self.name_of(given)

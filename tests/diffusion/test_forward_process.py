@@ -79,7 +79,7 @@ def test_low_discrepancy_spreads_the_batch_evenly() -> None:
     ("options", "message"),
     [
         ({"batch": 0}, "batch must be at least 1, got 0; it counts times"),
-        ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1 .* but is 0.0"),
+        ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1, .* but is 0.0"),
         ({"batch": 2, "eps": 1.0}, "eps must lie strictly between 0 and 1"),
         ({"batch": 2, "sampler": "sobol"}, "one of iid, low_discrepancy, but is 'sobol'"),
     ],

@@ -185,7 +185,7 @@ def test_a_head_of_another_make_is_called_and_not_looked_into():
     model.lm_head = Doubled(model.lm_head)
     same(model, 1e-12)
     ids, mask, labels, _ = question()
-    with pytest.raises(ValueError, match="own head, but it is a Doubled"):
+    with pytest.raises(ValueError, match="own head, not a Doubled"):
         model(ids, mask, labels=labels, liger=True)
 
 

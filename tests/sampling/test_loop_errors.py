@@ -60,7 +60,7 @@ def test_a_rule_that_gives_nan_is_refused():
     canvas = prompts()
     zeros = torch.zeros(48, VOCABULARY)
     hopeless = denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0)
-    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN; look for logits that are inf"):
+    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN .*look for logits that are"):
         next(hopeless)
 
 

@@ -167,9 +167,7 @@ class LossTargets:
         if isinstance(head, Head):
             return head(states_MD, self.labels_M, self.weights_M, self.chunk, self.liger)
         if self.liger:
-            raise ValueError(
-                f"Liger's loss needs the model's own head, but it is a {type(head).__name__}; leave it out"
-            )
+            raise ValueError(f"Liger's loss needs the model's own head, not a {type(head).__name__}; leave it out")
         # adapters and quantised heads have no weight of their own that a fast loss could multiply with
         return recomputed_loss(head, states_MD, self.labels_M, self.weights_M, self.chunk)
 

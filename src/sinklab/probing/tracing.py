@@ -192,9 +192,7 @@ def trace(
     chosen = chosen_statistics(statistics)
     for label, one in chosen.items():
         if one.needs_canvas and canvas is None:
-            raise ValueError(
-                f"{label} reads the states of queries, but no canvas was given: trace(model, …, canvas=canvas)"
-            )
+            raise ValueError(f"{label} needs states of queries: no canvas was given: trace(model, …, canvas=canvas)")
     one_of("state_of", state_of, STATE_OF)
     states = None if canvas is None else QueryStates(model, canvas, state_of)
     frames = Frames(chosen, RecordingScope(**scope), states is not None)

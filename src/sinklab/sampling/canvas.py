@@ -38,18 +38,14 @@ class Canvas:
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
             check_tensor(name, flags_BS, self.ids_BS.shape, "bool", "as the ids; convert a 0/1 mask with mask.bool()")
         if self.mask_id < 0:
-            raise ValueError(
-                f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer's mask token."
-            )
+            raise ValueError(f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer")
         if not self.open_BS.any():
             raise ValueError(
                 f"a canvas needs at least one open position, but no position of {tuple(self.ids_BS.shape)} is a mask "
                 f"(id {self.mask_id}) to fill; put mask_id where tokens are wanted."
             )
         if (self.open_BS & ~self.attention_BS).any():
-            raise ValueError(
-                "a position cannot be open and padding at once; clear open_BS where attention_BS is False."
-            )
+            raise ValueError("no position is open and padding at once; clear open_BS where attention_BS is False")
         wrong_BS = self.open_BS & (self.ids_BS != self.mask_id)
         if wrong_BS.any():
             row, position = wrong_BS.nonzero()[0].tolist()
@@ -142,10 +138,7 @@ class Canvas:
         ids_BS = _token_ids(ids_BS)
         real_BS = _flags("attention_BS", attention_BS, ids_BS)
         if context is not None and ids_BS.shape[1] > context:
-            raise ValueError(
-                f"the canvas must fit the model's context of {context} positions, got {ids_BS.shape[1]}; "
-                "shorten the text."
-            )
+            raise ValueError(f"a text must fit the context of {context} positions, got {ids_BS.shape[1]}; shorten it")
         return cls(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
 

@@ -284,9 +284,7 @@ def _scored(run: _Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, s
     score_M = run.rule(candidates)
     check_tensor(f"what the rule {run.rule} returns at {step}", score_M, token_M.shape, "float", "one per candidate")
     if math.isnan(score_M.sum()) and bool(score_M.isnan().any()):
-        raise ValueError(
-            f"scores must be numbers, but at {step} the rule {run.rule} gave NaN; look for logits that are infinite."
-        )
+        raise ValueError(f"at {step} the rule {run.rule} gave NaN for a score; look for logits that are infinite")
     # A view of logits made in inference mode is an inference tensor still.
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 

@@ -73,9 +73,7 @@ class TruncateContext:
     def __post_init__(self) -> None:
         whole_numbers("start, stop and step", (self.start, self.stop, self.step))
         if self.stop <= self.start:
-            raise ValueError(
-                f"start and stop enclose the positions to hide, got {self.start} and {self.stop}: stop is larger"
-            )
+            raise ValueError(f"stop is larger than start, but start={self.start} and stop={self.stop}: raise stop")
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
         """The listener that carries this intervention out and writes into the log."""
