@@ -109,7 +109,7 @@ def test_what_only_keywords_reach_comes_last() -> None:
         ("box:is_open=yes", "is_open takes bool, got 'yes'"),
         ("box:content=bal", "unknown toy 'bal'"),
         ("kite", "the toy 'kite' needs tail; write kite:tail=…"),
-        ({"size": 1}, r"a toy has a name, got the fields \['size'\]; add name, one of"),
+        ({"size": 1}, r"a toy has a name, got the fields \['size'\]; names are"),
     ],
 )
 def test_what_is_no_value_is_refused_by_name(given: object, message: str) -> None:
@@ -180,7 +180,7 @@ def test_the_short_text_of_an_edit_names_what_is_not_default() -> None:
 
 
 def test_specs_refuse_what_has_none() -> None:
-    with pytest.raises(ValueError, match="add name, one of"):
+    with pytest.raises(ValueError, match="names are"):
         interventions.parse({"k": 1})
     with pytest.raises(ValueError, match="pass an instance"):
         interventions.as_dict(MaskSinks)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.errors import one_of
+from sinklab.errors import check_count, check_tensor, one_of
 
 TimeSampler = Literal["iid", "low_discrepancy"]
 
@@ -38,11 +38,8 @@ def sample_times(
         ValueError: if ``eps`` is not in (0, 1), ``batch`` < 1 or the sampler is unknown.
     """
     if not 0 < eps < 1:
-        raise ValueError(
-            f"eps must lie strictly between 0 and 1 (it bounds the 1/t weight), but is {eps}; use e.g. 1e-3"
-        )
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1 to draw times, but is {batch}")
+        raise ValueError(f"eps must lie strictly between 0 and 1, as it bounds the 1/t weight, but is {eps}: try 1e-3")
+    check_count("batch", batch, "it counts times to draw")
     one_of("sampler", sampler, get_args(TimeSampler))
     if sampler == "iid":
         u_B = torch.rand(batch, generator=generator, device=device)
@@ -77,15 +74,10 @@ def corrupt(
     Raises:
         ValueError: if shapes disagree or a time lies outside (0, 1].
     """
-    if ids_BS.ndim != 2 or t_B.shape != ids_BS.shape[:1]:
-        raise ValueError(
-            "corrupt expects ids of shape (B, S) and times of shape (B,), but got "
-            f"{tuple(ids_BS.shape)} and {tuple(t_B.shape)}"
-        )
-    if maskable_BS is not None and maskable_BS.shape != ids_BS.shape:
-        raise ValueError(
-            f"maskable must have the shape of ids {tuple(ids_BS.shape)}, but has {tuple(maskable_BS.shape)}"
-        )
+    check_tensor("ids", ids_BS, (None, None))
+    check_tensor("times", t_B, ids_BS.shape[:1], remedy="one a row of ids")
+    if maskable_BS is not None:
+        check_tensor("maskable", maskable_BS, ids_BS.shape, remedy="as the ids")
     if not bool(((t_B > 0) & (t_B <= 1)).all()):
         raise ValueError(f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to {t_B.max().item():.3g}")
     # torch.rand is in [0, 1): t = 1 masks every token for certain
@@ -122,20 +114,12 @@ def masked_token_loss(
         ValueError: if the number of logit rows is not the number of masked positions, shapes disagree, a row (for
             "mean": every row) has no maskable token, or the reduction is unknown.
     """
-    if reduction not in ("mean", "row"):
-        raise ValueError(f"reduction must be 'mean' or 'row', but is {reduction!r}")
-    n_masked = int(masked_BS.sum())
-    if logits_MV.ndim != 2 or logits_MV.shape[0] != n_masked:
-        raise ValueError(
-            f"logits must have one row per masked position ({n_masked}), but have shape {tuple(logits_MV.shape)}; "
-            "ask the model for logits_to_keep=masked_BS"
-        )
+    one_of("reduction", reduction, ("mean", "row"))
+    check_tensor("logits", logits_MV, (int(masked_BS.sum()), None), remedy="ask for logits_to_keep=masked_BS")
     maskable_BS = torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS
-    if not ids_BS.shape == masked_BS.shape == maskable_BS.shape or t_B.shape != ids_BS.shape[:1]:
-        raise ValueError(
-            "ids, masked and maskable must have one shape (B, S) and times (B,), but have "
-            f"{tuple(ids_BS.shape)}, {tuple(masked_BS.shape)}, {tuple(maskable_BS.shape)} and {tuple(t_B.shape)}"
-        )
+    for name, tensor in (("masked", masked_BS), ("maskable", maskable_BS)):
+        check_tensor(name, tensor, ids_BS.shape, remedy="as the ids")
+    check_tensor("times", t_B, ids_BS.shape[:1], remedy="one a row of ids")
     tokens_B = maskable_BS.sum(dim=1)
     tokens = tokens_B if reduction == "row" else tokens_B.sum()
     if not bool(tokens.all()):

@@ -128,3 +128,19 @@ def check_count(name: str, number: int | None, remedy: str) -> None:
     """Raises ValueError for an argument that counts something and is below 1; None is let through."""
     if number is not None and number < 1:
         raise ValueError(f"{name} must be at least 1, got {number}; {remedy}")
+
+
+def check_tensor(name: str, given: Any, shape: Iterable[int | None], kind: str = "", remedy: str = "") -> None:
+    """Raises ValueError for a tensor or array of another shape or dtype.
+
+    Args:
+        shape: None stands for any size.
+        kind: the dtype's name; "float" is any of them, "" any dtype at all.
+    """
+    wanted, found = tuple(shape), tuple(given.shape)
+    dtype = str(given.dtype).removeprefix("torch.")
+    fits = len(wanted) == len(found) and all(size in (None, own) for size, own in zip(wanted, found, strict=True))
+    if not fits or (kind and dtype != kind and not (kind == "float" and "float" in dtype)):
+        sizes = ", ".join("any" if size is None else str(size) for size in wanted)
+        rule, hint = f"{kind} of shape".lstrip(), f"; {remedy}" if remedy else ""
+        raise ValueError(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}{hint}")

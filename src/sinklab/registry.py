@@ -105,7 +105,8 @@ class Registry(Mapping[str, Any]):
         kind = self[name]
         own = {field.name: field for field in dataclasses.fields(kind) if field.init}
         known_fields(f"the {self.what} {name!r}", fields, own)
-        if needed := [key for key, field in own.items() if _is_required(field) and key not in fields]:
+        no_default = [key for key, one in own.items() if one.default is one.default_factory is dataclasses.MISSING]
+        if needed := [key for key in no_default if key not in fields]:
             raise ValueError(f"the {self.what} {name!r} needs {' and '.join(needed)}; write {name}:{needed[0]}=…")
         return kind(**{key: _from_json(own[key], value) for key, value in fields.items()})
 
@@ -117,9 +118,7 @@ class Registry(Mapping[str, Any]):
         """
         if isinstance(given, Mapping):
             if "name" not in given:
-                raise ValueError(
-                    f"a {self.what} has a name, got the fields {sorted(given)}; add name, one of {[*self]}"
-                )
+                raise ValueError(f"a {self.what} has a name, got the fields {sorted(given)}; names are {[*self]}")
             return self.make(given["name"], **{key: value for key, value in given.items() if key != "name"})
         if not isinstance(given, str):
             self.name_of(given)
@@ -128,7 +127,8 @@ class Registry(Mapping[str, Any]):
         kind, fields = self[name], dict[str, Any]()
         hints = typing.get_type_hints(kind)
         own = {field.name: field for field in dataclasses.fields(kind)}
-        for part in _parts(rest):
+        # split at the commas outside brackets
+        for part in re.findall(r"(?:\([^()]*\)|[^,()])+", rest):
             key, equals, text = (piece.strip() for piece in part.partition("="))
             if not (key and equals and text) or key in fields:
                 raise ValueError(
@@ -180,10 +180,6 @@ def _options(value: Any) -> list[dataclasses.Field]:
     return sorted((field for field in dataclasses.fields(value) if field.init), key=lambda field: bool(field.kw_only))
 
 
-def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 def _is_default(field: dataclasses.Field, value: Any) -> bool:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return getattr(value, field.name) == default
@@ -208,11 +204,6 @@ def _to_text(field: dataclasses.Field, value: Any) -> str:
     if isinstance(value, tuple | list):
         return "+".join(_to_text(field, item) for item in value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _parts(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
-    return re.findall(r"(?:\([^()]*\)|[^,()])+", text)
 
 
 def _from_text(field: dataclasses.Field, text: str, hint: Any) -> Any:
@@ -284,40 +275,22 @@ def load_plugin(file: str | Path) -> None:
         raise ValueError(f"the plug-in {file} cannot be loaded: {error!r}{where}") from error
 
 
+def _in(package: str, modules: str) -> list[str]:
+    return [f"{package}.{module}" for module in modules.split()]
+
+
 rules = Registry("sink rule", "sinklab.sinks.rules")
 statistics = Registry("statistic", "sinklab.probing.statistics")
-interventions = Registry(
-    "intervention",
-    "sinklab.probing.interventions.mask_sinks",
-    "sinklab.probing.interventions.positions",
-)
-sinks = Registry("sink kind", "sinklab.models.sinks.token", "sinklab.models.sinks.zero", "sinklab.models.sinks.kv")
+interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions"))
+sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv"))
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
-families = Registry(
-    "checkpoint family",
-    "sinklab.checkpoints.causal",
-    "sinklab.checkpoints.dream",
-    "sinklab.checkpoints.llada",
-    "sinklab.checkpoints.families",
-    "sinklab.checkpoints.smdm",
-)
-figures = Registry(
-    "figure",
-    "sinklab.reports.figures",
-    "sinklab.reports.maps",
-    "sinklab.reports.paths",
-    "sinklab.reports.scores",
-)
+families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada families smdm"))
+figures = Registry("figure", *_in("sinklab.reports", "figures maps paths scores"))
 studies = Registry(
     "study",
-    "sinklab.studies.battery.study",
-    "sinklab.studies.benchmarks.study",
-    "sinklab.studies.caches.study",
-    "sinklab.studies.contents.study",
-    "sinklab.studies.curve.study",
-    "sinklab.studies.trace.study",
+    *(f"sinklab.studies.{name}.study" for name in ("battery", "benchmarks", "caches", "contents", "curve", "trace")),
 )
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")

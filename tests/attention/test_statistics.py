@@ -169,7 +169,7 @@ def test_bound_holds_for_the_real_output() -> None:
         ((1, 3, 5, 4), (1, 2, 5, 4), {}, "multiple of key heads"),
         ((1, 2, 5, 4), (1, 2, 5, 8), {}, "share batch and head dim"),
         ((1, 2, 5, 4), (1, 2, 5, 4), {"mask": torch.ones(3, 7, dtype=torch.bool)}, "mask must broadcast"),
-        ((1, 2, 5, 4), (1, 2, 5, 4), {"groups_BGQ": torch.ones(1, 5)}, "groups_BGQ must have shape"),
+        ((1, 2, 5, 4), (1, 2, 5, 4), {"groups_BGQ": torch.ones(1, 5)}, "groups_BGQ must be of shape"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(q, k, options, message: str) -> None:

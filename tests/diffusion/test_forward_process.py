@@ -78,8 +78,8 @@ def test_low_discrepancy_spreads_the_batch_evenly() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 0}, "batch must be at least 1 to draw times, but is 0"),
-        ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1 .* but is 0.0"),
+        ({"batch": 0}, "batch must be at least 1, got 0; it counts times"),
+        ({"batch": 2, "eps": 0.0}, "eps must lie strictly between 0 and 1, .* but is 0.0"),
         ({"batch": 2, "eps": 1.0}, "eps must lie strictly between 0 and 1"),
         ({"batch": 2, "sampler": "sobol"}, "one of iid, low_discrepancy, but is 'sobol'"),
     ],
@@ -97,7 +97,7 @@ def test_times_outside_are_refused(t: float) -> None:
 
 def test_shapes_that_disagree_are_refused() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"times of shape \(B,\), but got \(2, 3\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"times must be of shape \(2\), but is .* of shape \(3,\)"):
         corrupt(ids, torch.ones(3), mask_id=MASK)
-    with pytest.raises(ValueError, match=r"shape of ids \(2, 3\), but has \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"maskable must be of shape \(2, 3\), but is bool of shape \(3, 2\)"):
         corrupt(ids, torch.ones(2), mask_id=MASK, maskable_BS=torch.ones(3, 2, dtype=torch.bool))

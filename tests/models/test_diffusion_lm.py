@@ -297,10 +297,10 @@ def test_bad_input_is_refused():
     ids, mask = ragged()
     for call, message in [
         (lambda: model(torch.zeros(1, 64, dtype=torch.long)), "context is 63"),
-        (lambda: model(ids, mask[:, :-1]), "attention_mask must have the shape"),
+        (lambda: model(ids, mask[:, :-1]), "attention_mask must be of shape .* as input_ids"),
         (lambda: model(ids, torch.zeros_like(mask)), "not padding"),
         (lambda: model(ids[:, :0]), "S ≥ 1"),
-        (lambda: model(ids, logits_to_keep=mask), "bool tensor"),
+        (lambda: model(ids, logits_to_keep=mask), "logits_to_keep must be bool"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -287,7 +287,7 @@ def test_the_model_is_left_as_it_was() -> None:
         ({"input_ids": torch.tensor([[40, MASK]]), "max_new_tokens": 4}, "must not contain the mask id 2"),
         ({"input_ids": torch.full((1, 64), MASK)}, r"context of 63 positions, got 64"),
         ({"attention_mask": torch.tensor([[1, 0]]), "max_new_tokens": 4}, "must be padded on the left"),
-        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 4}, "shape of the ids"),
+        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 4}, "must be of shape .* one flag per token"),
         ({"max_new_tokens": 4, "steps": 5}, "steps must not exceed the open positions"),
         ({"max_new_tokens": 4, "steps": 1, "block_length": 2}, "each block needs at least 1 step"),
         ({"max_new_tokens": 4, "rule": "confidence"}, "unknown unmasking rule 'confidence'"),

@@ -19,7 +19,7 @@ from sinklab.probing import (
     intervene,
     trace,
 )
-from sinklab.probing.log import TABLE_COLUMNS
+from sinklab.probing.intervention import TABLE_COLUMNS
 from sinklab.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, Prefixed, checkpointed, llama

@@ -293,7 +293,7 @@ def test_wrong_positions_and_windows_are_refused_by_name() -> None:
         (lambda: MaskPositions(3, removal="maks"), "did you mean 'mask'"),
         (lambda: MaskPositions(3, steps=(4, 4)), r"got \(4, 4\): write \(4, 8\)"),
         (lambda: MaskPositions(3, steps=(None, 4)), r"got \(None, 4\)"),
-        (lambda: TruncateContext(4, 4, 1), "got 4 and 4: stop is larger"),
+        (lambda: TruncateContext(4, 4, 1), "stop is larger than start, but start=4 and stop=4"),
         (lambda: TruncateContext(4, 6, -1), "count from 0, got -1"),
         (lambda: WindowAttention(-1), "radius: numbers count from 0, got -1"),
         (lambda: WindowAttention(2, keep=(-2,)), "keep: numbers count from 0, got -2"),

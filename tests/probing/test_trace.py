@@ -258,7 +258,7 @@ def test_wrong_use_is_refused_by_name() -> None:
         _ = recording.row_entropy
     compiled = nn.Module()
     compiled._orig_mod = model
-    with pytest.raises(ValueError, match="trace the module before"), trace(compiled):
+    with pytest.raises(ValueError, match="trace the module inside"), trace(compiled):
         pass
 
 

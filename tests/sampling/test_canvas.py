@@ -73,7 +73,7 @@ def test_moving_keeps_the_canvas(device):
         ({"rows": [[1]], "attention_BP": torch.ones(1, 1)}, "attention_BP goes with a tensor of prompts"),
         (
             {"rows": torch.ones(1, 2).long(), "attention_BP": torch.ones(1, 3)},
-            r"shape of the ids, \(1, 2\), got \(1, 3\)",
+            r"of shape \(1, 2\), but .* of shape \(1, 3\); give one flag per token",
         ),
         (
             {"rows": torch.tensor([[1, 0]]), "attention_BP": torch.tensor([[1, 0]])},
@@ -91,7 +91,7 @@ def test_bad_prompts_are_refused(changes, message):
 def test_bad_infilling_is_refused():
     with pytest.raises(ValueError, match=r"at least one open position.*\(id 9\) to fill; put mask_id where"):
         Canvas.infill(torch.tensor([[1, 2]]), mask_id=MASK)
-    with pytest.raises(ValueError, match=r"shape of the ids, \(1, 2\), got \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"of shape \(1, 2\), but .* of shape \(1, 3\); give one flag per token"):
         Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, attention_BS=torch.ones(1, 3))
     with pytest.raises(ValueError, match="context of 1 positions, got 2; shorten"):
         Canvas.infill(torch.tensor([[1, 9]]), mask_id=MASK, context=1)
@@ -102,13 +102,18 @@ def test_bad_infilling_is_refused():
     [
         ([[1, 9]], [[True, False]], [[False, True]], "open and padding at once"),
         ([[1, 9]], [[True, True]], [[True, True]], "must hold mask_id 9, but row 0 position 0 holds 1"),
-        ([[1, 9]], [[True, True]], [[True]], r"open_BS must be a bool tensor of the shape of the ids, \(1, 2\)"),
-        ([[1, 9]], [[1, 1]], [[False, True]], "attention_BS must be a bool tensor.*torch.int64"),
+        (
+            [[1, 9]],
+            [[True, True]],
+            [[True]],
+            r"open_BS must be bool of shape \(1, 2\), .* \(1, 1\); as the ids",
+        ),
+        ([[1, 9]], [[1, 1]], [[False, True]], "attention_BS must be bool .*is int64.*mask.bool"),
         (
             [1, 9],
             [True, True],
             [False, True],
-            r"int64 tensor of shape \(rows, positions\), got torch.int64 of shape \(2,\)",
+            r"must be int64 of shape \(any, any\), but is int64 of shape \(2,\); use ids.long\(\)",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_bad_wrappers_are_refused():
     toy = ToyDenoiser(CANVAS.attention_BS)
     with pytest.raises(ValueError, match="guidance scale must be a finite number, got nan; 0 means no guidance"):
         guided(toy, float("nan"), CANVAS.prompt_BS, MASK)
-    with pytest.raises(ValueError, match=r"shape of the canvas, \(2, 9\), got torch.bool of shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"must be bool of shape \(2, 9\), but is bool of shape \(2, 3\); pass canvas"):
         guided(toy, 1.0, CANVAS.prompt_BS[:, :3], MASK)(CANVAS.ids_BS, CANVAS.open_BS)
     with pytest.raises(ValueError, match="needs at least one token id, got none"):
         suppressed(toy, [])

@@ -51,7 +51,7 @@ def test_logits_of_the_wrong_shape_are_refused():
     toy = ToyDenoiser(canvas.attention_BS)
     steps = denoise(lambda ids_BS, wanted_BS: toy.dense(ids_BS, canvas.attention_BS), canvas)
     with pytest.raises(
-        ValueError, match=r"\(48, vocabulary\), but at step 0 \(block 0\) it returned \(4, 17, 23\); select"
+        ValueError, match=r"at step 0 \(block 0\) must be of shape \(48, any\), .* of shape \(4, 17, 23\); one row"
     ):
         next(steps)
 
@@ -60,7 +60,7 @@ def test_a_rule_that_gives_nan_is_refused():
     canvas = prompts()
     zeros = torch.zeros(48, VOCABULARY)
     hopeless = denoise(lambda ids_BS, wanted_BS: zeros, canvas, rule=lambda candidates: zeros[:, 0] / 0)
-    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN; look for logits that are inf"):
+    with pytest.raises(ValueError, match=r"at step 0 \(block 0\) the rule .* gave NaN .*look for logits that are"):
         next(hopeless)
 
 
@@ -104,11 +104,11 @@ def test_a_schedule_that_never_ends_is_refused():
 @pytest.mark.parametrize(
     ("rule", "found"),
     [
-        (lambda candidates: candidates.columns_M, r"torch.int64 of shape \(48,\)"),
-        (lambda candidates: candidates.probability_MV, r"torch.float64 of shape \(48, 23\)"),
+        (lambda candidates: candidates.columns_M, r"int64 of shape \(48,\)"),
+        (lambda candidates: candidates.probability_MV, r"float64 of shape \(48, 23\)"),
     ],
 )
 def test_scores_of_another_shape_or_kind_are_refused(rule, found):
     canvas = prompts()
-    with pytest.raises(ValueError, match=rf"one float per candidate, \(48,\), but at step 0 \(block 0\).*{found}"):
+    with pytest.raises(ValueError, match=rf"step 0 \(block 0\) must be float of shape \(48\), but is {found}; one per"):
         next(denoise(ToyDenoiser(canvas.attention_BS), canvas, rule=rule))

@@ -15,7 +15,7 @@ import torch
 from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints import Loaded
 from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import InterventionLog
 from sinklab.records import open_run
 from sinklab.scoring import writing
 from sinklab.scoring.prompts import encode

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sinklab.attention.chunks import LN2, Chunk, chunks
 from sinklab.attention.scores import Scores
-from sinklab.errors import one_of
+from sinklab.errors import check_tensor, one_of
 
 
 class CallOptions(TypedDict, total=False):
@@ -108,11 +108,7 @@ def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
     if groups_BGQ is None:
         return None
     batch, _, queries = scores.rows_shape
-    if groups_BGQ.dim() != 3 or groups_BGQ.shape[0] != batch or groups_BGQ.shape[2] != queries:
-        raise ValueError(
-            f"groups_BGQ must have shape (batch, group, query) = ({batch}, any, {queries}), "
-            f"got {tuple(groups_BGQ.shape)}"
-        )
+    check_tensor("groups_BGQ", groups_BGQ, (batch, None, queries))
     return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 

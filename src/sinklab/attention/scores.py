@@ -59,8 +59,13 @@ class Scores:
         if wrong := [head for head in chosen if not 0 <= head < total]:
             raise ValueError(f"query heads are 0 … {total - 1}, got {wrong[0]}: name heads of this call")
         scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
-        whole = (*q_BHQD.shape[:3], k_BKSD.shape[2])
-        return cls(q_BHQD.detach(), k_BKSD.detach(), _checked(mask, whole), is_causal, scale, chosen)
+        if mask is not None:
+            mask, whole = mask.detach()[(None,) * (4 - mask.dim())], (*q_BHQD.shape[:3], k_BKSD.shape[2])
+            # Expanded over queries (stride 0): one row says it all, and costs no S x S pass.
+            mask = mask[:, :, :1] if mask.stride(2) == 0 else mask
+            if any(own not in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
+                raise ValueError(f"mask must broadcast to (batch, head, query, key) = {whole}, got {tuple(mask.shape)}")
+        return cls(q_BHQD.detach(), k_BKSD.detach(), mask, is_causal, scale, chosen)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,22 +102,11 @@ class Scores:
         for axis, where in ((0, batches), (2, part), (3, slice(0, keys))):
             if mask.shape[axis] > 1:
                 mask = mask.narrow(axis, where.start, where.stop - where.start)
-        return _bias(mask, self.dtype)
-
-
-def _checked(mask: Tensor | None, whole: tuple[int, ...]) -> Tensor | None:
-    if mask is None:
-        return None
-    mask = mask.detach()[(None,) * (4 - mask.dim())]
-    # Expanded over queries (stride 0): one row says it all, and costs no S x S pass.
-    mask = mask[:, :, :1] if mask.stride(2) == 0 else mask
-    try:
-        torch.broadcast_shapes(mask.shape, whole)
-    except RuntimeError as error:
-        raise ValueError(
-            f"mask must broadcast to (batch, head, query, key) = {whole}, got {tuple(mask.shape)}"
-        ) from error
-    return mask
+        if mask.dtype == torch.bool:
+            return torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+        # finfo.min times log2(e) would overflow to -inf, and a row masked by finfo.min alone is uniform, not empty.
+        scaled = (mask.to(self.dtype) * LOG2E).clamp_min_(torch.finfo(self.dtype).min / 2)
+        return scaled.masked_fill_(mask == -math.inf, -math.inf)
 
 
 def _heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
@@ -121,15 +115,6 @@ def _heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
     if list(heads) == list(range(first, last + 1)):
         return x_BHSD[:, first : last + 1]
     return x_BHSD.index_select(1, torch.tensor(heads, device=x_BHSD.device))
-
-
-def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores in units of log 2."""
-    if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-    # finfo.min times log2(e) would overflow to -inf, and a row masked by finfo.min alone is uniform, not empty.
-    scaled = (mask.to(dtype) * LOG2E).clamp_min_(torch.finfo(dtype).min / 2)
-    return scaled.masked_fill_(mask == -math.inf, -math.inf)
 
 
 HIDDEN_BELOW = -1e8
@@ -175,15 +160,15 @@ class Visibility:
     def real_BQ(self) -> Tensor | None:
         """False for padding queries; None: all are real."""
         _, queries, keys = self.shape
-        columns_Q = self.columns_Q
-        if self.mask is None or (columns_Q is None and queries > keys):
+        if self.mask is None or (self.running is None and queries > keys):
             return None
         seen_BS = self._allowed(self.mask).any(2).any(1)
-        if columns_Q is None:
+        if self.running is None:
             real_BQ = seen_BS[:, keys - queries :]
             real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
         else:
-            real_BQ = seen_BS.index_select(1, (columns_Q + self.prefix).to(seen_BS.device))
+            own_key_Q = self.running.columns_Q + keys - self.running.ids_BS.shape[1]
+            real_BQ = seen_BS.index_select(1, own_key_Q.to(seen_BS.device))
         return None if bool(real_BQ.all()) else real_BQ
 
     def _allowed(self, mask: Tensor) -> Tensor:

@@ -39,10 +39,7 @@ def _check_sink(config: DiffusionLMConfig) -> None:
     except ValueError as error:
         raise ValueError(f"{error}; if a plug-in defines it, install that or name its file: --plugin") from None
     if (kind == "none") != (config.sink_count == 0):
-        raise ValueError(
-            f"sink_kind and sink_count must agree, but are {kind!r} and {config.sink_count}; use "
-            "kind 'none' with count 0"
-        )
+        raise ValueError(f"sink_kind and sink_count must agree, got {kind!r} with {config.sink_count}: none has 0")
     if config.sink is not None and config.sink_side not in config.sink.sides:
         raise ValueError(
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
@@ -72,9 +69,7 @@ def _check_vocabulary(config: DiffusionLMConfig) -> None:
         )
     for name, value in (("text_vocab_size", config.text_vocab_size), ("output_vocab_size", rows)):
         if value is not None and not 1 <= value <= size:
-            raise ValueError(
-                f"{name} must be from 1 to the size of the vocabulary {size}, but is {value}; leave it out"
-            )
+            raise ValueError(f"{name} must be from 1 to the size of the vocabulary {size} or None, but is {value}")
     if rows not in (None, size) and config.backbone.tie_word_embeddings:
         raise ValueError(
             f"a head of {rows} rows cannot be tied to an embedding of {size}; set tie_word_embeddings=False in the "
@@ -85,9 +80,7 @@ def _check_vocabulary(config: DiffusionLMConfig) -> None:
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
     """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
     if backbone is None:
-        raise ValueError(
-            "DiffusionLMConfig needs a backbone: pass LlamaConfig(...), Qwen2Config(...) or Qwen3Config(...)"
-        )
+        raise ValueError("DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config")
     given: Any = backbone
     is_dict = isinstance(given, Mapping)
     one_of("the backbone's model_type", given.get("model_type") if is_dict else given.model_type, BACKBONES)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import running
+from sinklab.errors import check_tensor
 from sinklab.models import masks
 from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.registry import fast_decoders, fast_path
@@ -173,11 +174,8 @@ class ModelDenoiser:
 
     def geometry(self, ids_BS: Tensor, wanted_BS: Tensor) -> CanvasGeometry:
         """What is the same for every canvas of this shape. Raises ValueError for one that does not fit."""
-        if ids_BS.ndim != 2 or wanted_BS.dtype != torch.bool or wanted_BS.shape != ids_BS.shape:
-            raise ValueError(
-                "a denoiser takes ids (B, S) and a bool tensor of wanted positions of the same shape, but got ids of "
-                f"shape {tuple(ids_BS.shape)} and {wanted_BS.dtype} of shape {tuple(wanted_BS.shape)}"
-            )
+        check_tensor("the ids of a denoiser", ids_BS, (None, None))
+        check_tensor("the wanted positions of a denoiser", wanted_BS, ids_BS.shape, "bool", "as the ids")
         known, backend = self._geometry, self.model.model.config._attn_implementation
         if known is None or known.shape != ids_BS.shape or known.backend != backend:
             self.model.config.check_length(ids_BS.shape[1])
@@ -222,8 +220,8 @@ class ModelDenoiser:
         if not inside:
             raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {numbers}")
         if isinstance(columns, slice):
-            columns = slice(max(columns.start - 1, 0), columns.stop) if is_shifted else columns
-            return columns, output_Q - columns.start if columns.start else output_Q
+            start = max(columns.start - 1, 0) if is_shifted else columns.start
+            return slice(start, columns.stop), output_Q - start if start else output_Q
         if is_shifted:
             columns = torch.cat([columns, (columns - 1).clamp(min=0)]).unique()
         return columns, torch.searchsorted(columns, output_Q)

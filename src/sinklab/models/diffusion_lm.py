@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
+from sinklab.errors import check_tensor
 from sinklab.models import gate as gate_module
 from sinklab.models import masks
 from sinklab.models.config import DiffusionLMConfig
@@ -194,11 +195,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
         if logits_to_keep is None:
             return MaskedLMOutput(logits=self.lm_head(states_BSD))
-        if logits_to_keep.dtype != torch.bool or logits_to_keep.shape != input_ids.shape:
-            raise ValueError(
-                f"logits_to_keep must be a bool tensor of shape {tuple(input_ids.shape)}, but is "
-                f"{logits_to_keep.dtype} of shape {tuple(logits_to_keep.shape)}"
-            )
+        check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 
     def denoiser(self, attention_mask: Tensor | None = None, *, plain: bool = False) -> ModelDenoiser:

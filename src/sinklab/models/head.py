@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from sinklab.errors import check_count, check_tensor
 from sinklab.registry import fast_losses, fast_path
 
 
@@ -147,18 +148,10 @@ class LossTargets:
         shape = tuple(input_ids.shape)
         if logits_to_keep is not None:
             raise ValueError("labels say where the head is applied; pass them or logits_to_keep, not both")
-        if head_chunk < 1:
-            raise ValueError(f"head_chunk must be at least 1 position, but is {head_chunk}")
-        if labels.shape != shape or labels.dtype != torch.int64:
-            raise ValueError(
-                f"labels must be an int64 tensor of the shape of input_ids {shape} ({IGNORE_INDEX} where nothing is "
-                f"asked), but are {labels.dtype} of shape {tuple(labels.shape)}"
-            )
-        if label_weights is not None and (label_weights.shape != shape or not label_weights.is_floating_point()):
-            raise ValueError(
-                f"label_weights must be a float tensor of the shape of labels {shape}, but are "
-                f"{label_weights.dtype} of shape {tuple(label_weights.shape)}"
-            )
+        check_count("head_chunk", head_chunk, "it counts positions")
+        check_tensor("labels", labels, shape, "int64", f"as input_ids, {IGNORE_INDEX} where nothing is asked")
+        if label_weights is not None:
+            check_tensor("label_weights", label_weights, shape, "float", "as labels")
         positions_M = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
         labels_M = labels.flatten()[positions_M]
         weights_BS = torch.ones_like(labels, dtype=torch.float32) if label_weights is None else label_weights
@@ -174,9 +167,7 @@ class LossTargets:
         if isinstance(head, Head):
             return head(states_MD, self.labels_M, self.weights_M, self.chunk, self.liger)
         if self.liger:
-            raise ValueError(
-                f"Liger's loss needs the model's own head, but it is a {type(head).__name__}; leave it out"
-            )
+            raise ValueError(f"Liger's loss needs the model's own head, not a {type(head).__name__}; leave it out")
         # adapters and quantised heads have no weight of their own that a fast loss could multiply with
         return recomputed_loss(head, states_MD, self.labels_M, self.weights_M, self.chunk)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.compat import is_compiled
+from sinklab.errors import check_tensor
 
 MAKES_ITS_OWN = Version(transformers.__version__) < Version("5.23")
 """Whether transformers makes a mask in compiled code where nothing is hidden: 5.17 does; those up to 5.23 were not
@@ -27,11 +28,7 @@ def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor |
     """
     if attention_mask is None:
         return None
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)} (1 = text, 0 = padding), "
-            f"but has {tuple(attention_mask.shape)}"
-        )
+    check_tensor("attention_mask", attention_mask, input_ids.shape, remedy="as input_ids, 1 for text and 0 for padding")
     real_BS = attention_mask.bool()
     if bool(real_BS.all()):
         return None

@@ -5,8 +5,7 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     call="AttentionCall",
-    intervention="Intervention intervene",
-    log="InterventionLog RemovalRecord",
+    intervention="Intervention InterventionLog RemovalRecord intervene",
     recording="Recording",
     statistics="CallView STATES Statistic position_states",
     tap="Listener",

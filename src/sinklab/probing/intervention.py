@@ -1,17 +1,215 @@
-"""`intervene`: edits on the attention calls of a model, for the length of a block."""
+"""`intervene`: edits on the attention calls of a model, for the length of a block; and the log of what they did."""
 
+# B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from sinklab.attention.context import decoding_run
+from sinklab.errors import check_count
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener, no_call_message, tapped
+
+
+@dataclass(frozen=True)
+class RemovalRecord:
+    """What one edit took away in one forward."""
+
+    forward: int
+    """Index of the forward since its run began (see `InterventionLog.reset`); one that changed nothing has no entry."""
+    edit: Any
+    layers: tuple[str, ...]
+    """Module paths of the layers, the L axis below."""
+    columns_BLHM: Tensor
+    """The keys that were taken away, sink columns included, by falling score, int64; -1 where a head lost fewer than
+    M. M = 0 for a window, whose keys differ from query to query."""
+    mass_BLH: Tensor
+    """The share of attention (0 to 1) these keys held in the forward they were chosen in: what they would have held.
+    Where keys stay gone (carried, evicted) that of the newly chosen. NaN where attention did not choose: for fixed
+    positions and windows, and once a limit is reached."""
+    overlap_BLH: Tensor
+    """Jaccard overlap with the keys this edit took away one step before; NaN where there was no step before."""
+    realised_BLH: Tensor
+    """The share of attention (0 to 1) that this edit really took away in this forward, from the call it was given;
+    for zeroed values the share whose values were zeroed. NaN with `intervene(…, measure=False)`, and where an edit
+    changes the scores themselves."""
+    left_BLH: Tensor
+    """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for `realised_BLH`."""
+    removed_BLH: Tensor
+    """Number of keys taken away; for a window the mean over queries."""
+    layer_numbers: tuple[int, ...]
+    """The same layers as numbers in the order of execution, from 0."""
+    heads: tuple[int, ...]
+    """The query heads, the H axis."""
+    label: str
+    """Registered name of the edit; "mask_sinks#2" for the second of its name in the block."""
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Its numbers as columns of `InterventionLog.table`, one row per batch row, layer and head."""
+        row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
+        layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
+        table = {"forward": np.full(len(row), self.forward), "layer": layers, "head": heads, "row": row}
+        names = ("removed", "mass", "realised", "overlap", "left")
+        return table | {name: getattr(self, f"{name}_BLH").flatten().numpy() for name in names}
+
+
+@dataclass(eq=False)
+class InterventionLog(Listener):
+    """Filled while the block runs: it comes before any edit, counts forwards and hears of runs that begin."""
+
+    removals: list[RemovalRecord] = field(default_factory=list)
+    forwards: int = 0
+    """Forwards that ran with the edits in place, the unedited first ones included."""
+    probed: int = 0
+    """Forwards that ran inside `probing()`."""
+    idle: dict[str, str] = field(default_factory=dict)
+    """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
+    prefix: int | None = None
+    """Sink columns in front of the keys, as the first forward of the sequence shows them."""
+    measure: bool = True
+    """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
+    layers: dict[str, int] = field(default_factory=dict, repr=False)
+    """Module paths of the attention calls seen so far, each with its number in the order of execution."""
+    layer_count: int | None = field(default=None, repr=False)
+    """Number of attention calls of a forward; None before it is known."""
+    handlers: list[Any] = field(default_factory=list, repr=False)
+    """What carries the interventions out, in the order they were given."""
+    is_probing: bool = False
+    _run: object = field(default=None, repr=False)
+
+    def begin(self) -> None:
+        run = decoding_run()
+        # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and end none.
+        if run is not None and run is not self._run and not self.is_probing:
+            self._run = run
+            self.forget(run_begins=True)
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        self.layers.setdefault(call.layer, len(self.layers))
+        self.prefix_of(call)
+        return call
+
+    def finish(self) -> None:
+        if self.is_probing:
+            self.probed += 1
+        else:
+            self.forwards += 1
+        self.layer_count = len(self.layers)
+        for handler in self.handlers:
+            handler.scope.check_layers(list(self.layers))
+
+    def reset(self) -> None:
+        """A new sequence or batch begins: forget every selection. What was logged stays.
+
+        For loops of your own: a run of `denoise` begins a sequence by itself.
+        """
+        self.tap.flush()
+        self.forget()
+
+    def forget(self, *, run_begins: bool = False) -> None:
+        """The forward that begins now is the first of a denoising run, or `reset` was called.
+
+        Where a run begins, what a clean pass chose stays: it may have been run ahead, and the next one replaces it.
+        """
+        self.prefix = None
+        for handler in self.handlers:
+            handler.reset(run_begins=run_begins)
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Forwards inside run as if the intervention were not there; `source="clean_pass"` chooses in them.
+
+        They are no steps: a trace does not record them.
+        """
+        self.tap.flush()
+        self.is_probing = True
+        self.tap.suspended += 1
+        try:
+            yield
+        finally:
+            self.tap.flush()
+            self.tap.suspended -= 1
+            self.is_probing = False
+
+    def summary(self) -> dict[str, float | int]:
+        """Means over everything that was removed, and the counts.
+
+        "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
+        away; "overlap" of successive steps; "left": keys that stay for a query. NaN where nothing was measured.
+        """
+        return {
+            "forwards": self.forwards,
+            "removals": len(self.removals),
+            "removed_mass": self._mean("mass_BLH"),
+            "realised_mass": self._mean("realised_BLH"),
+            "overlap": self._mean("overlap_BLH"),
+            "left": self._mean("left_BLH"),
+        }
+
+    def _mean(self, name: str) -> float:
+        parts = [getattr(removal, name).flatten() for removal in self.removals]
+        return torch.cat(parts).nanmean().item() if parts else float("nan")
+
+    def table(self, *, keys: bool = False) -> dict[str, Any]:
+        """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
+
+        forward: index since its run began; edit: registered name, "#2" for the second of that name; layer: number in
+        the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
+        left as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys themselves, sink columns
+        included. Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
+        """
+        parts = [removal.columns() for removal in self.removals]
+        table: dict[str, Any] = {
+            name: np.concatenate([np.empty(0, kind), *(part[name] for part in parts)], dtype=kind, casting="unsafe")
+            for name, kind in _NUMBERS.items()
+        }
+        table["edit"] = [removal.label for removal in self.removals for _ in range(removal.removed_BLH.numel())]
+        if keys:
+            # Fixed positions share one tensor from step to step: its lists are made once.
+            columns = {id(removal.columns_BLHM): removal.columns_BLHM for removal in self.removals}
+            rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
+            table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
+        return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
+
+    def named(self, name: str) -> str:
+        """Used by handlers: the label of one more edit of this name."""
+        count = sum(handler.label.split("#")[0] == name for handler in self.handlers) + 1
+        return name if count == 1 else f"{name}#{count}"
+
+    def prefix_of(self, call: AttentionCall) -> int:
+        """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
+
+        Taken from the canvas that runs where the denoiser announces one, else from the first call of the sequence,
+        which should be a full one: keys that are seen, less the queries that are not padding.
+        """
+        if self.prefix is None:
+            self.prefix = call.visibility.prefix
+            if self.prefix is None:
+                real_BQ, queries = call.visibility.real_BQ, call.query_BHQD.shape[2]
+                seen_B = (call.visibility.visible_BS > 0).sum(-1).cpu()
+                self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
+        return self.prefix
+
+
+TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", "removed", "mass", "realised", "overlap", "left")
+"""Columns of `InterventionLog.table`, in order."""
+
+_NUMBERS = {
+    name: np.dtype("int32" if name in ("forward", "layer", "head", "row") else "float32") for name in TABLE_COLUMNS
+}
+del _NUMBERS["edit"]
+
+
+def _key_lists(columns_BLHM: Tensor) -> list[list[int]]:
+    """The keys of every batch row, layer and head, without the filling."""
+    return [[key for key in row if key >= 0] for row in columns_BLHM.flatten(0, 2).tolist()]
 
 
 class Intervention(Protocol):
@@ -30,40 +228,6 @@ def count_layers(model: nn.Module) -> int | None:
         if isinstance(number, int):
             return number
     return None
-
-
-class _ForwardObserver(Listener):
-    """Comes before any edit: counts forwards, sees runs begin, and takes layers and the sink prefix from the calls."""
-
-    def __init__(self, log: InterventionLog) -> None:
-        self.log = log
-        self.seen = self.settled = False
-        self.run: object | None = None
-
-    def begin(self) -> None:
-        run = decoding_run()
-        # Forwards of no run (a loop of the caller's, or a measurement between two steps) begin and end none.
-        if run is not None and run is not self.run and not self.log.is_probing:
-            self.run = run
-            self.log.forget(run_begins=True)
-
-    def edit(self, call: AttentionCall) -> AttentionCall:
-        self.seen = True
-        self.log.layers.setdefault(call.layer, len(self.log.layers))
-        self.log.prefix_of(call)
-        return call
-
-    def finish(self) -> None:
-        log = self.log
-        if log.is_probing:
-            log.probed += 1
-        else:
-            log.forwards += 1
-        log.layer_count = len(log.layers)
-        if not self.settled:
-            self.settled = True
-            for handler in log.handlers:
-                handler.scope.check_layers(list(log.layers))
 
 
 @contextmanager
@@ -97,19 +261,16 @@ def intervene(
     for edit in edits:
         if isinstance(edit, type) or not hasattr(edit, "handler"):
             raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
-    if forwards_per_step < 1:
-        raise ValueError(f"forwards_per_step counts the forwards of a step, at least 1, got {forwards_per_step}")
+    check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
     log = InterventionLog(measure=measure, layer_count=count_layers(model) if isinstance(model, nn.Module) else None)
-    observer = _ForwardObserver(log)
     with ExitStack() as stack:
-        tap = stack.enter_context(tapped(model, observer))
-        log._tap = tap
+        tap = stack.enter_context(tapped(model, log))
         for edit in edits:
             stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards
         yield log
         tap.flush()
-    if tap.forwards > seen_before and not observer.seen:
+    if tap.forwards > seen_before and not log.layers:
         raise ValueError(no_call_message(model, tap.forwards - seen_before))
     for handler in log.handlers:
         handler.end()

@@ -93,11 +93,6 @@ class Frame:
     length: int = 0
     """Canvas positions, padding included."""
 
-    @property
-    def layers(self) -> list[str]:
-        """Paths of the measured layers."""
-        return [self.paths[index] for index in self.indices]
-
     def close(self, measured: list[int]) -> None:
         """Keep these layers, of what was measured on suspicion as well; stack them and leave the device."""
         rows = [row for row, index in enumerate(self.indices) if index in measured]
@@ -201,11 +196,11 @@ class Recording:
         frames = self._kept()
         for frame in frames:
             first = frame.visible[0]
-            for layer, other in zip(frame.layers, frame.visible, strict=True):
+            for index, other in zip(frame.indices, frame.visible, strict=True):
                 if other is not first and (other.shape != first.shape or not torch.equal(other, first)):
                     raise ValueError(
-                        f"the layers do not see alike: {layer} has other visible queries than {frame.layers[0]}; read "
-                        "recording.visible_by_layer"
+                        f"the layers do not see alike: {frame.paths[index]} has other visible queries than "
+                        f"{frame.paths[frame.indices[0]]}; read recording.visible_by_layer"
                     )
         return [frame.visible[0] for frame in frames]
 

@@ -36,15 +36,14 @@ def as_iterable(given: Any) -> Iterable[Any]:
     return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
-def whole_numbers(name: str, given: Any, *, least: int | None = 0) -> tuple[int, ...]:
-    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below `least`."""
-    found = [as_int(number) for number in as_iterable(given)]
-    numbers = tuple(number for number in found if number is not None)
-    if len(numbers) < len(found):
+def whole_numbers(name: str, given: Any) -> tuple[int, ...]:
+    """`given`, one number or several, as a tuple. Raises ValueError for what is none, and for numbers below 0."""
+    numbers: list[Any] = [as_int(number) for number in as_iterable(given)]
+    if None in numbers:
         raise ValueError(f"{name}: whole numbers are expected, got {given!r}: write a tuple such as (0, 3)")
-    if least is not None and numbers and min(numbers) < least:
-        raise ValueError(f"{name}: numbers count from {least}, got {min(numbers)}: leave out what lies before")
-    return numbers
+    if numbers and min(numbers) < 0:
+        raise ValueError(f"{name}: numbers count from 0, got {min(numbers)}: leave out what lies before")
+    return tuple(numbers)
 
 
 def chosen(name: str, given: Any) -> tuple[Any, ...] | None:
@@ -87,10 +86,6 @@ class RecordingScope:
         self.maps = [_map_key(key) for key in self.maps]
         self.layers, self.heads = chosen("layers", self.layers), chosen("heads", self.heads)
 
-    def has_step(self, number: int) -> bool:
-        """Whether this step is recorded."""
-        return self.steps is None or number in self.steps
-
     def has_layer(self, index: int, path: str) -> bool:
         """Whether to measure the layer that runs as number `index`; before the first forward ended, perhaps."""
         return self.layers is None or any(
@@ -121,10 +116,6 @@ class RecordingScope:
             for key in self.maps
             if key[0] == step and self._is_number(index, key[1])
         }
-
-    def has_maps(self, step: int) -> bool:
-        """Whether a map of this step is to be kept."""
-        return any(key[0] == step for key in self.maps)
 
     def check_layers(self, paths: Sequence[str]) -> None:
         """The layers of the first forward. Raises ValueError for a chosen one that is not among them."""

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.received import attention_statistics, key_norms, value_norms
+from sinklab.attention.received import STATISTICS, attention_statistics, key_norms, value_norms
+from sinklab.errors import check_tensor, one_of
 from sinklab.probing.call import AttentionCall
 from sinklab.registry import statistics
 from sinklab.sinks.states import STATES
@@ -165,6 +166,8 @@ def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
     for label, one in chosen.items():
         if "layer" not in one.axes:
             raise ValueError(f'the axes of a statistic hold "layer", but those of {label} are {one.axes}: add it')
+        for name in one.reads:
+            one_of(f"what {label} reads", name, (*STATISTICS, "received_by_state"))
     return chosen
 
 
@@ -210,11 +213,8 @@ def position_states(canvas: Any, ids_BS: Tensor) -> Tensor:
     `canvas` has `open_BS`, `mask_id` and `attention_BS` (`sinklab.sampling.Canvas`). Masked: open and holding the mask.
     Committed: open and written. Prompt: given. Raises ValueError for ids of another shape than the canvas.
     """
-    if ids_BS.shape != canvas.open_BS.shape:
-        raise ValueError(
-            f"states are told by the ids of the whole canvas, {tuple(canvas.open_BS.shape)}, but the model read ids of "
-            f"shape {tuple(ids_BS.shape)}: give trace the canvas that is decoded, and decode with model.denoiser()"
-        )
+    remedy = "give trace the canvas that is decoded, and decode with model.denoiser()"
+    check_tensor("the ids that tell states", ids_BS, canvas.open_BS.shape, remedy=remedy)
     open_BS, real_BS = canvas.open_BS.to(ids_BS.device), canvas.attention_BS.to(ids_BS.device)
     state_BS = torch.where(open_BS, (ids_BS != canvas.mask_id).to(torch.int8), 2)
     return torch.where(real_BS, state_BS, -1).to(torch.int8)

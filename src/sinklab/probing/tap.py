@@ -213,9 +213,7 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     if not isinstance(model, nn.Module):
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
     if is_compiled(model):
-        raise ValueError(
-            "a compiled model hides its attention calls: trace the module before torch.compile (compiled._orig_mod)"
-        )
+        raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
     with watching(model):
         tap = _joined(model, listener)
         try:

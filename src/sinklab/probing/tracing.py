@@ -49,12 +49,13 @@ class FrameRecorder(Listener):
         pending.clear()
 
     def begin(self) -> None:
-        marked, pending = self.frames.marked, self.frames.pending
+        marked, pending, scope = self.frames.marked, self.frames.pending, self.scope
         number = len(marked) if marked else len(pending)
         # Once steps are marked, only the first forward of each is kept: the others need not be measured.
         is_new = not (marked and pending)
-        is_recorded = is_new and self.scope.has_step(number)
-        self._open = Frame(number, is_recorded, is_recorded or (is_new and self.scope.has_maps(number)))
+        is_recorded = is_new and (scope.steps is None or number in scope.steps)
+        has_maps = is_new and any(step == number for step, _, _ in scope.maps)
+        self._open = Frame(number, is_recorded, is_recorded or has_maps)
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         frame = self._open
@@ -191,9 +192,7 @@ def trace(
     chosen = chosen_statistics(statistics)
     for label, one in chosen.items():
         if one.needs_canvas and canvas is None:
-            raise ValueError(
-                f"{label} reads the states of queries, but no canvas was given: trace(model, …, canvas=canvas)"
-            )
+            raise ValueError(f"{label} needs states of queries: no canvas was given: trace(model, …, canvas=canvas)")
     one_of("state_of", state_of, STATE_OF)
     states = None if canvas is None else QueryStates(model, canvas, state_of)
     frames = Frames(chosen, RecordingScope(**scope), states is not None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sinklab.errors import check_count
+from sinklab.errors import check_count, check_tensor
 
 # B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
 # order
@@ -34,30 +34,18 @@ class Canvas:
     """The id of [MASK]."""
 
     def __post_init__(self) -> None:
-        if self.ids_BS.dtype != torch.int64 or self.ids_BS.ndim != 2:
-            raise ValueError(
-                f"canvas ids must be an int64 tensor of shape (rows, positions), got {self.ids_BS.dtype} of shape "
-                f"{tuple(self.ids_BS.shape)}; convert with ids.long() and add the row axis."
-            )
+        check_tensor("canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows")
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
-            if flags_BS.dtype != torch.bool or flags_BS.shape != self.ids_BS.shape:
-                raise ValueError(
-                    f"{name} must be a bool tensor of the shape of the ids, {tuple(self.ids_BS.shape)}, got "
-                    f"{flags_BS.dtype} of shape {tuple(flags_BS.shape)}; convert a 0/1 mask with mask.bool()."
-                )
+            check_tensor(name, flags_BS, self.ids_BS.shape, "bool", "as the ids; convert a 0/1 mask with mask.bool()")
         if self.mask_id < 0:
-            raise ValueError(
-                f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer's mask token."
-            )
+            raise ValueError(f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer")
         if not self.open_BS.any():
             raise ValueError(
                 f"a canvas needs at least one open position, but no position of {tuple(self.ids_BS.shape)} is a mask "
                 f"(id {self.mask_id}) to fill; put mask_id where tokens are wanted."
             )
         if (self.open_BS & ~self.attention_BS).any():
-            raise ValueError(
-                "a position cannot be open and padding at once; clear open_BS where attention_BS is False."
-            )
+            raise ValueError("no position is open and padding at once; clear open_BS where attention_BS is False")
         wrong_BS = self.open_BS & (self.ids_BS != self.mask_id)
         if wrong_BS.any():
             row, position = wrong_BS.nonzero()[0].tolist()
@@ -150,10 +138,7 @@ class Canvas:
         ids_BS = _token_ids(ids_BS)
         real_BS = _flags("attention_BS", attention_BS, ids_BS)
         if context is not None and ids_BS.shape[1] > context:
-            raise ValueError(
-                f"the canvas must fit the model's context of {context} positions, got {ids_BS.shape[1]}; "
-                "shorten the text."
-            )
+            raise ValueError(f"a text must fit the context of {context} positions, got {ids_BS.shape[1]}; shorten it")
         return cls(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
 
@@ -190,11 +175,7 @@ def _flags(name: str, given: Tensor | None, ids_BS: Tensor) -> Tensor:
     if given is None:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     real_BS = token_rows(name, given).to(ids_BS.device).bool()
-    if real_BS.shape != ids_BS.shape:
-        raise ValueError(
-            f"{name} must have the shape of the ids, {tuple(ids_BS.shape)}, got {tuple(real_BS.shape)}; give one flag "
-            "per token."
-        )
+    check_tensor(name, real_BS, ids_BS.shape, remedy="give one flag per token")
     return real_BS
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sinklab.errors import check_count
+from sinklab.errors import check_count, check_tensor
 from sinklab.sampling.caches import BlockWork
 from sinklab.sampling.token_ids import check_vocabulary, token_ids
 
@@ -64,11 +64,7 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
         return denoiser
 
     def mixed(evaluations: list[Any], ids_BS: Tensor, *wanted: Any) -> Tensor:
-        if prompt_BS.shape != ids_BS.shape or prompt_BS.dtype != torch.bool:
-            raise ValueError(
-                f"prompt_BS must be bool with the shape of the canvas, {tuple(ids_BS.shape)}, got {prompt_BS.dtype} "
-                f"of shape {tuple(prompt_BS.shape)}; pass canvas.prompt_BS of the same canvas."
-            )
+        check_tensor("prompt_BS", prompt_BS, ids_BS.shape, "bool", "pass canvas.prompt_BS of the same canvas")
         cond, un = evaluations
         cond_MV = cond(ids_BS, *wanted)
         un_MV = un(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), *wanted)

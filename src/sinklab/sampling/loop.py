@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import decoding
-from sinklab.errors import check_count
+from sinklab.errors import check_count, check_tensor
 from sinklab.registry import schedules, unmasking_rules, value_of
 from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
 from sinklab.sampling.canvas import Block, Canvas, block_numbers, block_sizes, blocks
@@ -77,15 +77,6 @@ def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: in
         raise ValueError(
             f"the schedule {schedule.name!r} splits steps={steps} over {blocks} block(s) by the number of open "
             f"positions, which must be the same in every row, got rows with {', '.join(map(str, counts))}; {remedy}."
-        )
-
-
-def check_logits(logits_MV: Tensor, wanted: int, step: str) -> None:
-    """Raises ValueError for another shape than one row per wanted position."""
-    if logits_MV.ndim != 2 or logits_MV.shape[0] != wanted:
-        raise ValueError(
-            f"a denoiser must return one row of logits per wanted position, ({wanted}, vocabulary), but at {step} it "
-            f"returned {tuple(logits_MV.shape)}; select with logits_BSV[wanted_BS]."
         )
 
 
@@ -264,7 +255,8 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
                 raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
             with torch.no_grad(), decoding(run):
                 logits_MV = evaluate(ids_BS, block.put(candidates_BC, nothing_BS), block.number, evaluation)
-                check_logits(logits_MV, wanted, step)
+                remedy = "one row per wanted position: logits_BSV[wanted_BS]"
+                check_tensor(f"what a denoiser returns at {step}", logits_MV, (wanted, None), remedy=remedy)
                 if index == 0 and ends is not None:
                     check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                 score_M, token_M = _scored(run, block, candidates_BC, logits_MV, step)
@@ -290,15 +282,9 @@ def _scored(run: _Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, s
     if not math.isfinite(best_M.sum()):
         check_best(best_M, step)
     score_M = run.rule(candidates)
-    if score_M.shape != token_M.shape or not score_M.is_floating_point():
-        raise ValueError(
-            f"a rule must return one float per candidate, {tuple(token_M.shape)}, but at {step} the rule {run.rule} "
-            f"returned {score_M.dtype} of shape {tuple(score_M.shape)}."
-        )
+    check_tensor(f"what the rule {run.rule} returns at {step}", score_M, token_M.shape, "float", "one per candidate")
     if math.isnan(score_M.sum()) and bool(score_M.isnan().any()):
-        raise ValueError(
-            f"scores must be numbers, but at {step} the rule {run.rule} gave NaN; look for logits that are infinite."
-        )
+        raise ValueError(f"at {step} the rule {run.rule} gave NaN for a score; look for logits that are infinite")
     # A view of logits made in inference mode is an inference tensor still.
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 

@@ -29,9 +29,7 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
     check_count("steps", steps, "leave steps out to commit one token per step.")
     count = torch.as_tensor(n_masked, dtype=torch.int64)
     if (count < 0).any():
-        raise ValueError(
-            f"the number of masked positions cannot be negative, got {int(count.min())}; count the open masks."
-        )
+        raise ValueError(f"n_masked cannot be negative, got {int(count.min())}; count the open masks")
     step_T = torch.arange(steps, device=count.device)
     floor, remainder = count // steps, count % steps
     return floor[..., None] + (step_T < remainder[..., None])

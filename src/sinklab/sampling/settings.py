@@ -147,9 +147,7 @@ class DecodingSettings:
         value = parse(text)
         for option, (name, number) in options.items():
             if f"{name}=" in str(text):
-                raise ValueError(
-                    f"{option}={number!r} is given beside the {kind} {text!r}, which says it too; leave one out"
-                )
+                raise ValueError(f"{option}={number!r} stands beside the {kind} {text!r}, which says it too: drop one")
             if value is None or name not in {one.name for one in fields(value)}:
                 owners = [other for other, owner in registry.items() if name in {one.name for one in fields(owner)}]
                 chosen = "none" if value is None else registry.name_of(value)

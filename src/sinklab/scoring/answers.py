@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.sampling.settings import DecodingSettings

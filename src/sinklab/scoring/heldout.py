@@ -19,12 +19,11 @@ from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.intervention import intervene
+from sinklab.probing.intervention import InterventionLog, intervene
 from sinklab.probing.interventions.base import CallSite
 from sinklab.probing.interventions.keys import KeyScores, choose, seeded_draw
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.interventions.removal import as_flags, restricted
-from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 
 BATCH = 16

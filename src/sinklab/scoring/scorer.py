@@ -19,8 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
-from sinklab.probing.intervention import Intervention, intervene
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import Intervention, InterventionLog, intervene
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
 from sinklab.scoring.requests import Plan, Request

@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.intervention import intervene
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import InterventionLog, intervene
 from sinklab.probing.statistics import position_states
 from sinklab.sampling.canvas import Canvas, left_padded
 from sinklab.sampling.loop import Step

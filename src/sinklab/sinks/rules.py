@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sinklab.errors import Checked, limited
+from sinklab.errors import Checked, check_tensor, limited
 from sinklab.registry import rules
 from sinklab.sinks.normalize import Array, even_share, namespace
 
@@ -154,4 +154,6 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     # A count that is NaN or 0 means that the key is not there for any query.
     seen = queries > 0
     exists = seen & ~xp.isnan(a)
-    return exists & rule(a, xp.where(seen, queries, xp.ones_like(queries)), exists)
+    found = rule(a, xp.where(seen, queries, xp.ones_like(queries)), exists)
+    check_tensor(f"what the rule {rule} returns", found, a.shape, "bool", "compare received with a bound: received > …")
+    return exists & found

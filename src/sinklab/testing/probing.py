@@ -14,8 +14,7 @@ from torch import Tensor
 from sinklab.attention.received import attention_statistics
 from sinklab.checkpoints.loading import load
 from sinklab.compat import forward_hooks
-from sinklab.probing.intervention import Intervention, intervene
-from sinklab.probing.log import InterventionLog
+from sinklab.probing.intervention import Intervention, InterventionLog, intervene
 from sinklab.probing.recording import Recording
 from sinklab.probing.statistics import Statistic
 from sinklab.probing.tracing import trace

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.probing.interventions.removal import extended, keys_seen, lost_share
-from sinklab.probing.log import InterventionLog, RemovalRecord
 from sinklab.probing.scope import RecordingScope, chosen
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions

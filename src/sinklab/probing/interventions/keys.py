@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
 from sinklab.probing.interventions.removal import (
     REMOVALS,
@@ -25,7 +26,6 @@ from sinklab.probing.interventions.removal import (
     restricted,
     zero_values,
 )
-from sinklab.probing.log import InterventionLog
 from sinklab.probing.scope import as_int
 from sinklab.probing.tap import Listener
 from sinklab.sinks.rules import Rule, find_sinks

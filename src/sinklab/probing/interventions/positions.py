@@ -12,10 +12,10 @@ from torch import Tensor
 from sinklab.attention.context import running_canvas
 from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, LayerIntervention
 from sinklab.probing.interventions.keys import KeyHandler, Selection
 from sinklab.probing.interventions.removal import REMOVALS, as_columns, restricted
-from sinklab.probing.log import InterventionLog
 from sinklab.probing.scope import whole_numbers
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
@@ -78,9 +78,7 @@ class TruncateContext:
     def __post_init__(self) -> None:
         whole_numbers("start, stop and step", (self.start, self.stop, self.step))
         if self.stop <= self.start:
-            raise ValueError(
-                f"start and stop enclose the positions to hide, got {self.start} and {self.stop}: stop is larger"
-            )
+            raise ValueError(f"stop is larger than start, but start={self.start} and stop={self.stop}: raise stop")
 
     @property
     def extent(self) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
+from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.log import InterventionLog
 from sinklab.records.reading import open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.log import InterventionLog
 from sinklab.probing.statistics import STATES
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
