@@ -321,7 +321,7 @@ studies = Registry(
     "sinklab.studies.trace.study",
 )
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
-fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
+fast_losses = Registry("fast loss", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
 
 

@@ -77,9 +77,8 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
             "one device use device="
         )
     whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
-    memory = None
-    if word != "sequential":
-        memory = get_balanced_memory(model, low_zero=word == "balanced_low_0", **whole)
+    low = word == "balanced_low_0"
+    memory = None if word == "sequential" else get_balanced_memory(model, low_zero=low, **whole)
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 

@@ -133,7 +133,7 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
         facts = SinkFile(**{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)})
         named = sinks.parse(facts.kind).tensors
     except (KeyError, ValueError) as error:
-        raise _damaged(file, f"its metadata lack or misspell {error}") from error
+        raise _damaged(file, f"its metadata are incomplete or wrong ({error})") from error
     if {*named} != tensors.keys():
         held = ", ".join(sorted(tensors)) or "nothing"
         raise _damaged(file, f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")
