@@ -84,15 +84,12 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
 
 def usable_device(device: Any) -> torch.device:
     """This device. Raises ValueError if its name is none, or this machine does not have it."""
-    try:
+    fault = (
+        f"device must be one that torch can use here (cpu{' or cuda' * torch.cuda.is_available()}), but is {device!r}; "
+        "pass device='cpu', or install a torch that knows the device"
+    )
+    with families.refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
         return torch.empty(0, device=torch.device(device)).device
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        reason = str(error).splitlines()[0].rstrip(". ")
-        raise ValueError(
-            f"device must be one that torch can use here ({' or '.join(kinds)}), but is {device!r} ({reason}); "
-            "pass device='cpu', or install a torch that knows the device"
-        ) from error
 
 
 def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     decoding="check_cache check_unmasking_rule",
     models="check_family check_sink",
-    probing="check_intervention check_statistic",
-    rules="check_rule",
+    probing="check_intervention check_rule check_statistic",
     runs="check_figure check_study",
     values="check_text_and_json",
 )

@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sinklab.checkpoints import families as readers
-from sinklab.checkpoints.loading import load
+from sinklab.checkpoints.loading import describe, load
 from sinklab.checkpoints.materialize import empty_model, tensor_plan
-from sinklab.checkpoints.model_card import describe
 from sinklab.checkpoints.sinkfile import attach_sink, save_sink
 from sinklab.checkpoints.weights import open_weights
 from sinklab.probing.tracing import trace
