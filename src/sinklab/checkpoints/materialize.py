@@ -50,18 +50,14 @@ def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dty
     """
     devices = dict(device_map) if isinstance(device_map, dict) else _balanced(model, device_map, dtype)
     if "disk" in map(str, devices.values()):
-        raise ValueError(
-            "some of the weights would go to disk, which sinklab does not do; use a smaller dtype or model"
-        )
+        raise ValueError("some weights would go to disk, which sinklab does not do; use a smaller dtype or model")
     for device in devices.values():
         usable_device(device)
     devices = _beside_their_layers(model, devices)
     known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
     if strangers := [name for name in devices if name not in known]:
-        hint = near(strangers[0], known)
-        raise ValueError(
-            f"device_map names {strangers[0]!r}, which the model does not have" + (f"; {hint}" if hint else "")
-        )
+        hint = near(strangers[0], known) or "print(model) shows its modules"
+        raise ValueError(f"device_map names {strangers[0]!r}, which the model does not have; {hint}")
     for name in model.state_dict():
         device_in(devices, name)
     return devices
