@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -54,22 +55,18 @@ print(json.dumps({**said, "losses": losses, "refused": refused}))
 """
 
 
-def ran(source: Path) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
-def test_the_core_decodes_scores_and_trains_without_the_folder(tmp_path: Path) -> None:
+def test_the_core_decodes_scores_and_trains_without_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = Path(sinklab.__file__).parent
     shutil.copytree(package, tmp_path / "sinklab", ignore=shutil.ignore_patterns("fast", "__pycache__"))
     assert not (tmp_path / "sinklab" / "fast").exists()
-    without, with_it = ran(tmp_path), ran(package.parent)
+    (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
+    command, here = [sys.executable, str(tmp_path / "script.py")], {**os.environ, "PYTHONPATH": str(tmp_path)}
+    without = json.loads(subprocess.run(command, env=here, stdout=subprocess.PIPE, check=True).stdout)
+    runpy.run_path(str(tmp_path / "script.py"))
+    with_it = json.loads(capsys.readouterr().out)
     assert without["texts"] == with_it["texts"]
     assert without["score"] == pytest.approx(with_it["score"], rel=1e-9)
     # a statistic in float32, by two products

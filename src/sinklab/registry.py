@@ -293,7 +293,7 @@ studies = Registry(
     *(f"sinklab.studies.{name}.study" for name in ("battery", "benchmarks", "caches", "contents", "curve", "trace")),
 )
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
-fast_losses = Registry("fast loss", "sinklab.fast.liger", "sinklab.fast.loss")
+fast_losses = Registry("fast loss", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
 fast_sinks = Registry("fast sink form", "sinklab.fast.in_sequence")
 

@@ -170,9 +170,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
     assert from_causal(tmp_path).model.config.mask_token_id == WORDS + 3
     loaded = from_causal(tmp_path, mask_token=4)
     assert (loaded.tokenizer, loaded.special.mask, loaded.notes[-1]) == (None, 4, "[MASK] is id 4: as requested")
-    with pytest.raises(
-        ValueError, match=r"has no tokenizer, so its unused rows are not known; give the id of one, or 'a"
-    ):
+    with pytest.raises(ValueError, match=r"has no tokenizer that says which rows are unused; give an id, or 'add'"):
         from_causal(tmp_path, mask_token="unused")
 
 
@@ -192,7 +190,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
             rf"has no unused row: .* up to {WORDS - 1} and its embedding {WORDS} rows; use mask",
         ),
         ({"mask_token_id": 3}, "from_causal takes mask_token="),
-        ({"mask_token": 2}, "must be an id that text does not use, but 2 is where it ends; use 'add'"),
+        ({"mask_token": 2}, "must be an id that text does not use, but 2 ends it; use 'add'"),
         ({"sink_knid": "token"}, "'sink_knid' is no setting of .* did you mean 'sink_kind'"),
         ({"sink_kind": "token"}, "sink_kind and sink_count must agree"),
     ],

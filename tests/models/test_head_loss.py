@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sinklab.fast import liger
+from sinklab.fast import loss as fast
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 
 # B batch, S sequence, M asked positions, V vocabulary
@@ -213,11 +213,11 @@ def test_liger_is_refused_by_name_where_it_cannot_run(monkeypatch):
     ids, mask, labels, _ = question()
     with pytest.raises(ValueError, match=r"runs on CUDA, but the model is on cpu; .*pip install liger-kernel"):
         build()(ids, mask, labels=labels, liger=True)
-    assert not liger.chosen(None, torch.device("cpu"))
+    assert not fast.Liger.serving(None, torch.device("cpu"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="liger-kernel, which is not installed"):
-        liger.chosen(True, torch.device("cuda"))
-    assert not liger.chosen(None, torch.device("cuda"))
+        fast.Liger.serving(True, torch.device("cuda"))
+    assert not fast.Liger.serving(None, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -238,13 +238,13 @@ def test_a_liger_that_forgets_the_weights_of_the_rows_is_found_out(monkeypatch, 
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     with torch.no_grad():
-        assert liger.weighs_rows.__wrapped__(torch.device("cpu")) is right
-    monkeypatch.setattr(liger, "weighs_rows", lambda device: right)
+        assert fast.liger_weighs_rows.__wrapped__(torch.device("cpu")) is right
+    monkeypatch.setattr(fast, "liger_weighs_rows", lambda device: right)
     cuda = torch.device("cuda")
-    assert liger.chosen(None, cuda) is right
+    assert (fast.Liger.serving(None, cuda) is not None) is right
     if not right:
         with pytest.raises(ValueError, match="wrong gradients"):
-            liger.chosen(True, cuda)
+            fast.Liger.serving(True, cuda)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

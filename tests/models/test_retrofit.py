@@ -185,8 +185,12 @@ def test_what_is_no_sink_file_is_refused(tmp_path):
     for change, kept, message in [
         ({"format": "pt"}, tensors, "holds no sink: save_sink writes one"),
         ({"version": "2"}, tensors, "has version 2, and this sinklab reads version 1; write it again with save_sink"),
-        ({"kind": "vk"}, tensors, "is damaged: its metadata lack or misspell 'vk'"),
-        ({"count": "one"}, tensors, "is damaged: its metadata lack or misspell invalid literal"),
+        (
+            {"kind": "vk"},
+            tensors,
+            "is damaged: its metadata are incomplete or wrong: unknown sink kind 'vk'",
+        ),
+        ({"count": "one"}, tensors, "is damaged: its metadata are incomplete or wrong: invalid literal"),
         ({}, one, "is damaged: a kv sink is sink_keys, sink_values, but it holds sink_keys"),
         (
             {"count": "2"},

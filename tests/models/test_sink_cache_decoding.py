@@ -292,7 +292,9 @@ class TestRefusals:
 
     def test_another_block_than_was_chosen_for(self):
         self.partial(nth=0)
-        with pytest.raises(ValueError, match=r"made for the block at slice\(8, 14, .* slice\(14, 20, .*begin a block"):
+        with pytest.raises(
+            ValueError, match=r"the block at slice\(14, 20, .* chose for the block at slice\(8, 14, .*begin a block"
+        ):
             self.session(self.ids_BS, self.wanted_BS, self.policy.work(14, 20, 1, 1))
 
     def test_attention_that_nobody_can_read(self):

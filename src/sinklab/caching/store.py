@@ -256,17 +256,14 @@ class BlockSession:
 
     def _partial(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork) -> Tensor:
         denoiser, store = self.denoiser, self._store
-        if store is None:
+        known = store and store.window.work.block
+        if store is None or known != work.block:
+            last = f"the last chose for the block at {known}" if known else "none has chosen yet"
             raise ValueError(
-                "a partial evaluation attends to what a full one chose, but none has chosen yet; call the session with "
-                "a full evaluation that chooses first"
+                f"a partial evaluation of the block at {work.block} attends to what a full one chose, but {last}; "
+                "begin a block with a full evaluation that chooses"
             )
-        known, is_fast = store.window.work.block, denoiser.is_fast
-        if known != work.block:
-            raise ValueError(
-                f"the last choice was made for the block at {known}, but the one at {work.block} is to run; "
-                "begin a block with a full evaluation"
-            )
+        is_fast = denoiser.is_fast
         columns, output_index_Q = store.resume(spread=not is_fast), self._where(wanted_BS, store.window.run)
         fast: dict[str, Any] = {"mask": store.compact_mask()} if self.policy.evicts else {}
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):

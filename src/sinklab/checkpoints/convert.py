@@ -112,14 +112,10 @@ def _find(loaded: Loaded, wanted: str | int) -> tuple[int, str]:
                 f"mask_token must be a row of the embedding (0…{rows - 1}), but is {wanted}; use 'add' for a new row"
             )
         if wanted in loaded.special.stop:
-            raise ValueError(
-                f"mask_token must be an id that text does not use, but {wanted} is where it ends; use 'add'"
-            )
+            raise ValueError(f"mask_token must be an id that text does not use, but {wanted} ends it; use 'add'")
         return wanted, "as requested"
     if wanted == "unused" and tokenizer is None:
-        raise ValueError(
-            f"{loaded.name} has no tokenizer, so its unused rows are not known; give the id of one, or 'add'"
-        )
+        raise ValueError(f"{loaded.name} has no tokenizer that says which rows are unused; give an id, or 'add'")
     if wanted == "add" or tokenizer is None:
         return new
     own = tokenizer.get_vocab().get(MASK_TOKEN) if tokenizer.mask_token_id is None else tokenizer.mask_token_id

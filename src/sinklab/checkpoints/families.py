@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -198,18 +198,20 @@ def without_code(value: Any) -> Any:
 
 
 @contextmanager
-def blamed_on(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a config it cannot use into a ValueError that names the checkpoint."""
+def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that states the fault."""
     try:
         yield
-    except ValueError as error:
-        if name in str(error):
+    except Exception as error:
+        if kinds and not isinstance(error, kinds):
             raise
-        raise unloadable(name, error) from error
-    except Exception as error:  # KeyError, ZeroDivisionError, StrictDataclassError, …: whatever the damage leads to
-        raise ValueError(
-            f"the config.json of {name} is damaged, or has a field of a kind that sinklab does not know: {error!r}"
-        ) from error
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{fault}: {why}") from error
+
+
+def blamed_on(name: str) -> AbstractContextManager[None]:
+    """Turn whatever a config that cannot be used leads to into a ValueError that names the checkpoint."""
+    return refused(f"no model can be loaded from {name!r} as its config.json and the settings say")
 
 
 def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> CheckpointPlan:

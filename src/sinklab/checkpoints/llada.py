@@ -16,6 +16,9 @@ _INSTRUCT = SpecialIds(mask=126336, eos=126081, pad=126081, bos=126080, eot=1263
 _MMADA = SpecialIds(mask=126336, eos=126081, pad=126081, stop=(126081,))
 
 
+# field of LlamaConfig -> field of LLaDA's
+_NEEDED = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+_NEEDED |= {"max_position_embeddings": "max_sequence_length", "rms_norm_eps": "rms_norm_eps"}
 # what a Llama does not have
 _OFF = ("bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "alibi", "scale_logits", "include_bias")
 
@@ -74,16 +77,7 @@ class LLaDA(Family):
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """A Llama, or with biases on query, key and value a Qwen2."""
-        fields = self.fields(
-            config,
-            {
-                "hidden_size": "d_model",
-                "num_attention_heads": "n_heads",
-                "num_hidden_layers": "n_layers",
-                "max_position_embeddings": "max_sequence_length",
-                "rms_norm_eps": "rms_norm_eps",
-            },
-        )
+        fields = self.fields(config, _NEEDED)
         width, heads = fields["hidden_size"], fields["num_attention_heads"]
         backbone = (Qwen2Config if config.get("include_qkv_bias") else LlamaConfig)(
             **fields,

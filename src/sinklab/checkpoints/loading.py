@@ -1,4 +1,4 @@
-"""One line to load a model. No code of a checkpoint is run.
+"""One line to load a model, one to see what it is and needs. No code of a checkpoint is run.
 
 Read are the packaged pair, our own format, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM and «One Token»,
 the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
@@ -6,17 +6,20 @@ the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Environment, StrictUndefined
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.checkpoints import families, materialize, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
+from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.diffusion_lm import DiffusionLM
 
@@ -165,7 +168,7 @@ def _filled(
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
     materialize.check(tensors, model, weights, name)
     devices = materialize.plan_devices(model, device_map, dtype)
-    with weightfiles.blamed_on(name):
+    with families.refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
 
@@ -173,12 +176,8 @@ def _filled(
 def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) -> None:
     """Baselines write with the settings their authors publish; ours take theirs as arguments."""
     if not isinstance(model, DiffusionLM) and (folder / "generation_config.json").is_file():
-        try:
+        with families.refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
             model.generation_config = GenerationConfig.from_pretrained(str(folder))
-        except Exception as error:  # OSError, TypeError, StrictDataclassError, …: whatever the damage leads to
-            raise ValueError(
-                f"the generation_config.json of {name} is damaged; repair or remove it: {error!r}"
-            ) from error
 
 
 def _assembled(
@@ -196,3 +195,122 @@ def _assembled(
     if isinstance(config, DiffusionLMConfig) and row and row.context:
         config.context = facts["context"]
     return Loaded(model, tokenizer, name, revision, **facts, notes=(*plan.notes, *notes))
+
+
+BYTES = {"float32": 4, "bfloat16": 2}
+# no canvas fills Llama-3.1's 131,072 positions
+CANVAS = 4096
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model's family, sizes and needs."""
+
+    name: str
+    family: str
+    """``diffusion`` or ``autoregressive``."""
+    published_family: str
+    architecture: str
+    """As its ``config.json`` names it."""
+    backbone: str
+    """The transformers decoder that runs it: llama, qwen2 or qwen3."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    text_vocabulary: int
+    """Ids below this are text."""
+    parameters: int
+    """Tied ones count once."""
+    special: SpecialIds
+    context: int
+    """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
+    logit_shift: bool
+    sink: str
+    gate: str
+    chat_template: str | None
+    notes: tuple[str, ...]
+    """What was assumed."""
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Memory of the weights in ``float32`` or ``bfloat16``, bytes."""
+        return self.parameters * _size(dtype)
+
+    def canvas_bytes(self, dtype: str, length: int | None = None) -> int:
+        """Memory that one canvas needs besides the weights, bytes; an estimate from shapes, not a measurement.
+
+        The largest layer's states, keys and values of all layers (a cache), and logits at every position.
+
+        Args:
+            dtype: ``float32`` or ``bfloat16``.
+            length: tokens of prompt and completion; the context by default, at most 4,096.
+        """
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = 3 * self.hidden + max(2 * queries + 2 * keys, 3 * self.intermediate)
+        per_token = layer + 2 * self.layers * keys + self.vocabulary
+        return (length or min(self.context, CANVAS)) * per_token * _size(dtype)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        memory = {dtype: {"weights": self.weight_bytes(dtype), "canvas": self.canvas_bytes(dtype)} for dtype in BYTES}
+        return {**asdict(self), "memory_bytes": memory}
+
+    def lines(self) -> list[str]:
+        """The same for a reader, one fact a line."""
+        words = resources.files("sinklab.checkpoints").joinpath("info.jinja").read_text("utf-8")
+        card = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(words)
+        canvas = min(self.context, CANVAS)
+        return card.render(info=self, special=asdict(self.special), canvas=canvas, size=_readable).splitlines()
+
+
+def _size(dtype: str) -> int:
+    one_of("dtype", dtype, BYTES)
+    return BYTES[dtype]
+
+
+def _readable(number: int) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**28 else f"{number / 2**20:.1f} MiB"
+
+
+def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
+    """What a model is, without reading its weights.
+
+    Args:
+        name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself.
+        revision: commit, branch or tag on the Hub.
+
+    Raises:
+        ValueError: if there is no such model, or its config cannot be represented.
+    """
+    name = str(name_or_folder)
+    plan, raw = published.read_plan(name, revision)
+    config = families.configured(plan, {}, name)
+    backbone: Any = plan.backbone
+    model = materialize.empty_model(config, name)
+    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
+    diffusion: Any = config if isinstance(config, DiffusionLMConfig) else None
+    sinks = diffusion and diffusion.sink_count
+    heads = backbone.num_attention_heads
+    return ModelInfo(
+        name=name,
+        **published.facts_of(plan, config, row, None),
+        architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
+        backbone=backbone.model_type,
+        layers=backbone.num_hidden_layers,
+        heads=heads,
+        kv_heads=backbone.num_key_value_heads or heads,
+        head_dim=getattr(backbone, "head_dim", None) or backbone.hidden_size // heads,
+        hidden=backbone.hidden_size,
+        intermediate=backbone.intermediate_size,
+        vocabulary=backbone.vocab_size,
+        text_vocabulary=(diffusion and diffusion.text_vocab_size) or backbone.vocab_size,
+        # a tied head is the same tensor, and parameters() yields it once
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        logit_shift=bool(diffusion and diffusion.logit_shift),
+        sink=f"{sinks} ({diffusion.sink_kind}, {diffusion.sink_side})" if sinks else "none",
+        gate=diffusion.gate if diffusion else "none",
+        notes=(*plan.notes, *notes),
+    )

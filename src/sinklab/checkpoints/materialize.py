@@ -50,18 +50,14 @@ def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dty
     """
     devices = dict(device_map) if isinstance(device_map, dict) else _balanced(model, device_map, dtype)
     if "disk" in map(str, devices.values()):
-        raise ValueError(
-            "some of the weights would go to disk, which sinklab does not do; use a smaller dtype or model"
-        )
+        raise ValueError("some weights would go to disk, which sinklab does not do; use a smaller dtype or model")
     for device in devices.values():
         usable_device(device)
     devices = _beside_their_layers(model, devices)
     known = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
     if strangers := [name for name in devices if name not in known]:
-        hint = near(strangers[0], known)
-        raise ValueError(
-            f"device_map names {strangers[0]!r}, which the model does not have" + (f"; {hint}" if hint else "")
-        )
+        hint = near(strangers[0], known) or "print(model) shows its modules"
+        raise ValueError(f"device_map names {strangers[0]!r}, which the model does not have; {hint}")
     for name in model.state_dict():
         device_in(devices, name)
     return devices
@@ -77,23 +73,19 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
             "one device use device="
         )
     whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
-    memory = None
-    if word != "sequential":
-        memory = get_balanced_memory(model, low_zero=word == "balanced_low_0", **whole)
+    low = word == "balanced_low_0"
+    memory = None if word == "sequential" else get_balanced_memory(model, low_zero=low, **whole)
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
 
 
 def usable_device(device: Any) -> torch.device:
     """This device. Raises ValueError if its name is none, or this machine does not have it."""
-    try:
+    fault = (
+        f"device must be one that torch can use here (cpu{' or cuda' * torch.cuda.is_available()}), but is {device!r}; "
+        "pass device='cpu', or install a torch that knows the device"
+    )
+    with families.refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
         return torch.empty(0, device=torch.device(device)).device
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        reason = str(error).splitlines()[0].rstrip(". ")
-        raise ValueError(
-            f"device must be one that torch can use here ({' or '.join(kinds)}), but is {device!r} ({reason}); "
-            "pass device='cpu', or install a torch that knows the device"
-        ) from error
 
 
 def _beside_their_layers(model: PreTrainedModel, devices: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
         try_to_load_from_cache,
     )
 
-    try:
+    # those of the HTTP library, whose name depends on the version of huggingface_hub
+    with families.refused(f"no model can be loaded from {name!r}; {hint}"):
         if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             # one question without retries: without a network a download asks, and prints, for half a minute
             get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
@@ -133,8 +134,6 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
             return Path(config).parent
         wanted = [*DATA, *weights]
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
-    except Exception as error:  # those of the HTTP library, whose name depends on the version of huggingface_hub
-        raise families.unloadable(name, f"{hint} ({error})") from error
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:

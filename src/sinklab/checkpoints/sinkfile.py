@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from sinklab.checkpoints.families import refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.sinks.base import tensors_of
 from sinklab.registry import sinks
@@ -115,12 +116,10 @@ def _damaged(file: str | Path, fact: str) -> ValueError:
 
 
 def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
-    try:
-        with safe_open(file, "pt") as opened:
-            metadata: Mapping[str, str] = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"no sink can be read from {file}, which is absent, cut short or damaged: {error}") from error
+    fault = f"no sink can be read from {file}, which is absent, cut short or damaged"
+    with refused(fault, SafetensorError, OSError), safe_open(file, "pt") as opened:
+        metadata: Mapping[str, str] = opened.metadata() or {}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{file} holds no sink: save_sink writes one, with format {FORMAT!r} in its metadata")
     if metadata.get("version") != str(VERSION):
@@ -129,11 +128,9 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
             "write it again with save_sink"
         )
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "str": str}
-    try:
+    with refused(f"the sink file {file} is damaged: its metadata are incomplete or wrong", KeyError, ValueError):
         facts = SinkFile(**{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)})
         named = sinks.parse(facts.kind).tensors
-    except (KeyError, ValueError) as error:
-        raise _damaged(file, f"its metadata lack or misspell {error}") from error
     if {*named} != tensors.keys():
         held = ", ".join(sorted(tensors)) or "nothing"
         raise _damaged(file, f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")

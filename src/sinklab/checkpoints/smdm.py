@@ -18,14 +18,9 @@ from sinklab.registry import families
 EMBEDDING = "transformer.wte.weight"
 # lit-gpt's build_rope_cache; its Config has no field for it
 ROPE_THETA = 10000.0
-NEEDED = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "block_size",
-    "rms_norm_eps": "norm_eps",
-}
+NEEDED = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+NEEDED |= {"intermediate_size": "intermediate_size", "max_position_embeddings": "block_size"}
+NEEDED |= {"rms_norm_eps": "norm_eps"}
 """Field of LlamaConfig -> field of lit-gpt's Config."""
 
 

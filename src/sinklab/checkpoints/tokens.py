@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families, refused
 from sinklab.models.config import DiffusionLMConfig
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -47,16 +47,14 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
         own = PreTrainedTokenizerFast
     if own is not None and (single or own is not PreTrainedTokenizerFast):
         reader, settings = own, {}
-    try:
+    fault = f"{name} has a model but no tokenizer that can be read"
+    if not single and not pair:
+        fault += (
+            "; it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it (AutoTokenizer's "
+            "save_pretrained writes one where sentencepiece is installed)"
+        )
+    with refused(fault):
         tokenizer = reader.from_pretrained(str(folder), **settings)
-    except Exception as error:  # the tokenizers library raises bare Exception
-        remedy = ""
-        if not single and not pair:
-            remedy = (
-                "it has tokenizer.model only: install sentencepiece, or put a tokenizer.json beside it "
-                "(AutoTokenizer's save_pretrained writes one where sentencepiece is installed); "
-            )
-        raise ValueError(f"{name} has a model but no tokenizer that can be read: {remedy}{error}") from error
     if family.chat_template and (family.replaces_chat_template or not tokenizer.chat_template):
         tokenizer.chat_template = family.chat_template
     return tokenizer

@@ -6,7 +6,6 @@ import json
 import pickle
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sinklab.checkpoints.families import Shapes
+from sinklab.checkpoints.families import Shapes, refused
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE_BYTES = 64 * 2**20
+UNREADABLE = "the weights of {} cannot be read, the file may be cut short or damaged"
 SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pth", "*.pt")
 """Names of weight files."""
-
-
-@contextmanager
-def blamed_on(name: str) -> Iterator[None]:
-    """Turn what a damaged weight file raises into a ValueError that names the checkpoint."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"the weights of {name} cannot be read, the file may be cut short or damaged: {error}"
-        ) from error
 
 
 def _not_floating(name: str, kind: object) -> ValueError:
@@ -99,15 +88,10 @@ class Pickles:
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
-    try:
+    fault = f"{file.name} holds more than tensors and was not unpickled, since that could run code"
+    with refused(fault, pickle.UnpicklingError):
         # the format before torch 1.6, which is no archive, cannot be mapped
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{file.name} holds more than tensors and was not unpickled, since that could run code: {error}"
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise OSError(str(error)) from error
     for key in ("model", "state_dict"):
         # lit-gpt keeps the weights beside the state of the optimizer
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -138,7 +122,7 @@ def open_weights(folder: Path, name: str, allow_pickle: bool = False) -> Weights
             f"the weights of {name} are pickled ({files[0].name}), and unpickling can run code; convert them to "
             "safetensors, or pass allow_pickle=True to read them with weights_only=True"
         )
-    with blamed_on(name):
+    with refused(UNREADABLE.format(name), SafetensorError, OSError, RuntimeError, EOFError):
         return Pickles(files) if pickled else Safetensors(files)
 
 
@@ -161,11 +145,9 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def _shards(index: Path, name: str) -> list[Path]:
-    try:
+    with refused(f"the index {index.name} of {name} is damaged"):
         listed: Any = json.loads(index.read_text("utf-8"))["weight_map"]
         shards = sorted({str(shard) for shard in listed.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the index {index.name} of {name} is damaged: {error!r}") from error
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise ValueError(f"the index {index.name} of {name} points out of its folder: {outside[0]}")
     if absent := [shard for shard in shards if not (index.parent / shard).is_file()]:

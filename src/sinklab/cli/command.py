@@ -207,7 +207,7 @@ def conduct(
         for place in places:
             refuse_taken(place)
     if len(models) > 1:
-        from sinklab.checkpoints.model_card import describe
+        from sinklab.checkpoints.loading import describe
 
         for model in models:
             describe(model)

@@ -177,7 +177,7 @@ def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> Non
     """
     from json import dumps
 
-    from sinklab.checkpoints.model_card import describe
+    from sinklab.checkpoints.loading import describe
 
     facts = describe(model)
     print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))

@@ -83,9 +83,7 @@ class Layer:
     def __init__(self, layer: Any, gate: Any) -> None:
         attention = layer.self_attn
         self.input_norm, self.post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
-        head_norms = [_norm(norm) for norm in _head_norms(attention)]
-        self.q_norm: Callable[[Tensor], Tensor] | None = head_norms[0] if head_norms else None
-        self.k_norm: Callable[[Tensor], Tensor] | None = head_norms[1] if head_norms else None
+        self.q_norm, self.k_norm = map(_norm, _head_norms(attention)) if hasattr(attention, "q_norm") else (None, None)
         self.q, self.k, self.v = map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj))
         # A gate multiplies through a hook on the output projection: that one is called as a module.
         self.gate, self.o = gate, _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj))
@@ -126,14 +124,10 @@ def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: 
 
 def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float) -> Tensor:
     batch, heads, width, dim = q_BHWD.shape
-    groups = k_BGKD.shape[1]
-    if groups == heads:
-        out = F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
-    else:
-        # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
-        q = q_BHWD.reshape(batch, groups, heads // groups * width, dim)
-        out = F.scaled_dot_product_attention(q, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
-        out = out.reshape(batch, heads, width, dim)
+    # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
+    q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
+    out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
+    out = out.reshape(batch, heads, width, dim)
     return out.transpose(1, 2).reshape(batch, width, heads * dim)
 
 

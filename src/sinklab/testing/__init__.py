@@ -5,11 +5,8 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     decoding="check_cache check_unmasking_rule",
-    families="check_family",
-    figures="check_figure",
-    probing="check_intervention check_statistic",
-    rules="check_rule",
-    sinks="check_sink",
-    studies="check_study",
+    models="check_family check_sink",
+    probing="check_intervention check_rule check_statistic",
+    runs="check_figure check_study",
     values="check_text_and_json",
 )
