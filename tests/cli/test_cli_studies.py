@@ -11,8 +11,7 @@ import pytest
 from transformers.utils import logging
 
 from sinklab.cli import main
-from sinklab.cli.command import Reading
-from sinklab.cli.progress import working
+from sinklab.cli.command import Reading, working
 from sinklab.cli.reports import _lines
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run

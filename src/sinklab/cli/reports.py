@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.cli.command import MARK, Reading, checked, typed
-from sinklab.cli.progress import working
+from sinklab.cli.command import MARK, Reading, checked, typed, working
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.settings import EvalSettings, Plan
 from sinklab.studies.processes import Processes

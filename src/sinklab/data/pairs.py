@@ -177,7 +177,7 @@ def pair_rows(
     style: str = "published",
     answer_length: int = 18,
 ) -> tuple[Rows, PairCounts]:
-    """Two rows of each pair, one behind the other: question → steps, and question with steps → answer; or, as a completion, one of both.
+    """Two rows of each pair in turn: question → steps, question with steps → answer; or one of both, as a completion.
 
     ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
     tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows

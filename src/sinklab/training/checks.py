@@ -34,7 +34,7 @@ def check(settings: TrainSettings) -> None:
             f"anneal {settings.anneal} are more than 1 together"
         )
     _check_sizes(settings)
-    DiffusionLMConfig(LlamaConfig(), gate_bias=settings.gate_bias, **variant(settings))
+    DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
     _check_together(settings)
 
 
@@ -94,9 +94,9 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     return micro, settings.batch // (micro * ranks)
 
 
-def variant(settings: TrainSettings) -> dict[str, Any]:
-    """The settings that make the model's variant, as its config names them."""
-    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate")}
+def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
+    """The settings that make the model's variant, and more of them, as its config names them."""
+    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate", *more)}
 
 
 @contextmanager
