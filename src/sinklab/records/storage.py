@@ -84,15 +84,23 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def save_arrays(arrays: dict[str, np.ndarray], dims: Mapping[str, tuple[str, ...]], path: Path) -> None:
+def write_arrays(
+    target: Path,
+    arrays: Mapping[str, Any],
+    dims: Mapping[str, tuple[str, ...]] | None,
+    dtypes: Mapping[str, str | None],
+) -> None:
     """Write a safetensors file; OSError when the disk refuses, as of every other file."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    dense = {key: to_numpy(value, key) for key, value in arrays.items()}
+    noted = {DIMS_KEY: json.dumps(checked_dims(dense, dims))}
+    dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
     try:
-        save_file(arrays, path, metadata={DIMS_KEY: json.dumps(dims)})
+        write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
     except SafetensorError as error:
-        raise OSError(f"{path.parent}: arrays cannot be written: {error}") from error
+        raise OSError(f"{target.parent}: arrays cannot be written: {error}") from error
 
 
 def moved(source: Path, target: Path) -> None:

@@ -14,25 +14,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sinklab import __version__
+from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import (
-    ARRAYS,
-    KINDS,
-    PART_SUFFIX,
-    RUN_FILE,
-    SCHEMA,
-    TABLES,
-    Kind,
-    checked_dims,
-    checked_name,
-    moved,
-    part_of,
-    save_arrays,
-    stored,
-    to_numpy,
-    write_beside,
-)
+from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +67,7 @@ def names_in(path: Path) -> list[str]:
     """
     if not path.is_dir():
         return []
-    return sorted({entry.name for entry in path.iterdir()} - {part_of(path / RUN_FILE).name})
+    return sorted({entry.name for entry in path.iterdir()} - {storage.part_of(path / RUN_FILE).name})
 
 
 def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -140,7 +125,7 @@ class RunWriter:
         self._open = False
         self._info = RunInfo(
             schema=SCHEMA,
-            kind=checked_name(kind, "kind of run"),
+            kind=storage.checked_name(kind, "kind of run"),
             model=_json_ready(dict(model), "model"),
             settings=_json_ready(dict(settings), "settings"),
             seed=seed,
@@ -226,10 +211,7 @@ class RunWriter:
             raise ValueError(f"Floats are stored as one of {', '.join(DTYPES)}: got dtype={wrong[0]!r}.")
         if surplus := dtypes.keys() - arrays.keys():
             raise ValueError(f"A dtype belongs to an array of the file: {sorted(surplus)[0]!r} is not in {[*arrays]}.")
-        dense = {key: to_numpy(value, key) for key, value in arrays.items()}
-        names = checked_dims(dense, dims)
-        dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
-        write_beside(target, lambda beside: save_arrays(dense, names, beside))
+        storage.write_arrays(target, arrays, dims, dtypes)
         self._note(ARRAYS, name, part)
         return target
 
@@ -240,7 +222,7 @@ class RunWriter:
                 f"A run folder is written inside its with block: {method}({name!r}) was called outside. "
                 "Use `with RunWriter(…) as run:`."
             )
-        checked_name(name, kind.what)
+        storage.checked_name(name, kind.what)
         if part is not None and part < 0:
             raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
         in_parts = kind.file(name) in self._info.parts
@@ -315,7 +297,7 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     target.mkdir(parents=True, exist_ok=True)
     for file, folder in owners.items():
         if folder != target:
-            moved(folder / file, target / file)
+            storage.moved(folder / file, target / file)
     _joined(list(infos.values())).save(target)
     for folder in sources:
         (folder / RUN_FILE).unlink()

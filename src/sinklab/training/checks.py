@@ -167,13 +167,8 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     args._n_gpu = min(1, args._n_gpu)
     if ranks > 1:
         # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
-        atexit.register(_leave)
+        atexit.register(args.distributed_state.destroy_process_group)
     return args
-
-
-def _leave() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def trackers(log_to: str) -> list[str]:

@@ -110,12 +110,10 @@ class History(Recorder):
         self._busy, self._clock, self._steps = self._busy + now - self._clock, now, self._steps + 1
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The time of measuring is none of training."""
+        """The time of measuring and of saving is none of training."""
         self._clock = time.perf_counter()
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The time of saving is none of training."""
-        self._clock = time.perf_counter()
+    on_save = on_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Keep losses and learning rates with the step and the tokens seen.

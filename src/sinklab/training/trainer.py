@@ -163,10 +163,6 @@ class Objective:
             return asked_causally(batch)
         return batch.get("maskable", torch.ones_like(batch["input_ids"], dtype=torch.bool))
 
-    def counts_alike(self, batch: Mapping[str, Tensor], step: int) -> bool:
-        """Whether every row has the same number of them."""
-        return "maskable" not in batch and not (self.phases.is_causal(step) and "documents" in batch)
-
 
 NOISE_SEED = 0
 """Of held-out noise: not the run's own, so that runs of different seeds compare."""
@@ -199,11 +195,8 @@ class DiffusionTrainer(Trainer):
                 self.cursor = samples[-1]["cursor"][-1].tolist()
         return samples, None
 
-    def _counted(self, samples: list[dict[str, Tensor]]) -> Tensor | float:
+    def _counted(self, samples: list[dict[str, Tensor]]) -> Tensor:
         step = self.state.global_step
-        if all(self.objective.counts_alike(sample, step) for sample in samples):
-            length = samples[0]["input_ids"].shape[1]
-            return float(self.objective.batch * (length - self.objective.phases.is_causal(step)))
         here = torch.stack([self.objective.counted(sample, step).sum() for sample in samples]).sum()
         return self.accelerator.reduce(here.to(self.args.device), reduction="sum")
 
