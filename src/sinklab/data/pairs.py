@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sinklab.data.battery import BATTERY, named_problems
-from sinklab.data.corpora import json_object, text_lines, text_of
+from sinklab.data.corpora import json_object, placed_lines, text_of
 from sinklab.data.rows import Rows, check_packing, encode_texts
 from sinklab.errors import one_of
 
@@ -132,15 +132,12 @@ def read_pairs(source: str | Path) -> Pairs:
 
 
 def _fields(path: Path) -> Iterator[list[str]]:
-    for number, line in enumerate(text_lines(path), 1):
-        if not line.strip():
-            continue
-        if ".jsonl" not in path.name:
+    for line, where in placed_lines(path):
+        if ".jsonl" in path.name:
+            row = json_object(line, where)
+            yield [text_of(row, name, where) for name in ("question", "answer")]
+        else:
             yield line.split("||")
-            continue
-        where = f"{path}, line {number}"
-        row = json_object(line, where)
-        yield [text_of(row, name, where) for name in ("question", "answer")]
 
 
 def _pairs_of(lines: Iterable[list[str]], source: str | Path) -> Pairs:

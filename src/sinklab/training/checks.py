@@ -54,16 +54,13 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    if settings.objective == "autoregressive":
-        if settings.sink_count or settings.gate != "none" or settings.train_only != "all":
-            raise ValueError(
-                "an autoregressive run trains a plain decoder, without sink or gate; leave out sink_kind, sink_count, "
-                "gate and train_only"
-            )
-        if settings.causal_start or settings.anneal:
-            raise ValueError("an autoregressive run is causal throughout; leave out causal_start and anneal")
-        if settings.window:
-            raise ValueError("an autoregressive run is saved as a plain decoder, which has no window; leave out window")
+    plain = ("sink_count", "gate", "train_only", "causal_start", "anneal", "window")
+    given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
+    if settings.objective == "autoregressive" and given:
+        raise ValueError(
+            "an autoregressive run trains a plain decoder, without sink, gate or window and causal throughout; leave "
+            f"out {', '.join(given)}"
+        )
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"

@@ -3,7 +3,7 @@
 # B batch, S sequence
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,14 +33,10 @@ def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler) -> Te
         drawn = [sample_times(1, generator=place_generator(seed, _TIME, row)) for row in rows_B.tolist()]
         return torch.cat(drawn)
     steps: dict[int, Tensor] = {}
-    times = []
-    for row in rows_B.tolist():
-        step, place = divmod(row, batch)
-        if step not in steps:
-            generator = place_generator(seed, _STEP_TIMES, step)
-            steps[step] = sample_times(batch, sampler=sampler, generator=generator)
-        times.append(steps[step][place])
-    return torch.stack(times)
+    for step in {row // batch for row in rows_B.tolist()}:
+        generator = place_generator(seed, _STEP_TIMES, step)
+        steps[step] = sample_times(batch, sampler=sampler, generator=generator)
+    return torch.stack([steps[row // batch][row % batch] for row in rows_B.tolist()])
 
 
 def row_masks(seed: int, rows_B: Tensor, t_B: Tensor, length: int) -> Tensor:
@@ -76,11 +72,10 @@ class NoisyCollator:
     batch: int
     sampler: TimeSampler
     clean_steps: int = 0
-    together: Callable[[Sequence[Mapping[str, Tensor]]], dict[str, Tensor]] = collate
 
     def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""
-        batch = self.together(rows)
+        batch = collate(rows)
         rows_B = batch["row"]
         if int(rows_B[0]) // self.batch < self.clean_steps:
             return batch

@@ -188,7 +188,6 @@ class SinkMonitor(Recorder):
         every: steps between two measurements.
         rows: how many rows.
         earlier: checkpoint of the run that this one resumes.
-        seed: of the masks.
         causal_steps: until this step the model is a causal one and is measured as one.
         rule: what counts as a sink.
         log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's own ``log``.
@@ -208,7 +207,6 @@ class SinkMonitor(Recorder):
         every: int,
         rows: int = 8,
         earlier: Path | None = None,
-        seed: int = 0,
         causal_steps: int = 0,
         rule: Rule = DEFAULT,
         log: Callable[[dict[str, float]], object] | None = None,
@@ -220,7 +218,7 @@ class SinkMonitor(Recorder):
                 f"{len(ids_RS)} rows, of which to read {rows}, and every={every}; set monitor_every to 0 for no monitor"
             )
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every, self.seed, self.causal_steps, self.rule, self.log = every, seed, causal_steps, rule, log
+        self.every, self.causal_steps, self.rule, self.log = every, causal_steps, rule, log
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Measure the model before its first step."""
@@ -252,7 +250,7 @@ class SinkMonitor(Recorder):
             return
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(model, self.ids_RS, seed=self.seed, causal=causal, rule=self.rule).as_rows()
+        seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule).as_rows()
         self.rows += [{"step": step, "causal": causal, **row} for row in seen]
         if self.log is not None and state.is_world_process_zero:
             self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})
