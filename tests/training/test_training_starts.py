@@ -18,8 +18,8 @@ from sinklab.probing import WindowAttention, intervene
 from sinklab.records import open_run
 from sinklab.training import TrainSettings, causal_loss, train
 from sinklab.training.model import save
-from sinklab.training.noise import neighbours
 from sinklab.training.text import prepare
+from sinklab.training.trainer import neighbours
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 from tiny_training import tiny_settings, uneven_documents
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import count, islice
+from itertools import count, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,14 +166,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
-        numbers: list[int] = []
-
-        def texts() -> Iterator[str]:
-            documents = corpus_documents(self.source, text_field=self.text_field, start=start)
-            for number, text in enumerate(documents, start):
-                if text.strip():
-                    numbers.append(number)
-                    yield text
-
-        for ids in encode(texts(), self.tokenizer):
-            yield numbers.pop(0), ids
+        documents = enumerate(corpus_documents(self.source, text_field=self.text_field, start=start), start)
+        numbered, texts = tee((number, text) for number, text in documents if text.strip())
+        ids = encode((text for _, text in texts), self.tokenizer)
+        yield from zip((number for number, _ in numbered), ids, strict=True)

@@ -234,12 +234,6 @@ class SinkMonitor(Recorder):
         """Measure the final model."""
         self.look(model, state)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep the rows so far in the checkpoint."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            self.save(folder)
-
     def look(self, model: nn.Module, state: Any) -> None:
         """Measure now, unless this step was measured already."""
         step = state.global_step

@@ -29,11 +29,10 @@ from sinklab.training.checkpoints import (
 )
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.noise import NoisyCollator
 from sinklab.training.recorders import History, Recorder, SinkMonitor
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
-from sinklab.training.trainer import DiffusionTrainer, Objective, Phases
+from sinklab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
 
 NEVER = 2**62
 """A step that no run reaches."""
