@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import os
@@ -164,12 +165,9 @@ def checked(given: Any, **changes: Any) -> Any:
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """The value of a flag that decides the defaults of all others, so that it is read before them."""
-    for place, word in enumerate(arguments):
-        if word == flag and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="value", nargs="?")
+    return parser.parse_known_args(arguments)[0].value
 
 
 def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:

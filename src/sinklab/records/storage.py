@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sinklab.errors import one_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -133,6 +135,7 @@ def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
 
     ``dtype`` None means float16, and float32 with a warning where float16 would turn a finite number into infinity.
     """
+    one_of(f"dtype of {key!r}", dtype, (None, "float16", "float32", "float64"))
     if array.dtype.kind != "f":
         return array
     with np.errstate(over="ignore"):
