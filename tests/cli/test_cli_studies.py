@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from transformers.utils import logging
 
 from sinklab.cli import main
-from sinklab.cli.command import Reading
-from sinklab.cli.progress import working
-from sinklab.cli.reports import _lines
+from sinklab.cli.command import Reading, working
+from sinklab.cli.reports import _table
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run
 from sinklab.registry import interventions
@@ -134,7 +134,7 @@ def test_compare_prints_a_table_and_writes_the_page(model: str, capsys: pytest.C
     capsys.readouterr()
     assert run("compare out/plain out/masked --out both") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[0] == "measure"
+    assert lines[1].split()[1] == "measure"
     assert lines[-1] == "report: both/report.html"
     assert len(lines) > 5
     assert Path("both/report.html").stat().st_size > 1000
@@ -151,7 +151,10 @@ def test_report_formats_can_be_left_out(model: str, capsys: pytest.CaptureFixtur
 
 def test_a_table_of_numbers_is_aligned() -> None:
     table = pd.DataFrame({"measure": ["a", "longer"], "a": [1.23456, None], "b": [7, 12]})
-    assert _lines(table) == ["measure      a   b", "a        1.235   7", "longer       –  12"]
+    with (console := Console(width=40)).capture() as shown:
+        console.print(_table(table))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.get().splitlines() if "│" in line]
+    assert rows == [["a", "1.235", "7"], ["longer", "–", "12"]]
 
 
 def test_other_processes_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

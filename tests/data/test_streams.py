@@ -168,7 +168,7 @@ def test_a_corpus_that_fills_no_row_is_refused(tmp_path: Path) -> None:
 def test_streams_that_cannot_be_are_refused(tmp_path: Path) -> None:
     folder = corpus(tmp_path)
     for changes, message in [
-        ({"shuffle_rows": 0}, "shuffle_rows must be at least 1, which keeps the order, but is 0"),
+        ({"shuffle_rows": 0}, "shuffle_rows must be at least 1, but is 0"),
         ({"skip_rows": -1}, "skip_rows must be at least 0, but is -1"),
         ({"documents": "joint"}, "documents must be one of joined, separate, but is 'joint'"),
     ]:

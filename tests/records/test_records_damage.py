@@ -185,12 +185,12 @@ def test_existing_folders(tmp_path, folder):
         writer(stranger / "thesis.parquet").__enter__()
 
 
-def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path):
+def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path, monkeypatch):
     """The command line says in one line that the disk is full, whichever file was being written."""
-    from sinklab.records.storage import save_arrays
-
-    with pytest.raises(OSError, match="arrays cannot be written"):
-        save_arrays({"a": np.ones(5)}, {"a": ("x",)}, tmp_path / "absent" / "a.safetensors")
+    save, nowhere = safetensors.numpy.save_file, tmp_path / "absent" / "a.safetensors"
+    monkeypatch.setattr(safetensors.numpy, "save_file", lambda arrays, path, metadata: save(arrays, nowhere, metadata))
+    with writer(tmp_path) as run, pytest.raises(OSError, match="arrays cannot be written"):
+        run.arrays("attention", {"a": np.ones(5)}, {"a": ("x",)})
 
 
 def test_every_file_can_be_read_by_whom_run_json_can(folder):

@@ -82,7 +82,7 @@ def test_wrong_parts_are_named(tmp_path):
             run.table("tokens", {"a": [1]})
         with pytest.raises(ValueError, match="Parts are numbered from 0: got part=-1"):
             run.table("tokens", {"a": [1]}, part=-1)
-        with pytest.raises(ValueError, match="'recieved' is not in"):
+        with pytest.raises(ValueError, match="has no field 'recieved'; did you mean 'received'"):
             run.arrays("x", {"received": np.zeros(2)}, {"received": ("key",)}, dtype={"recieved": "float32"})
 
 

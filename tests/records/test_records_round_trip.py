@@ -132,7 +132,7 @@ def test_bad_arguments_are_named(tmp_path):
             run.arrays("x", {"a": np.zeros(2), "b": np.zeros(3)}, dims={"a": ("key",), "b": ("key",)})
         with pytest.raises(ValueError, match="'a' has dtype <U1"):
             run.arrays("x", {"a": np.array(["q"])}, dims={"a": ("key",)})
-        with pytest.raises(ValueError, match=r"one of float16, float32, float64: got dtype='f4'"):
+        with pytest.raises(ValueError, match=r"one of .*float16, float32, float64, but is 'f4'"):
             run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)}, dtype="f4")
     with pytest.raises(ValueError, match="called outside"):
         run.arrays("x", {"a": np.zeros(2)}, dims={"a": ("key",)})

@@ -1,6 +1,7 @@
 """The sink monitor in the Trainer: when it looks, what it keeps, and that training does not notice."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,12 @@ class Denoising(Trainer):
         masked = (torch.arange(16) % 3 == 0).expand(ids.shape)
         logits = model(ids.masked_fill(masked, 1), logits_to_keep=masked).logits
         return F.cross_entropy(logits.float(), ids[masked])
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, SinkMonitor):
+                callback.save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
 
 
 class Losses(TrainerCallback):

@@ -7,8 +7,16 @@ from transformers import TrainingArguments
 from sinklab.data import Rows
 from sinklab.diffusion import corrupt, masked_token_loss
 from sinklab.training import DiffusionTrainer, causal_loss, diffusion_loss
-from sinklab.training.noise import NoisyCollator, row_masks, row_times, visible_keys
-from sinklab.training.trainer import Objective, Phases, asked_causally, sight
+from sinklab.training.trainer import (
+    NoisyCollator,
+    Objective,
+    Phases,
+    asked_causally,
+    row_masks,
+    row_times,
+    sight,
+    visible_keys,
+)
 from tiny_diffusion import tiny_model
 
 ROWS = torch.arange(24)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import os
+import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-from sinklab.cli.progress import working
 from sinklab.studies.base import Study, field_names, folder_names
-from sinklab.studies.processes import Processes, refuse_taken
+from sinklab.studies.processes import Processes, Progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
@@ -85,6 +90,44 @@ class Inputs:
         return prompt if self.prompts is None else read_prompts(self.prompts, self.samples)
 
 
+class Shown(Progress):
+    """Stages stay above the bar as they pass; away from a terminal only they are printed."""
+
+    def __init__(self, console: Console, bars: Bars) -> None:
+        self._console, self._bars = console, bars
+        self._started = time.perf_counter()
+        self._task = bars.add_task("starting", total=None)
+
+    def __call__(self, text: str) -> None:
+        """The same as `stage`: training reports in words alone."""
+        self.stage(text)
+
+    def stage(self, text: str) -> None:
+        """Print the stage, and put it before the bar."""
+        self._bars.update(self._task, description=text)
+        elapsed = time.perf_counter() - self._started
+        self._console.print(f"{elapsed:6.1f} s  {text}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+    def count(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self._bars.update(self._task, completed=done, total=total)
+
+
+@contextmanager
+def working() -> Iterator[Shown]:
+    """A bar on the terminal for the length of the block; of several processes only the first one shows it."""
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        yield Shown(console, bars)
+
+
 def typed(settings: Any, *hidden: str) -> Any:
     """What the command line fills in: fields, help and defaults of these settings, but none of their checks.
 
@@ -122,12 +165,9 @@ def checked(given: Any, **changes: Any) -> Any:
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """The value of a flag that decides the defaults of all others, so that it is read before them."""
-    for place, word in enumerate(arguments):
-        if word == flag and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="value", nargs="?")
+    return parser.parse_known_args(arguments)[0].value
 
 
 def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import os
@@ -55,15 +56,9 @@ def _default(field: dataclasses.Field) -> str:
 
 
 OTHERS: dict[str, Callable[..., None]] = {
-    "tour": tour,
-    "generate": generate,
-    "info": info,
-    "report": report,
-    "compare": compare,
-    "list": list_registered,
-    "table1": table1,
-    "onetoken": onetoken,
+    function.__name__: function for function in (tour, generate, info, report, compare, table1, onetoken)
 }
+OTHERS["list"] = list_registered
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."
 
 
@@ -96,13 +91,10 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 def _plugged(arguments: Sequence[str]) -> list[str]:
     """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that cannot be."""
-    rest, words = list[str](), iter(arguments)
-    for word in words:
-        flag, equals, file = word.partition("=")
-        if flag != "--plugin":
-            rest.append(word)
-            continue
-        file = file if equals else next(words, "")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", nargs="?", action="append", default=[])
+    given, rest = parser.parse_known_args(arguments)
+    for file in given.plugin:
         if not file:
             raise ValueError("--plugin takes a Python file: --plugin FILE.py")
         registry.load_plugin(file)

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import Reading, value_of
-from sinklab.cli.progress import working
+from sinklab.cli.command import Reading, value_of, working
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import text_of
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe

@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.cli.command import MARK, Reading, checked, typed
-from sinklab.cli.progress import working
+from sinklab.cli.command import MARK, Reading, checked, typed, working
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.settings import EvalSettings, Plan
 from sinklab.studies.processes import Processes
@@ -135,18 +134,17 @@ def compare(
     from sinklab.reports.comparison import compare as compared
 
     runs = [open_run(run) for run in (a, b)]
-    print("\n".join(_lines(compared(*runs))))
+    Console(highlight=False).print(_table(compared(*runs)))
     print(f"report: {build(runs, out)}")
 
 
-def _lines(table: pd.DataFrame) -> list[str]:
-    """A table as lines of text, columns aligned."""
-    cells = [[str(name) for name in table.columns]]
-    cells += [[_cell(value) for value in row] for row in table.itertuples(index=False)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    # the first column is words, the others are numbers
-    aligned = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in cells]
-    return ["  ".join(row) for row in aligned]
+def _table(rows: pd.DataFrame, title: str = "") -> Table:
+    shown = Table(title=Text(title) if title else None, title_justify="left")
+    for name in rows.columns:
+        shown.add_column(Text(str(name)))
+    for row in rows.itertuples(index=False):
+        shown.add_row(*(Text(_cell(value)) for value in row))
+    return shown
 
 
 def _cell(value: object) -> str:
@@ -241,12 +239,7 @@ def _show(tables: list[Printed]) -> None:
     console = Console(highlight=False, markup=False)
     said: list[str] = []
     for one in tables:
-        shown = Table(title=Text(one.title), title_justify="left")
-        for name in one.text.columns:
-            shown.add_column(Text(str(name)))
-        for row in one.text.itertuples(index=False):
-            shown.add_row(*(Text(str(cell)) for cell in row))
-        console.print(shown)
+        console.print(_table(one.text, one.title))
         # tables of one paper share notes
         for note in [note for note in one.notes if note not in said]:
             said.append(note)

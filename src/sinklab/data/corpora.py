@@ -97,19 +97,14 @@ def _from_files(source: Path, text_field: str) -> Iterator[Callable[[], str]]:
         if path.name.endswith(".parquet"):
             yield from _from_parquet(path, text_field)
         elif ".jsonl" in path.name:
-            yield from _from_lines(path, text_field)
+            for line, where in placed_lines(path):
+                yield partial(_from_line, line, text_field, where)
         else:
             yield partial(_whole, path)
 
 
 def _whole(path: Path) -> str:
     return "".join(text_lines(path))
-
-
-def _from_lines(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
-    for number, line in enumerate(text_lines(path), 1):
-        if line.strip():
-            yield partial(_from_line, line, text_field, f"{path}, line {number}")
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -125,6 +120,11 @@ def text_lines(path: Path) -> Iterator[str]:
             yield from lines
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file that are not blank, each with what to call its place. Raises as :func:`text_lines`."""
+    yield from ((line, f"{path}, line {number}") for number, line in enumerate(text_lines(path), 1) if line.strip())
 
 
 def json_object(line: str, where: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sinklab.data.battery import BATTERY, named_problems
-from sinklab.data.corpora import json_object, text_lines, text_of
+from sinklab.data.corpora import json_object, placed_lines, text_of
 from sinklab.data.rows import Rows, check_packing, encode_texts
 from sinklab.errors import one_of
 
@@ -26,28 +26,17 @@ _NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")
 _THINGS = ("apples", "books", "coins", "cards", "pens", "shells", "stamps", "tickets")
 
 
-def arithmetic_lines(count: int = 8000, seed: int = 0) -> Iterator[str]:
-    """Lines ``question||<<3+4=7>> <<7*2=14>> #### 14`` of one to three steps; no two questions are the same.
-
-    Args:
-        count: number of lines, at most 50,000.
-        seed: of the sums; the first lines of a longer run are those of a shorter one.
-
-    Raises:
-        ValueError: if the count is not 1 to 50,000.
-    """
-    if not 1 <= count <= 50_000:
-        raise ValueError(f"count must be from 1 to 50,000, so that no question repeats, but is {count}")
-    source = random.Random(seed)
-    seen: set[str] = set()
-    while len(seen) < count:
-        question, steps, answer = _sum(source)
-        if question not in seen:
-            seen.add(question)
-            yield f"{question}||{' '.join(steps)} #### {answer}"
+def _sums() -> Iterator[Pair]:
+    """8,000 invented sums of one to three steps; no two questions are the same."""
+    source, seen = random.Random(0), set[str]()
+    while len(seen) < 8000:
+        pair = _sum(source)
+        if pair.question not in seen:
+            seen.add(pair.question)
+            yield pair
 
 
-def _sum(source: random.Random) -> tuple[str, list[str], int]:
+def _sum(source: random.Random) -> Pair:
     name, things = source.choice(_NAMES), source.choice(_THINGS)
     total = source.randint(2, 60)
     sentences, steps = [f"{name} has {total} {things}."], []
@@ -66,7 +55,7 @@ def _sum(source: random.Random) -> tuple[str, list[str], int]:
             sentences.append(f"{name} gets {more} more.")
             total, step = total + more, f"{total}+{more}"
         steps.append(f"<<{step}={total}>>")
-    return f"{' '.join(sentences)} How many {things} does {name} have?", steps, total
+    return Pair(f"{' '.join(sentences)} How many {things} does {name} have?", " ".join(steps), str(total))
 
 
 STYLES = ("published", "corrected", "completion")
@@ -129,7 +118,7 @@ def read_pairs(source: str | Path) -> Pairs:
         ValueError: if there is no such file, it cannot be read, or no line is a pair.
     """
     if str(source) == ARITHMETIC:
-        return _pairs_of((line.split("||") for line in arithmetic_lines()), source)
+        return Pairs(tuple(_sums()))
     if str(source).split(":")[0] == BATTERY:
         return Pairs(tuple(Pair(problem.question, "", problem.answer) for problem in named_problems(str(source))))
     path = Path(source)
@@ -143,15 +132,12 @@ def read_pairs(source: str | Path) -> Pairs:
 
 
 def _fields(path: Path) -> Iterator[list[str]]:
-    for number, line in enumerate(text_lines(path), 1):
-        if not line.strip():
-            continue
-        if ".jsonl" not in path.name:
+    for line, where in placed_lines(path):
+        if ".jsonl" in path.name:
+            row = json_object(line, where)
+            yield [text_of(row, name, where) for name in ("question", "answer")]
+        else:
             yield line.split("||")
-            continue
-        where = f"{path}, line {number}"
-        row = json_object(line, where)
-        yield [text_of(row, name, where) for name in ("question", "answer")]
 
 
 def _pairs_of(lines: Iterable[list[str]], source: str | Path) -> Pairs:
@@ -177,7 +163,7 @@ def pair_rows(
     style: str = "published",
     answer_length: int = 18,
 ) -> tuple[Rows, PairCounts]:
-    """Two rows of each pair, one behind the other: question → steps, and question with steps → answer; or, as a completion, one of both.
+    """Two rows of each pair in turn: question → steps, question with steps → answer; or one of both, as a completion.
 
     ``published`` is what the authors' code does: the three pieces are encoded apart, each with a start token where the
     tokenizer puts one, so that start tokens stand inside rows; the answer keeps its newline and has an end token; rows

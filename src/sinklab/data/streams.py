@@ -3,9 +3,10 @@
 # S sequence, T tokens
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import count, islice
+from itertools import count, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sinklab.data.corpora import corpus_documents
 from sinklab.data.rows import Rows, check_packing, encode, place_generator, row_of_batch
-from sinklab.errors import one_of
+from sinklab.errors import check_limits, limited
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,18 +70,15 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
     _: KW_ONLY
     text_field: str = "text"
     seed: int = 0
-    shuffle_rows: int = 1024
-    documents: str = "joined"
-    skip_rows: int = 0
+    shuffle_rows: int = limited(1024, at_least=1)
+    documents: str = limited("joined", one_of=("joined", "separate"))
+    skip_rows: int = limited(0, at_least=0)
     repeat: bool = True
 
     def __post_init__(self) -> None:
         check_packing(self.tokenizer, self.length)
-        if self.shuffle_rows < 1:
-            raise ValueError(f"shuffle_rows must be at least 1, which keeps the order, but is {self.shuffle_rows}")
-        if self.skip_rows < 0:
-            raise ValueError(f"skip_rows must be at least 0, but is {self.skip_rows}")
-        one_of("documents", self.documents, ("joined", "separate"))
+        for field in dataclasses.fields(self):
+            check_limits(field, getattr(self, field.name))
         self._start = (0, 0, Place())
 
     def start_at(self, row: int, cursor: Sequence[int] | Tensor) -> None:
@@ -168,14 +166,7 @@ class StreamedRows(IterableDataset[dict[str, Tensor]]):
 
     def _encoded(self, start: int) -> Iterator[tuple[int, Tensor]]:
         """Number and ids of each document with text, from number ``start`` on."""
-        numbers: list[int] = []
-
-        def texts() -> Iterator[str]:
-            documents = corpus_documents(self.source, text_field=self.text_field, start=start)
-            for number, text in enumerate(documents, start):
-                if text.strip():
-                    numbers.append(number)
-                    yield text
-
-        for ids in encode(texts(), self.tokenizer):
-            yield numbers.pop(0), ids
+        documents = enumerate(corpus_documents(self.source, text_field=self.text_field, start=start), start)
+        numbered, texts = tee((number, text) for number, text in documents if text.strip())
+        ids = encode((text for _, text in texts), self.tokenizer)
+        yield from zip((number for number, _ in numbered), ids, strict=True)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sinklab.errors import one_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -84,15 +86,23 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def save_arrays(arrays: dict[str, np.ndarray], dims: Mapping[str, tuple[str, ...]], path: Path) -> None:
+def write_arrays(
+    target: Path,
+    arrays: Mapping[str, Any],
+    dims: Mapping[str, tuple[str, ...]] | None,
+    dtypes: Mapping[str, str | None],
+) -> None:
     """Write a safetensors file; OSError when the disk refuses, as of every other file."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    dense = {key: to_numpy(value, key) for key, value in arrays.items()}
+    noted = {DIMS_KEY: json.dumps(checked_dims(dense, dims))}
+    dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
     try:
-        save_file(arrays, path, metadata={DIMS_KEY: json.dumps(dims)})
+        write_beside(target, lambda beside: save_file(dense, beside, metadata=noted))
     except SafetensorError as error:
-        raise OSError(f"{path.parent}: arrays cannot be written: {error}") from error
+        raise OSError(f"{target.parent}: arrays cannot be written: {error}") from error
 
 
 def moved(source: Path, target: Path) -> None:
@@ -125,6 +135,7 @@ def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
 
     ``dtype`` None means float16, and float32 with a warning where float16 would turn a finite number into infinity.
     """
+    one_of(f"dtype of {key!r}", dtype, (None, "float16", "float32", "float64"))
     if array.dtype.kind != "f":
         return array
     with np.errstate(over="ignore"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -14,25 +15,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sinklab import __version__
+from sinklab.errors import known_fields
+from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import (
-    ARRAYS,
-    KINDS,
-    PART_SUFFIX,
-    RUN_FILE,
-    SCHEMA,
-    TABLES,
-    Kind,
-    checked_dims,
-    checked_name,
-    moved,
-    part_of,
-    save_arrays,
-    stored,
-    to_numpy,
-    write_beside,
-)
+from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +69,7 @@ def names_in(path: Path) -> list[str]:
     """
     if not path.is_dir():
         return []
-    return sorted({entry.name for entry in path.iterdir()} - {part_of(path / RUN_FILE).name})
+    return sorted({entry.name for entry in path.iterdir()} - {storage.part_of(path / RUN_FILE).name})
 
 
 def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -102,9 +89,6 @@ def refuse_taken(path: Path, *, overwrite: bool = False, resume: bool = False) -
             f"A run folder is written once: {path} already holds {shown}. Choose an empty folder, or continue the run "
             "that is there (--resume, in Python resume=True); overwrite=True starts afresh."
         )
-
-
-DTYPES = ("float16", "float32", "float64")
 
 
 class RunWriter:
@@ -140,7 +124,7 @@ class RunWriter:
         self._open = False
         self._info = RunInfo(
             schema=SCHEMA,
-            kind=checked_name(kind, "kind of run"),
+            kind=storage.checked_name(kind, "kind of run"),
             model=_json_ready(dict(model), "model"),
             settings=_json_ready(dict(settings), "settings"),
             seed=seed,
@@ -189,19 +173,11 @@ class RunWriter:
         Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
         table that is written whole and in parts.
         """
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        target = self._place("table", TABLES, name, part)
-        try:
-            if isinstance(columns, Mapping):
-                table = pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
-            else:
-                table = pa.Table.from_pandas(columns, preserve_index=False)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise ValueError(f"The columns of table {name!r} do not form a table: {error}") from error
-        write_beside(target, lambda beside: pq.write_table(table, beside))
-        self._note(TABLES, name, part)
+        with self._file("table", TABLES, name, part) as target:
+            table = _as_table(name, columns)
+            write_beside(target, lambda beside: pq.write_table(table, beside))
         return target
 
     def arrays(
@@ -220,37 +196,28 @@ class RunWriter:
         Returns the path of the safetensors file. Raises ValueError for missing or contradictory dims, for arrays of
         text, and when an explicit ``dtype`` would turn a finite number into infinity; OSError for a disk that refuses.
         """
-        target = self._place("arrays", ARRAYS, name, part)
-        dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
-        if wrong := [given for given in dtypes.values() if given not in (None, *DTYPES)]:
-            raise ValueError(f"Floats are stored as one of {', '.join(DTYPES)}: got dtype={wrong[0]!r}.")
-        if surplus := dtypes.keys() - arrays.keys():
-            raise ValueError(f"A dtype belongs to an array of the file: {sorted(surplus)[0]!r} is not in {[*arrays]}.")
-        dense = {key: to_numpy(value, key) for key, value in arrays.items()}
-        names = checked_dims(dense, dims)
-        dense = {key: stored(array, key, dtypes.get(key)) for key, array in dense.items()}
-        write_beside(target, lambda beside: save_arrays(dense, names, beside))
-        self._note(ARRAYS, name, part)
+        with self._file("arrays", ARRAYS, name, part) as target:
+            dtypes = dict(dtype) if isinstance(dtype, Mapping) else dict.fromkeys(arrays, dtype)
+            known_fields(f"the file of arrays {name!r}", dtypes, arrays)
+            storage.write_arrays(target, arrays, dims, dtypes)
         return target
 
-    def _place(self, method: str, kind: Kind, name: str, part: int | None) -> Path:
-        """Where a file goes, if it may be written."""
+    @contextmanager
+    def _file(self, method: str, kind: Kind, name: str, part: int | None) -> Iterator[Path]:
+        """Where a file goes, if it may be written; once the block has done so, it is listed in run.json."""
         if not self._open:
             raise ValueError(
                 f"A run folder is written inside its with block: {method}({name!r}) was called outside. "
                 "Use `with RunWriter(…) as run:`."
             )
-        checked_name(name, kind.what)
+        storage.checked_name(name, kind.what)
         if part is not None and part < 0:
             raise ValueError(f"Parts are numbered from 0: got part={part} of {name!r}.")
         in_parts = kind.file(name) in self._info.parts
         if name in getattr(self._info, kind.listed) and in_parts == (part is None):
             now, before = ("whole", "in parts") if in_parts else ("in parts", "whole")
             raise ValueError(f"{name!r} is already written {before} in {self.path} and cannot be written {now} too.")
-        return self.path / kind.file(name, part)
-
-    def _note(self, kind: Kind, name: str, part: int | None) -> None:
-        """List a file in run.json, unless it is listed."""
+        yield self.path / kind.file(name, part)
         listed, parts, key = getattr(self._info, kind.listed), self._info.parts, kind.file(name)
         after = parts if part is None else {**parts, key: sorted({*parts.get(key, ()), part})}
         if name not in listed or after != parts:
@@ -258,6 +225,17 @@ class RunWriter:
             changes: dict[str, Any] = {kind.listed: names, "parts": after}
             self._info = dataclasses.replace(self._info, **changes)
             self._info.save(self.path)
+
+
+def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
+    import pyarrow as pa
+
+    try:
+        if isinstance(columns, Mapping):
+            return pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
+        return pa.Table.from_pandas(columns, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"The columns of table {name!r} do not form a table: {error}") from error
 
 
 def _versions() -> dict[str, str]:
@@ -315,7 +293,7 @@ def merge_runs(folders: Iterable[str | Path], out: str | Path) -> Run:
     target.mkdir(parents=True, exist_ok=True)
     for file, folder in owners.items():
         if folder != target:
-            moved(folder / file, target / file)
+            storage.moved(folder / file, target / file)
     _joined(list(infos.values())).save(target)
     for folder in sources:
         (folder / RUN_FILE).unlink()

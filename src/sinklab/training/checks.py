@@ -34,7 +34,7 @@ def check(settings: TrainSettings) -> None:
             f"anneal {settings.anneal} are more than 1 together"
         )
     _check_sizes(settings)
-    DiffusionLMConfig(LlamaConfig(), gate_bias=settings.gate_bias, **variant(settings))
+    DiffusionLMConfig(LlamaConfig(), **variant(settings, "gate_bias"))
     _check_together(settings)
 
 
@@ -54,16 +54,13 @@ def _check_sizes(settings: TrainSettings) -> None:
 
 def _check_together(settings: TrainSettings) -> None:
     """Settings that exclude one another."""
-    if settings.objective == "autoregressive":
-        if settings.sink_count or settings.gate != "none" or settings.train_only != "all":
-            raise ValueError(
-                "an autoregressive run trains a plain decoder, without sink or gate; leave out sink_kind, sink_count, "
-                "gate and train_only"
-            )
-        if settings.causal_start or settings.anneal:
-            raise ValueError("an autoregressive run is causal throughout; leave out causal_start and anneal")
-        if settings.window:
-            raise ValueError("an autoregressive run is saved as a plain decoder, which has no window; leave out window")
+    plain = ("sink_count", "gate", "train_only", "causal_start", "anneal", "window")
+    given = [name for name in plain if getattr(settings, name) != getattr(TrainSettings(), name)]
+    if settings.objective == "autoregressive" and given:
+        raise ValueError(
+            "an autoregressive run trains a plain decoder, without sink, gate or window and causal throughout; leave "
+            f"out {', '.join(given)}"
+        )
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
@@ -94,9 +91,9 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     return micro, settings.batch // (micro * ranks)
 
 
-def variant(settings: TrainSettings) -> dict[str, Any]:
-    """The settings that make the model's variant, as its config names them."""
-    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate")}
+def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
+    """The settings that make the model's variant, and more of them, as its config names them."""
+    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate", *more)}
 
 
 @contextmanager
@@ -167,13 +164,8 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     args._n_gpu = min(1, args._n_gpu)
     if ranks > 1:
         # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
-        atexit.register(_leave)
+        atexit.register(args.distributed_state.destroy_process_group)
     return args
-
-
-def _leave() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def trackers(log_to: str) -> list[str]:

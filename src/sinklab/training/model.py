@@ -65,17 +65,15 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:
     """A sink or gate of the checkpoint is never removed or replaced silently."""
-    for part, absent, keys in (
-        ("sink", ("sink_kind", "none"), ("sink_kind", "sink_count", "sink_side")),
-        ("gate", ("gate", "none"), ("gate",)),
-    ):
-        if theirs.get(*absent) == "none" or all(theirs[key] == fields[key] for key in keys if key in theirs):
+    for part, *more in (("sink", "sink_kind", "sink_count", "sink_side"), ("gate", "gate")):
+        had = {key: theirs[key] for key in more if key in theirs}
+        if theirs.get(more[0], "none") == "none" or all(fields[key] == value for key, value in had.items()):
             continue
-        has = ", ".join(f"{key}={theirs[key]!r}" for key in keys if key in theirs)
-        flags = " ".join(f"--{key.replace('_', '-')} {theirs[key]}" for key in keys if key in theirs)
+        has = ", ".join(f"{key}={value!r}" for key, value in had.items())
+        flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in had.items())
         raise ValueError(
             f"a run keeps the {part} of the model that it starts from, but {name} has {has} and the settings "
-            f"say {fields[keys[0]]!r}; give {flags}"
+            f"say {fields[more[0]]!r}; give {flags}"
         )
     bias = fields.get("gate_bias")
     if theirs.get("gate", "none") != "none" and bias not in (None, theirs.get("gate_bias")):
@@ -110,13 +108,8 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         bos_token_id=tokenizer.bos_token_id,
         rms_norm_eps=1e-5,
     )
-    config = DiffusionLMConfig(
-        backbone=backbone,
-        mask_token_id=tokenizer.mask_token_id,
-        logit_shift=settings.logit_shift,
-        gate_bias=settings.gate_bias,
-        **variant(settings),
-    )
+    fields = variant(settings, "logit_shift", "gate_bias")
+    config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
     return DiffusionLM(config).train()
 

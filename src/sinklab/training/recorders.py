@@ -110,12 +110,10 @@ class History(Recorder):
         self._busy, self._clock, self._steps = self._busy + now - self._clock, now, self._steps + 1
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The time of measuring is none of training."""
+        """The time of measuring and of saving is none of training."""
         self._clock = time.perf_counter()
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The time of saving is none of training."""
-        self._clock = time.perf_counter()
+    on_save = on_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Keep losses and learning rates with the step and the tokens seen.
@@ -190,7 +188,6 @@ class SinkMonitor(Recorder):
         every: steps between two measurements.
         rows: how many rows.
         earlier: checkpoint of the run that this one resumes.
-        seed: of the masks.
         causal_steps: until this step the model is a causal one and is measured as one.
         rule: what counts as a sink.
         log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's own ``log``.
@@ -210,7 +207,6 @@ class SinkMonitor(Recorder):
         every: int,
         rows: int = 8,
         earlier: Path | None = None,
-        seed: int = 0,
         causal_steps: int = 0,
         rule: Rule = DEFAULT,
         log: Callable[[dict[str, float]], object] | None = None,
@@ -222,7 +218,7 @@ class SinkMonitor(Recorder):
                 f"{len(ids_RS)} rows, of which to read {rows}, and every={every}; set monitor_every to 0 for no monitor"
             )
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every, self.seed, self.causal_steps, self.rule, self.log = every, seed, causal_steps, rule, log
+        self.every, self.causal_steps, self.rule, self.log = every, causal_steps, rule, log
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Measure the model before its first step."""
@@ -238,12 +234,6 @@ class SinkMonitor(Recorder):
         """Measure the final model."""
         self.look(model, state)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep the rows so far in the checkpoint."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            self.save(folder)
-
     def look(self, model: nn.Module, state: Any) -> None:
         """Measure now, unless this step was measured already."""
         step = state.global_step
@@ -254,7 +244,7 @@ class SinkMonitor(Recorder):
             return
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(model, self.ids_RS, seed=self.seed, causal=causal, rule=self.rule).as_rows()
+        seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule).as_rows()
         self.rows += [{"step": step, "causal": causal, **row} for row in seen]
         if self.log is not None and state.is_world_process_zero:
             self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})

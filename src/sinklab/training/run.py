@@ -29,11 +29,10 @@ from sinklab.training.checkpoints import (
 )
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.noise import NoisyCollator
 from sinklab.training.recorders import History, Recorder, SinkMonitor
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
-from sinklab.training.trainer import DiffusionTrainer, Objective, Phases
+from sinklab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
 
 NEVER = 2**62
 """A step that no run reaches."""
@@ -193,13 +192,9 @@ def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]
 
 def _heldout(measured: dict[str, Any], model: Any, text: Text) -> dict[str, list[Any]]:
     # of questions and answers, what the loss falls on
-    counted = text.heldout.maskable_RS
-    rows = (
-        text.heldout.ids_RS
-        if counted is None
-        else (row[own] for row, own in zip(text.heldout.ids_RS, counted, strict=True))
-    )
-    ids = [row.tolist() for row in rows]
+    rows, asked_RS = text.heldout.ids_RS, text.heldout.maskable_RS
+    asked_RS = torch.ones_like(rows, dtype=torch.bool) if asked_RS is None else asked_RS
+    ids = [row[asked].tolist() for row, asked in zip(rows, asked_RS, strict=True)]
     texts: Any = text.tokenizer.batch_decode(ids, skip_special_tokens=True)
     tokens, size = sum(map(len, ids)), sum(len(part.encode()) for part in texts)
     return {

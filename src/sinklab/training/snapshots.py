@@ -85,14 +85,8 @@ def watched_activations(model: Any) -> Iterator[dict[tuple[str, int], list[Tenso
         yield seen
 
 
-HOLDERS: dict[str, str] = {
-    "added": "share of (row, level, head) whose main sink is an added one",
-    "first": "whose main sink is the first token",
-    "early": "whose main sink is one of the second to fourth tokens",
-    "other": "whose main sink is a later token",
-    "none": "where no key is a sink",
-}
-"""Places of a main sink; the five add up to 1."""
+HOLDERS = ("added", "first", "early", "other")
+"""Places of a main sink: an added one, the first token, the second to fourth tokens, a later token."""
 
 
 def measured_heads(
@@ -134,9 +128,7 @@ def _holders(received: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, n
     main_RTLH = main_sink(received)
     counts = np.take_along_axis(sinks, np.maximum(main_RTLH, 0)[..., None], -1)[..., 0] & (main_RTLH >= 0)
     holder = np.digitize(main_RTLH - added, (0, 1, 4))
-    shares = {
-        f"main_{name}": (counts & (holder == place)).mean((0, 1, 3)) for place, name in enumerate([*HOLDERS][:-1])
-    }
+    shares = {f"main_{name}": (counts & (holder == place)).mean((0, 1, 3)) for place, name in enumerate(HOLDERS)}
     return shares | {"main_none": (~counts).mean((0, 1, 3))}
 
 
@@ -156,25 +148,27 @@ def _values(value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, heads: int, added: i
 
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
-MEASURES: dict[str, str] = {
-    "sink_share": "share of all attention that the added sinks receive, all of them together",
-    "top_text_share": "share that the greatest key of the text receives in a head",
-    "first_share": "share that the first token receives",
-    "sinks": "sinks in a head under the rule of the monitor, added ones among them",
-    "text_sinks": "sinks in a head that are tokens of the text",
-    **{f"main_{name}": text for name, text in HOLDERS.items()},
-    "mobility": "chance that two mask ratios have their main sinks at different positions, 0 static; NaN without sinks",
-    "text_mobility": "the same among the tokens of the text alone",
-    "value_added": "norm of the added sinks' values",
-    "value_sink": "norm of the values of text sinks",
-    "value_other": "norm of the values of the other text",
-    "activation_added": "greatest |x| of the residual stream after the layer, at the added sinks",
-    "activation_first": "the same at the first token",
-    "activation_other": "the same at the other tokens",
-    "activation_median": "median |x| over the text",
-    "activation_ratio": "greatest |x| in the text over the median",
-}
-"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads."""
+MEASURES = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
+MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
+MEASURES += ("value_added", "value_sink", "value_other")
+MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
+"""What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads.
+
+sink_share: share of all attention that the added sinks receive, all of them together.
+top_text_share: share that the greatest key of the text receives in a head.
+first_share: share that the first token receives.
+sinks: sinks in a head under the rule of the monitor, added ones among them.
+text_sinks: sinks in a head that are tokens of the text.
+main_added, main_first, main_early, main_other: share of (row, level, head) whose main sink is there (see ``HOLDERS``).
+main_none: share where no key is a sink; the five add up to 1.
+mobility: chance that two mask ratios have their main sinks at different positions, 0 static; NaN without sinks.
+text_mobility: the same among the tokens of the text alone.
+value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the other text.
+activation_added: greatest |x| of the residual stream after the layer, at the added sinks.
+activation_first, activation_other: the same at the first token, and at the other tokens.
+activation_median: median |x| over the text.
+activation_ratio: greatest |x| in the text over the median.
+"""
 
 
 @dataclass(frozen=True)
