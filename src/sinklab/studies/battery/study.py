@@ -161,6 +161,8 @@ class Battery(Study):
     prepare = deferred("sinklab.studies.battery.run:prepare")
     run = deferred("sinklab.studies.battery.run:write_answers")
     finish = deferred("sinklab.studies.battery.run:count_right")
+    sentences = deferred("sinklab.studies.battery.figures:battery_sentences")
+    draw = deferred("sinklab.studies.battery.figures:draw_battery")
 
     def of_models(self, models: Sequence[str], settings: BatterySettings) -> list[BatterySettings]:
         """To each model the conditions of its kind. Raises ValueError for one that none of the models can have."""
@@ -190,26 +192,6 @@ class Battery(Study):
         """With the size of a batch where draws depend on it."""
         draws = any("random" in name for name in (*settings.controls, *settings.conditions))
         return super().record(settings) | ({"batch": settings.batch} if draws else {})
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """What each model can, what hiding columns does to it, and what was left out."""
-        from sinklab.studies.battery.tables import battery_sentences
-
-        lines = battery_sentences(runs)
-        for run in runs:
-            if "skipped" in run.tables:
-                left, asked = len(run.table("skipped")), len(run.parts("answers"))
-                lines.append(
-                    f"{run.path.name}: {left} of {left + asked} parts left out, questions too short for so many columns"
-                )
-        return lines
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """Tables and figures of all models, in OUT/report."""
-        from sinklab.studies.battery.figures import write_battery_figures
-        from sinklab.studies.battery.tables import write_battery_tables
-
-        return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Where they are."""
