@@ -318,8 +318,10 @@ def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy, see
     for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
         low, high = bootstrap_mean(values_R, seed=seed)
         line |= {metric: float(values_R.mean()), f"{metric}_low": low, f"{metric}_high": high}
-    written = texts is not None and policy.family != "window"
-    return line | {"agreement": float(texts.loc[astuple(policy)]["agreement"].mean()) if written else math.nan}
+    agreement = math.nan
+    if texts is not None and policy.family != "window":
+        agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
+    return line | {"agreement": agreement}
 
 
 def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> Iterator[dict[str, Any]]:
