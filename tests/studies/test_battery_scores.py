@@ -25,8 +25,8 @@ from sinklab.studies.battery import study as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer
 from sinklab.studies.battery.study import Battery, BatterySettings, Condition, score_battery
 from sinklab.studies.processes import Meter, Progress
+from sinklab.studies.trace.run import follow
 from sinklab.studies.trace.study import StudySettings
-from sinklab.studies.trace.writing import follow
 from sinklab.testing import check_study
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama

@@ -13,8 +13,7 @@ from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records import open_run
 from sinklab.studies.caches.figures import draw_caches
 from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
-from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, revealed, written
-from sinklab.studies.caches.run import costs, held_bytes
+from sinklab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
 from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded

@@ -60,7 +60,7 @@ def share(top: str, bottom: str) -> Any:
 class Slab(NamedTuple):
     """Received attention on the last three axes, or fewer where there are no more, at one place of those before."""
 
-    index: tuple[int, ...]
+    at: tuple[int, ...]
     received: np.ndarray
     """a_j as `even_share` scales it"""
     visible: np.ndarray

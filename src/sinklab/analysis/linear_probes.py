@@ -160,7 +160,8 @@ class Score:
 def explained(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
     """R² over all columns together: 1 − squared error / squared error of the mean of the texts that were seen."""
     errors = ((said_NC - target_NC.double()).square().sum(1) for said_NC in (held.predicted_NC, held.mean_NC))
-    return Score(*(_by_text(error_N, text_N, texts) for error_N in errors), True)
+    top_G, bottom_G = (_by_text(error_N, text_N, texts) for error_N in errors)
+    return Score(top_G, bottom_G, True)
 
 
 def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
@@ -169,7 +170,8 @@ def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
     Accuracies of two populations cannot be compared where one has a more frequent answer; skills can.
     """
     wrong = (said_NC.argmax(1) != target_NC.argmax(1) for said_NC in (held.predicted_NC, held.mean_NC))
-    return Score(*(_by_text(wrong_N.double(), text_N, texts) for wrong_N in wrong), True)
+    top_G, bottom_G = (_by_text(wrong_N.double(), text_N, texts) for wrong_N in wrong)
+    return Score(top_G, bottom_G, True)
 
 
 def accuracy(held: Held, target_NC: Tensor) -> float:

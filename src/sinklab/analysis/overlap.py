@@ -116,7 +116,8 @@ def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: A
     counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
     scores = np.zeros(flags.shape[-3])
     for slab in slabs(received, visible, positions):
-        exists_LH, here = slab.exists.any(-1), flags[slab.index]
+        exists_LH: np.ndarray = slab.exists.any(-1)
+        here = flags[slab.at]
         counts += [exists_LH.sum(1), exists_LH.any(1), here.sum((1, 2)), here.any(1).sum(-1)]
         scores += np.where(here, slab.received, 0).sum((1, 2), dtype=float)
     heads, steps, number, keys = counts
@@ -220,5 +221,5 @@ def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0
         both = (masked >= 0) & (other >= 0)
         return (both & (masked != other)).sum(axes), both.sum(axes)
 
-    totals = [tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)]
+    totals: Any = [tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)]
     return SplitSinks(*compared(unmasked), *totals)

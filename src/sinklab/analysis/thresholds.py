@@ -189,8 +189,8 @@ def absorb_rate(received: Any, visible: Any, sinks: Any) -> np.ndarray:
     flags = np.broadcast_to(np.asarray(sinks.cpu() if hasattr(sinks, "cpu") else sinks, dtype=bool), whole)
     found = np.full(whole[:-1], np.nan)
     for slab in slabs(received, visible):
-        known, taken = np.where(slab.exists, slab.received, 0), flags[slab.index]
-        found[slab.index] = ratio(np.where(taken, known, 0).sum(-1, dtype=float), known.sum(-1, dtype=float))
+        known, taken = np.where(slab.exists, slab.received, 0), flags[slab.at]
+        found[slab.at] = ratio(np.where(taken, known, 0).sum(-1, dtype=float), known.sum(-1, dtype=float))
     return found
 
 

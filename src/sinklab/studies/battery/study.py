@@ -53,13 +53,11 @@ class Condition:
         order, numbers = "low_confidence", dict[str, int]()
         seen: list[str] = []
         for part in name.split("+"):
-            what, dash, number = part.rpartition("-")
-            if dash and what in NUMBERED and number.isdecimal() and int(number) > 0:
+            what, _, number = part.rpartition("-")
+            if what in NUMBERED and number.isdecimal() and int(number) > 0:
                 numbers[what] = int(number)
-            elif part in (*ORDERS, "greedy"):
-                order, what = part, "order"
-            elif part == "pure":
-                what = "order"
+            elif part in (*ORDERS, "greedy", "pure"):
+                order, what = {"pure": order}.get(part, part), "order"
             else:
                 known = ("pure", "greedy", *ORDERS, *(f"{kind}-N" for kind in NUMBERED))
                 hint = near(part, known, cutoff=0.4) or "such as blocks-6+window-8"
@@ -161,6 +159,8 @@ class Battery(Study):
     prepare = deferred("sinklab.studies.battery.run:prepare")
     run = deferred("sinklab.studies.battery.run:write_answers")
     finish = deferred("sinklab.studies.battery.run:count_right")
+    sentences = deferred("sinklab.studies.battery.figures:battery_sentences")
+    draw = deferred("sinklab.studies.battery.figures:draw_battery")
 
     def of_models(self, models: Sequence[str], settings: BatterySettings) -> list[BatterySettings]:
         """To each model the conditions of its kind. Raises ValueError for one that none of the models can have."""
@@ -184,32 +184,12 @@ class Battery(Study):
 
     def samples(self, plan: Any) -> int:
         """One a (condition, control, k, skill, level)."""
-        return len(plan.cells)
+        return len(plan)
 
     def record(self, settings: BatterySettings) -> dict[str, Any]:
         """With the size of a batch where draws depend on it."""
         draws = any("random" in name for name in (*settings.controls, *settings.conditions))
         return super().record(settings) | ({"batch": settings.batch} if draws else {})
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """What each model can, what hiding columns does to it, and what was left out."""
-        from sinklab.studies.battery.tables import battery_sentences
-
-        lines = battery_sentences(runs)
-        for run in runs:
-            if "skipped" in run.tables:
-                left, asked = len(run.table("skipped")), len(run.parts("answers"))
-                lines.append(
-                    f"{run.path.name}: {left} of {left + asked} parts left out, questions too short for so many columns"
-                )
-        return lines
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """Tables and figures of all models, in OUT/report."""
-        from sinklab.studies.battery.figures import write_battery_figures
-        from sinklab.studies.battery.tables import write_battery_tables
-
-        return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Where they are."""

@@ -18,7 +18,7 @@ from sinklab.scoring.task import Task
 from sinklab.scoring.writing import sample_seed
 from sinklab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.studies.contents.lens import LogitLens, residual_states
-from sinklab.studies.contents.samples import Sampled, chosen_rule, content_arrays, sample_text, samples_table
+from sinklab.studies.contents.samples import Sampled, sample_text
 from sinklab.studies.contents.study import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
 from sinklab.studies.processes import Meter, Progress
@@ -31,16 +31,6 @@ class Plan:
     tasks: list[Task]
     layers: tuple[int, ...]
     lens: LogitLens
-
-
-def check(settings: ContentsSettings) -> None:
-    """Raises ValueError for a cache, and an unknown way to choose sinks."""
-    if settings.cache != "none":
-        raise ValueError(
-            f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
-            "without a cache"
-        )
-    chosen_rule(settings.choose, settings.epsilon)
 
 
 def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> Plan:
@@ -122,10 +112,10 @@ def _write_text(work: Work, text: int, kept: Sampled) -> None:
     """Everything about one text; the text itself last, so that it marks the end."""
     task, run = work.plan.tasks[text], work.run
     if kept.rows:
-        arrays, dims = content_arrays(kept, task, work.settings)
+        arrays, dims = kept.arrays()
         run.arrays("states", arrays, dims, dtype="float32", part=text)
         shift = int(bool(task.loaded.model.config.logit_shift))
-        run.table("samples", samples_table(kept, text, work.plan.lens, shift), part=text)
+        run.table("samples", kept.table(text, work.plan.lens, shift), part=text)
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():
         if rows:
             run.table(name, columns_of({"text": text, **row} for row in rows), part=text)

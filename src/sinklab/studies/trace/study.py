@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.errors import Checked, limited, unknown
 from sinklab.registry import interventions, studies
@@ -183,7 +183,7 @@ class Trace(Study):
         accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl --device cuda --resume
     """
 
-    Settings = StudySettings
+    Settings: ClassVar[type] = StudySettings
     kind = "study"
     parts = "generations"
     shards = True
