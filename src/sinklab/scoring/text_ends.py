@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from sinklab.checkpoints.loading import Loaded
+from sinklab.sampling.settings import DecodingSettings
+
+
+def ends_of(config: Any) -> list[int]:
+    """Ids at which a diffusion model ends a text or a turn."""
+    turn = getattr(config, "eot_token_id", None)
+    return [*getattr(config, "eos_ids", ()), *([] if turn is None else [turn])]
+
+
+def ending(settings: DecodingSettings, config: Any) -> DecodingSettings:
+    """The settings; without `stop_at_eos` where neither they nor the model name an end of text."""
+    if not settings.stop_at_eos or settings.stop_ids or ends_of(config):
+        return settings
+    return replace(settings, stop_at_eos=False)
 
 
 def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
     """Ids at which a text ends: the model's ends of text and of turn, and special tokens among `until`."""
-    config: Any = loaded.model.config
-    found = set(loaded.special.stop) | set(getattr(config, "eos_ids", ()))
-    found |= {token for token in (getattr(config, "eot_token_id", None),) if token is not None}
-    tokenizer = loaded.tokenizer
+    found, tokenizer = {*loaded.special.stop, *ends_of(loaded.model.config)}, loaded.tokenizer
     if tokenizer is not None:
         special = {str(tokenizer.convert_ids_to_tokens(token)): token for token in tokenizer.all_special_ids}
         found |= {special[text] for text in until if text in special}
@@ -30,8 +43,7 @@ def ended(
             that an indented line of code begins with.
     """
     stops = stop_ids(loaded, until)
-    kept = list(ids)
-    kept = kept[: next((place for place, token in enumerate(kept) if token in stops), len(kept))]
+    kept = [*takewhile(lambda token: token not in stops, ids)]
     front, whole, text = (
         str(loaded.needed_tokenizer().decode(list(some), skip_special_tokens=True))
         for some in (before, [*before, *kept], kept)

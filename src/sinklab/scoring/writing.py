@@ -29,7 +29,7 @@ from sinklab.sampling.canvas import Canvas, left_padded
 from sinklab.sampling.loop import Step
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.sampling.tokens import sample_tokens
-from sinklab.scoring.text_ends import is_over, stop_ids
+from sinklab.scoring.text_ends import ending, ends_of, is_over, stop_ids
 
 
 def sample_seed(seed: int, sample: int) -> int:
@@ -64,16 +64,15 @@ def denoise_with_clean_pass(
     """
     if log is None:
         return model.denoise(canvas, settings)
-    config, real_BS = model.config, canvas.attention_BS
-    denoiser = model.denoiser(None if bool(real_BS.all()) else real_BS)
+    denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
 
     def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         with log.probing():
             denoiser(ids_BS, wanted_BS)
         return denoiser(ids_BS, wanted_BS)
 
-    eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
-    return settings.decode(evaluate, canvas, eos_ids=eos_ids, text_vocabulary=config.text_vocab_size)
+    vocabulary = model.config.text_vocab_size
+    return settings.decode(evaluate, canvas, eos_ids=ends_of(model.config), text_vocabulary=vocabulary)
 
 
 @dataclass(frozen=True)
@@ -224,10 +223,7 @@ class DenoisingWriter(Writer):
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
-        config, settings = model.config, texts.settings
-        if texts.ends and settings.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None):
-            # the default, and this model names no end of text
-            settings = replace(settings, stop_at_eos=bool(settings.stop_ids))
+        settings = ending(texts.settings, model.config) if texts.ends else texts.settings
         canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens) if texts.canvas is None else texts.canvas
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
@@ -306,7 +302,7 @@ class ContinuingWriter(Writer):
             with self._clean.probing():
                 self._run()
             # what the clean pass wrote goes, so that the edited one reads its own past
-            if self._cache is not None and self._read:
+            if self._read:
                 self._cache.crop(self._read - self.ids_BS.shape[1])
             else:
                 self._cache = None
@@ -319,11 +315,9 @@ class ContinuingWriter(Writer):
         if not bool(self._real_BS.all()):
             position_BS = (self._real_BS.long().cumsum(1) - 1).clamp(min=0)
             given |= {"attention_mask": self._real_BS.long(), "position_ids": position_BS[:, self._read :]}
-        if not self.texts.full_forward:
-            given["past_key_values"] = self._cache
         model: Any = self.loaded.model
-        out = model(self.ids_BS[:, self._read :], **given)
-        self._cache = None if self.texts.full_forward else out.past_key_values
+        out = model(self.ids_BS[:, self._read :], past_key_values=self._cache, **given)
+        self._cache = out.past_key_values
         return out.logits[:, -1]
 
     def row(self, row: int) -> list[int]:
@@ -343,10 +337,6 @@ def check_context(loaded: Loaded, positions: int) -> None:
 def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
     """The prompts, padded to the left, with so many masks behind. Raises ValueError where they do not fit the model."""
     config: Any = loaded.model.config
-    return Canvas.from_prompts(
-        [list(request.ids) for request in requests],
-        new_tokens=new_tokens,
-        mask_id=config.mask_token_id,
-        pad_id=0,
-        context=config.text_positions,
-    )
+    prompts = [list(request.ids) for request in requests]
+    how = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
+    return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)
