@@ -10,20 +10,8 @@ from functools import partial
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import Intervention
-from sinklab.scoring.requests import (
-    Ids,
-    Plan,
-    Request,
-    chain_rule,
-    check_model,
-    digest,
-    every_mask,
-    limit_of,
-    monte_carlo,
-    read_requests,
-    whole,
-)
-from sinklab.scoring.scorer import Job, Scorer, check_positions, is_greedy, scoring_edits
+from sinklab.scoring.requests import Ids, Plan, Request, chain_rule, digest, every_mask, limit_of, monte_carlo, whole
+from sinklab.scoring.scorer import Job, Scorer, is_greedy, scoring_edits
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.writing import is_random
 
@@ -70,12 +58,8 @@ def score(
     """
     settings = settings or LikelihoodSettings()
     is_diffusion = loaded.family == "diffusion"
-    check_model(loaded, settings.cfg_scale)
-    todo = read_requests(loaded, requests, groups)
-    edits = scoring_edits(edits, is_diffusion=is_diffusion)
-    check_positions(edits, [each.length - (not is_diffusion) for each in todo])
-    todo.sort(key=lambda each: -each.length)
-    scorer = Scorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
+    scorer = Scorer(loaded, settings, edits)
+    todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
     written = is_greedy(scorer, todo) if greedy and is_diffusion else {}
     # under a random control equal masks meet different columns
     plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
@@ -141,17 +125,13 @@ def exact(
         raise ValueError(
             f"only scores of diffusion models are estimates, but {loaded.name} is {loaded.family}: its score is exact"
         )
-    check_model(loaded, cfg_scale)
-    edits = scoring_edits(edits, is_diffusion=True)
     if is_random(edits):
         raise ValueError("a random control has no exact score; score it with many samples")
     if len(continuation) > MOST_EXACT:
         raise ValueError(
             f"exact goes through all masks of at most {MOST_EXACT} tokens, got {len(continuation)}; score them"
         )
-    request = read_requests(loaded, [(context, continuation)], None)[0]
-    check_positions(edits, [request.length])
-    scorer = Scorer(loaded, 32, cfg_scale=cfg_scale, edits=edits)
-    plan = every_mask(len(continuation))
-    (job,) = scorer.run([Job.of(request, plan)])
-    return plan.result(job.sums_N)[0]
+    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
+    (request,) = scorer.read([(context, continuation)])
+    (job,) = scorer.run([Job.of(request, every_mask(len(continuation)))])
+    return job.plan.result(job.sums_N)[0]

@@ -23,7 +23,8 @@ from sinklab.probing.intervention import Intervention, intervene
 from sinklab.probing.log import InterventionLog
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
-from sinklab.scoring.requests import Plan, Request
+from sinklab.scoring.requests import Ids, Plan, Request, check_model, read_requests
+from sinklab.scoring.settings import LikelihoodSettings
 from sinklab.scoring.writing import is_random, needs_clean_pass
 
 Place = tuple[int, ...]
@@ -132,16 +133,23 @@ class Scorer:
     A diffusion model reads noisy copies; an autoregressive one the text without its last token, as nothing follows it.
     """
 
-    def __init__(
-        self, loaded: Loaded, batch: int, *, cfg_scale: float = 0.0, edits: Sequence[Intervention] = (), seed: int = 0
-    ) -> None:
+    def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention] = ()) -> None:
+        """Raises ValueError for a model, guidance or edits that cannot score."""
+        check_model(loaded, settings.cfg_scale)
         self.loaded, self.model = loaded, cast(Any, loaded.model)
-        self.edits, self.seed, self.cfg_scale = tuple(edits), seed, cfg_scale
         self.denoises = loaded.family == "diffusion"
-        self._copies = 2 if cfg_scale else 1
-        self.rows = max(1, batch // self._copies)
+        self.edits = scoring_edits(edits, is_diffusion=self.denoises)
+        self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
+        self._copies = 2 if self.cfg_scale else 1
+        self.rows = max(1, settings.batch // self._copies)
         # kept, as it holds what is the same for every text of a shape
         self._unpadded: Any = self.model.denoiser() if self.denoises else None
+
+    def read(self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None) -> list[Request]:
+        """As `read_requests`. Raises ValueError for an edit, too, that names positions which a text does not have."""
+        found = read_requests(self.loaded, requests, groups)
+        check_positions(self.edits, [each.length - (not self.denoises) for each in found])
+        return found
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Fill the sums of the jobs; each comes back when its last row is done."""
@@ -264,29 +272,23 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
     """
     config = scorer.model.config
     answers: dict[int, bool] = {}
-    todo = [(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests]
     widest = max((len(request.continuation) for request in requests), default=1)
-    rows = max(1, min(scorer.rows, MOST_LOGITS // (widest * scorer.model.config.vocab_size)))
-    waiting = iter(todo)
-    open_rows: list[tuple[Request, Tensor]] = []
-    while True:
-        open_rows += [item for _, item in zip(range(rows - len(open_rows)), waiting, strict=False)]
-        if not open_rows:
-            return answers
-        masks = [masked_L for _, masked_L in open_rows]
-        places = [(scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in open_rows]
-        logits_MV, labels_M, rows_M = scorer.logits([request for request, _ in open_rows], masks, masks, places)
+    rows = max(1, min(scorer.rows, MOST_LOGITS // (widest * config.vocab_size)))
+    waiting = iter([(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests])
+    running: list[tuple[Request, Tensor]] = []
+    while running := [*running, *itertools.islice(waiting, rows - len(running))]:
+        asked, masks = [request for request, _ in running], [masked_L for _, masked_L in running]
+        places = [(scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running]
+        logits_MV, labels_M, rows_M = scorer.logits(asked, masks, masks, places)
         right_M, sure_M = _proposed(logits_MV[:, : config.text_vocab_size], labels_M, config.mask_token_id)
-        still = []
-        for row, (request, masked_L) in enumerate(open_rows):
+        for row, (request, masked_L) in enumerate(running):
             here_L = (rows_M == row).nonzero()[:, 0]
             best = int(sure_M[here_L].argmax())
             masked_L[masked_L.nonzero()[best, 0]] = False
-            if right_M[here_L[best]] and masked_L.any():
-                still.append((request, masked_L))
-            else:
+            if not right_M[here_L[best]] or not masked_L.any():
                 answers[request.number] = bool(right_M[here_L[best]])
-        open_rows = still
+        running = [each for each in running if each[0].number not in answers]
+    return answers
 
 
 def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
