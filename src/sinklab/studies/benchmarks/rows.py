@@ -159,10 +159,7 @@ def _by_article(rows: list[Row], path: Path) -> list[Row]:
         groups = groupby(single, lambda row: row["article"])
         articles = [(article, [tuple(row[name] for name in names) for row in some]) for article, some in groups]
     return [
-        {
-            "article": article,
-            "problems": [{"question": q, "answer": a, "options": [*options]} for q, a, options in given],
-        }
+        {"article": article, "problems": [dict(zip(names, each, strict=True)) for each in given]}
         for article, given in articles
     ]
 
