@@ -16,8 +16,7 @@ from sinklab.data.battery import Problem, is_right, problems
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
 from sinklab.scoring.prompts import encode
-from sinklab.scoring.text_ends import ended, stop_ids
-from sinklab.scoring.writing import Writing, WritingRequest
+from sinklab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.studies.base import Work, columns_of
 from sinklab.studies.battery.settings import CONTROLS, BatterySettings, Condition
 from sinklab.studies.request_cache import request_number

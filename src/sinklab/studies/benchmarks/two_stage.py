@@ -22,8 +22,7 @@ from sinklab.errors import Checked, limited
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
-from sinklab.scoring.text_ends import ended, ending
-from sinklab.scoring.writing import Writing, sample_seed, seeded
+from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
 from sinklab.studies.benchmarks.requests import Asked, Part
