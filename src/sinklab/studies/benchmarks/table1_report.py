@@ -41,7 +41,7 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
         figure = Figure(figsize=(4.2 * max(len(tasks), 1.3), 3.4), layout="constrained")
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
             _panel(axes, numbers[numbers["task"] == task], look, names)
-            axes.set_title(paper.TITLES.get(task, task))
+            axes.set_title(_titled(task))
             handles, labels = axes.get_legend_handles_labels()
             entries |= dict(zip(labels, handles, strict=True))
         figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(tasks) + 1, 3))
@@ -162,6 +162,10 @@ def _published(task: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _titled(task: object) -> str:
+    return paper.TITLES.get(str(task), str(task))
+
+
 def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: a row per model, the paper's below those measured, a column per number of sinks.
 
@@ -179,15 +183,8 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
             by_k = {int(cell["k"]): cell for _, cell in cells.iterrows()}
             name = model if control == "sinks" else f"{model}, {control} columns"
             shown = {"none" if k == 0 else str(k): _cell(by_k.get(k)) for k in ks}
-            rows.append(
-                {
-                    "task": paper.TITLES.get(str(task), task),
-                    "model": name,
-                    "source": source,
-                    **shown,
-                    VERDICT: _lost(by_k),
-                }
-            )
+            of_row = {"task": _titled(task), "model": name, "source": source}
+            rows.append(of_row | shown | {VERDICT: _lost(by_k)})
     return pd.DataFrame(rows)
 
 
@@ -217,17 +214,15 @@ def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list
         if cell["verdict"] not in ("–", "floor"):
             relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
             notes.append(
-                f"{paper.TITLES.get(cell['task'], cell['task'])}, {cell['model']}, {cell['k']} {cell['control']}: "
+                f"{_titled(cell['task'])}, {cell['model']}, {cell['k']} {cell['control']}: "
                 f"{_points(-cell['drop'])} points ({_points(-cell['drop_high'])} … {_points(-cell['drop_low'])})"
                 f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
             )
     for (task, model), cells in measured.groupby(["task", "model"], sort=False):
         if (share := cells["no_answer"].max()) > 0:
-            notes.append(
-                f"{paper.TITLES.get(str(task), task)}, {model}: no answer found in up to {share:.0%} of a cell"
-            )
+            notes.append(f"{_titled(task)}, {model}: no answer found in up to {share:.0%} of a cell")
         if (cells["verdict"] == "floor").any():
-            notes.append(f"{paper.TITLES.get(str(task), task)}, {model}: too little is right for 5 points to be lost")
+            notes.append(f"{_titled(task)}, {model}: too little is right for 5 points to be lost")
     return notes + [f"not finished, so left out: {path}" for path in unfinished]
 
 
