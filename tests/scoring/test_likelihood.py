@@ -9,7 +9,7 @@ from likelihood_twin import ids, log_probabilities, plain_causal, plain_chain, p
 from golden_llada import golden_folder
 from sinklab.checkpoints import SpecialIds, load
 from sinklab.sampling import Canvas, DecodingSettings
-from sinklab.scoring import likelihood, scorer
+from sinklab.scoring import likelihood
 from sinklab.scoring.likelihood import LikelihoodSettings, Scored, exact, rolling, score
 from sinklab.scoring.requests import every_mask, monte_carlo
 from tiny_diffusion import tiny_loaded
@@ -105,7 +105,7 @@ def test_logits_that_would_not_fit_are_made_in_smaller_batches(monkeypatch: pyte
     causal_before = score(tiny_llama(), REQUESTS[:1] + REQUESTS[2:])
     sizes = []
     loaded.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape))
-    monkeypatch.setattr(scorer, "MOST_LOGITS", 8 * loaded.model.config.vocab_size)
+    monkeypatch.setattr(likelihood, "MOST_LOGITS", 8 * loaded.model.config.vocab_size)
     assert [one.logprob for one in score(loaded, REQUESTS, settings)] == pytest.approx(
         [one.logprob for one in before], rel=1e-5
     )

@@ -87,7 +87,7 @@ def test_random_controls_follow_their_seed_and_the_settings() -> None:
 
 
 def test_equal_rows_of_a_batch_draw_their_own_columns_in_every_layer() -> None:
-    from sinklab.scoring.scorer import edited
+    from sinklab.scoring.requests import edited
 
     loaded, ids_BS = tiny_loaded(), torch.tensor([ids(30)] * 3)
     edit = MaskSinks(k=4, control="random", source="clean_pass")

@@ -15,8 +15,7 @@ from sinklab.sampling import Canvas
 from sinklab.scoring.answers import Answer, needs_own_batch, write_batch
 from sinklab.scoring.prompts import Prompt
 from sinklab.scoring.task import Task
-from sinklab.scoring.text_ends import ended, is_over
-from sinklab.scoring.writing import WritingRequest, seeded
+from sinklab.scoring.writing import WritingRequest, ended, is_over, seeded
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Meter, Progress

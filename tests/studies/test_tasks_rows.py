@@ -143,5 +143,5 @@ def test_damaged_files_are_refused_by_place(text: str, message: str, tmp_path: P
 def test_truncated_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "Q", "answer": "1"}\n' * 99)[:-9])
-    with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read as text in UTF-8.*get the file again"):
+    with pytest.raises(ValueError, match=r"test.jsonl.gz cannot be read as UTF-8 text.*get the file again"):
         rows_of("gsm8k", [path])

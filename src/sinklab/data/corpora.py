@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bz2
 import gzip
 import hashlib
 import json
@@ -108,18 +109,18 @@ def _whole(path: Path) -> str:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, gzipped where its name says so.
+    """The lines of a UTF-8 file, packed where its name says so (.gz, .bz2).
 
     Raises:
         ValueError: if it cannot be read, naming it.
     """
-    opener = gzip.open if path.name.endswith(".gz") else open
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     try:
         # utf-8-sig: a byte-order mark is no text
         with opener(path, "rt", encoding="utf-8-sig") as lines:
             yield from lines
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}; get the file again") from error
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -17,9 +17,8 @@ from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.text_ends import ended
-from sinklab.scoring.writing import Writer, Writing, WritingRequest, is_random, seeded
-from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
+from sinklab.sinks.rules import DEFAULT, find_sinks
 from sinklab.sinks.states import STATES
 
 PLACES = (*STATES, "sink")
@@ -32,9 +31,8 @@ class SinkFacts:
     Only steps in which a row was still being written count for it: what others of the batch do does not.
     """
 
-    def __init__(self, pad_B: Tensor, prefix: int, rule: Rule = DEFAULT) -> None:
+    def __init__(self, pad_B: Tensor, prefix: int) -> None:
         """`pad_B`: padding columns to the left of each row. `prefix`: sink columns that the model has in front."""
-        self._rule = rule
         # a trace of a later step alone takes remembered keys for sink columns: so the number is given, not inferred
         self._pad_B, self._prefix = pad_B.cpu(), prefix
         self._steps_B = torch.zeros(len(pad_B), dtype=torch.int64)
@@ -67,7 +65,7 @@ class SinkFacts:
         # shares as sums over as many queries as there are positions, each of which sees the keys that any query sees
         queries_BK = positions_B[:, None] * (visible_BK > 0)
         mass_BLHK = share_BLHK * positions_B[:, None, None, None]
-        sinks_BLH = find_sinks(mass_BLHK, self._rule, queries_BK[:, None, None]).sum(-1)
+        sinks_BLH = find_sinks(mass_BLHK, DEFAULT, queries_BK[:, None, None]).sum(-1)
         active_B = active_B.cpu()
         weight_B1 = active_B[:, None].float()
         self._steps_B += active_B

@@ -135,9 +135,7 @@ class _Columns(Listener):
         self.mass = 0.0
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        self.log = log
-        self.standings: dict[str, KeyScores] = {}
-        self.gone: dict[str, Tensor] = {}
+        self.log, self.standings, self.gone = log, dict[str, KeyScores](), dict[str, Tensor]()
         return self
 
     def observe(self, call: AttentionCall, out: Tensor) -> None:
@@ -238,11 +236,16 @@ def heldout_curve(
     """
     if loaded.family != "diffusion":
         raise ValueError(f"the masked-token loss is defined for diffusion models, but {loaded.name} is {loaded.family}")
-    tokens = text.ids_RS.numel()
+    tokens, batches, calls = text.ids_RS.numel(), math.ceil(len(text.ids_RS) / BATCH), itertools.count(1)
+
+    def told() -> None:
+        if next(calls) % batches == 0 and progress is not None:
+            progress()
+
     choices: list[Choice] = [
         (k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))
     ]
-    scored = hidden_losses(loaded, text.ids_RS, choices, seed=seed, progress=_thinned(progress, text.ids_RS))
+    scored = hidden_losses(loaded, text.ids_RS, choices, seed=seed, progress=told)
     columns: dict[str, list[Any]] = {}
     for (k, control), one in zip(choices, scored, strict=True):
         delta_R = one.losses_R - scored[0].losses_R
@@ -253,12 +256,6 @@ def heldout_curve(
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
     return columns
-
-
-def _thinned(progress: Callable[[], object] | None, ids_RS: Tensor) -> Callable[[], object]:
-    """Called for every batch of a choice; tells as often as there are choices."""
-    batches, calls = math.ceil(len(ids_RS) / BATCH), itertools.count(1)
-    return lambda: progress() if next(calls) % batches == 0 and progress is not None else None
 
 
 def _stderr(values_R: Tensor) -> float:

@@ -2,32 +2,241 @@
 ones; with interventions and guidance.
 """
 
+# B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, C columns
+# V vocabulary
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import Intervention
-from sinklab.scoring.requests import (
-    Ids,
-    Plan,
-    Request,
-    chain_rule,
-    check_model,
-    digest,
-    every_mask,
-    limit_of,
-    monte_carlo,
-    read_requests,
-    whole,
-)
-from sinklab.scoring.scorer import Job, Scorer, check_positions, is_greedy, scoring_edits
+from sinklab.scoring import requests as asked
+from sinklab.scoring.requests import Ids, Place, Plan, Request, edited, scoring_edits
 from sinklab.scoring.settings import LikelihoodSettings, Scored
-from sinklab.scoring.writing import is_random
+from sinklab.scoring.writing import is_random, needs_clean_pass
 
 __all__ = ["LikelihoodSettings", "Scored", "exact", "rolling", "score", "scoring_edits"]
+
+MOST_LOGITS = 2**28
+"""Numbers among the logits of one forward: a gigabyte in float32."""
+_PIECE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The rows of one request."""
+
+    request: Request
+    plan: Plan
+    sums_N: np.ndarray
+    likeliest_N: np.ndarray
+    """bool: every wanted token of the row is the likeliest one of all; read of autoregressive models alone."""
+    widest: int
+    """The most wanted tokens of a row."""
+
+    @classmethod
+    def of(cls, request: Request, plan: Plan) -> Job:
+        """A job that is still to be run."""
+        rows = len(plan.masked_NL)
+        return cls(request, plan, np.zeros(rows), np.zeros(rows, bool), max(plan.wanted_NL.sum(1).tolist(), default=0))
+
+
+Row = tuple[Job, int]
+"""A row of a job, by its number."""
+
+
+class Scorer:
+    """Runs a model over texts, padded on the right, with guidance and interventions.
+
+    A diffusion model reads noisy copies; an autoregressive one the text without its last token, as nothing follows it.
+    """
+
+    def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention] = ()) -> None:
+        """Raises ValueError for a model, guidance or edits that cannot score."""
+        asked.check_model(loaded, settings.cfg_scale)
+        self.loaded, self.model = loaded, cast(Any, loaded.model)
+        self.denoises = loaded.family == "diffusion"
+        self.edits = scoring_edits(edits, is_diffusion=self.denoises)
+        self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
+        self._copies = 2 if self.cfg_scale else 1
+        self.rows = max(1, settings.batch // self._copies)
+        # kept, as it holds what is the same for every text of a shape
+        self._unpadded: Any = self.model.denoiser() if self.denoises else None
+
+    def read(self, requests: Sequence[tuple[Ids, Ids]], groups: Sequence[int] | None = None) -> list[Request]:
+        """As `read_requests`. Raises ValueError for an edit, too, that names positions which a text does not have."""
+        found = asked.read_requests(self.loaded, requests, groups)
+        asked.check_positions(self.edits, [each.length - (not self.denoises) for each in found])
+        return found
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Fill the sums of the jobs; each comes back when its last row is done."""
+        batch: list[Row] = []
+        for job in jobs:
+            if not len(job.sums_N):
+                yield job
+            for row in ((job, number) for number in range(len(job.sums_N))):
+                if batch and not self._fits([*batch, row]):
+                    yield from self._finished(batch)
+                    batch = []
+                batch.append(row)
+        if batch:
+            yield from self._finished(batch)
+
+    def _fits(self, batch: Sequence[Row]) -> bool:
+        """Whether these rows may ride in one forward."""
+        if self.denoises:
+            wanted = sum(job.widest for job, _ in batch)
+        else:
+            wanted = len(_columns([job.request for job, _ in batch])) * len(batch)
+        return len(batch) <= self.rows and wanted * self.model.config.vocab_size * self._copies <= MOST_LOGITS
+
+    def _finished(self, batch: Sequence[Row]) -> Iterator[Job]:
+        masked = [job.plan.masked_NL[number] for job, number in batch]
+        wanted = [job.plan.wanted_NL[number] for job, number in batch]
+        places = [(self.seed, job.request.group, int(job.plan.numbers_N[number])) for job, number in batch]
+        logits_MV, labels_M, rows_M = self.logits([job.request for job, _ in batch], masked, wanted, places)
+        logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
+        if bool(logp_M.isnan().any()):
+            raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
+        sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
+        wrong: set[int] = set()
+        if not self.denoises:
+            wrong.update(rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist())
+        for row, (job, number) in enumerate(batch):
+            job.sums_N[number], job.likeliest_N[number] = sums_B[row], row not in wrong
+            if number + 1 == len(job.sums_N):
+                yield job
+
+    @torch.inference_mode()
+    def logits(
+        self,
+        requests: Sequence[Request],
+        masked: Sequence[Tensor],
+        wanted: Sequence[Tensor],
+        places: Sequence[Place],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens and the rows (M,).
+
+        Args:
+            requests: of each row.
+            masked: of each row, bool (L,), tokens of the continuation that are [MASK].
+            wanted: likewise, tokens whose logits are needed.
+            places: of each row, for what random controls draw.
+        """
+        mask_id = self.model.config.mask_token_id if self.denoises else 0
+        clean_BS = pad_sequence([torch.tensor(each.context + each.continuation) for each in requests], True)
+        before = [torch.zeros(len(request.context), dtype=torch.bool) for request in requests]
+        masked_BS, wanted_BS = (
+            pad_sequence([torch.cat(parts) for parts in zip(before, flags, strict=True)], True)
+            for flags in (masked, wanted)
+        )
+        real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[request.length] for request in requests])
+        ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
+        labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
+        if not self.cfg_scale:
+            return self._evaluate(ids_BS, real_BS, wanted_BS, places), labels_M, rows_M
+        # both readings of a row in one forward
+        begins_B1 = torch.tensor([[len(request.context)] for request in requests])
+        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < begins_B1, mask_id)
+        ids_BS, real_BS, wanted_BS = (
+            torch.cat(pair) for pair in ((ids_BS, bare_BS), (real_BS, real_BS), (wanted_BS, wanted_BS))
+        )
+        cond_MV, bare_MV = self._evaluate(ids_BS, real_BS, wanted_BS, [*places, *places]).chunk(2)
+        cond_MV, bare_MV = at_least_float32(cond_MV), at_least_float32(bare_MV)
+        return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
+
+    def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
+        run = self._denoised if self.denoises else self._continued
+        with edited(self.model, self.edits, places) as log:
+            if log is not None and needs_clean_pass(self.edits):
+                with log.probing():
+                    run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
+            return run(ids_BS, real_BS, wanted_BS)
+
+    def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        device = self.model.device
+        denoiser = self._unpadded if bool(real_BS.all()) else self.model.denoiser(real_BS.long().to(device))
+        return denoiser(ids_BS.to(device), wanted_BS.to(device))
+
+    def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        # the last token of each row is not read
+        ids_BS, real_BS, wanted_BS = ids_BS[:, :-1], real_BS[:, 1:], wanted_BS[:, 1:]
+        given: dict[str, Any] = {} if bool(real_BS.all()) else {"attention_mask": real_BS.long().to(self.model.device)}
+        columns_C = wanted_BS.any(0).nonzero()[:, 0]
+        keep = columns_C if len(columns_C) else 1
+        logits_BCV = self.model(ids_BS.to(self.model.device), use_cache=False, logits_to_keep=keep, **given).logits
+        return logits_BCV[wanted_BS[:, columns_C].to(logits_BCV.device)] if len(columns_C) else logits_BCV
+
+
+def _columns(requests: Sequence[Request]) -> range:
+    """Columns among which all wanted positions lie: position i predicts token i + 1."""
+    return range(min(len(each.context) for each in requests) - 1, max(each.length for each in requests) - 1)
+
+
+def at_least_float32(logits_MV: Tensor) -> Tensor:
+    """As they are in float64, else in float32."""
+    return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+
+
+def _log_probabilities(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
+    """Of the labels, in float32 or better; a piece at a time, so that no second copy of all logits is made."""
+    pieces = zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True)
+    return torch.cat([-F.cross_entropy(at_least_float32(some), right, reduction="none") for some, right in pieces])
+
+
+def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
+    """Whether the model, shown all tokens of a continuation as [MASK], writes exactly them, by number of the request.
+
+    One token per forward, the one it is surest of (SMDM's and LLaDA's evaluation of LAMBADA), as decoding with the rule
+    low_confidence does it: neither [MASK] nor what is no text is ever written. A request is done at its first wrong
+    token.
+    """
+    config = scorer.model.config
+    answers: dict[int, bool] = {}
+    widest = max((len(request.continuation) for request in requests), default=1)
+    rows = max(1, min(scorer.rows, MOST_LOGITS // (widest * config.vocab_size)))
+    waiting = iter([(request, torch.ones(len(request.continuation), dtype=torch.bool)) for request in requests])
+    running: list[tuple[Request, Tensor]] = []
+    while running := [*running, *itertools.islice(waiting, rows - len(running))]:
+        asked, masks = [request for request, _ in running], [masked_L for _, masked_L in running]
+        places = [(scorer.seed, request.group, int((~masked_L).sum())) for request, masked_L in running]
+        logits_MV, labels_M, rows_M = scorer.logits(asked, masks, masks, places)
+        right_M, sure_M = _proposed(logits_MV[:, : config.text_vocab_size], labels_M, config.mask_token_id)
+        for row, (request, masked_L) in enumerate(running):
+            here_L = (rows_M == row).nonzero()[:, 0]
+            best = int(sure_M[here_L].argmax())
+            masked_L[masked_L.nonzero()[best, 0]] = False
+            if not right_M[here_L[best]] or not masked_L.any():
+                answers[request.number] = bool(right_M[here_L[best]])
+        running = [each for each in running if each[0].number not in answers]
+    return answers
+
+
+def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Whether the proposed token is the right one, and its log-probability; on the CPU."""
+    right, sure = [], []
+    # SMDM's [MASK] lies behind the text
+    never = torch.tensor([mask_id] if mask_id < logits_MV.shape[1] else [], dtype=torch.long, device=logits_MV.device)
+    for some_MV, labels in zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
+        exact_MV = at_least_float32(some_MV)
+        total = exact_MV.logsumexp(-1)
+        best, tokens = exact_MV.index_fill(1, never, -torch.inf).max(-1)
+        right.append(tokens.cpu() == labels)
+        sure.append((best - total).cpu())
+    return torch.cat(right), torch.cat(sure)
+
 
 MOST_EXACT = 12
 """Tokens whose masks :func:`exact` goes through."""
@@ -70,12 +279,8 @@ def score(
     """
     settings = settings or LikelihoodSettings()
     is_diffusion = loaded.family == "diffusion"
-    check_model(loaded, settings.cfg_scale)
-    todo = read_requests(loaded, requests, groups)
-    edits = scoring_edits(edits, is_diffusion=is_diffusion)
-    check_positions(edits, [each.length - (not is_diffusion) for each in todo])
-    todo.sort(key=lambda each: -each.length)
-    scorer = Scorer(loaded, settings.batch, cfg_scale=settings.cfg_scale, edits=edits, seed=settings.seed)
+    scorer = Scorer(loaded, settings, edits)
+    todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
     written = is_greedy(scorer, todo) if greedy and is_diffusion else {}
     # under a random control equal masks meet different columns
     plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
@@ -93,10 +298,10 @@ def _plan(settings: LikelihoodSettings | None, request: Request, *, merge: bool)
     """The rows that a request asks for; of an autoregressive model, without settings, the text as it is."""
     tokens = len(request.continuation)
     if settings is None:
-        return whole(tokens)
+        return asked.whole(tokens)
     if settings.estimator == "chain_rule":
-        return chain_rule(tokens)
-    return monte_carlo(tokens, request.group, settings, merge=merge)
+        return asked.chain_rule(tokens)
+    return asked.monte_carlo(tokens, request.group, settings, merge=merge)
 
 
 def rolling(
@@ -117,11 +322,11 @@ def rolling(
     """
     if not len(ids):
         raise ValueError("a text to score must have at least one token, but has none; leave it out")
-    limit, is_diffusion = limit_of(loaded), loaded.family == "diffusion"
+    limit, is_diffusion = asked.limit_of(loaded), loaded.family == "diffusion"
     starts = range(0, len(ids), limit)
     chunks = [(() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit]) for start in starts]
     # chunks of one text must not share their noise: their errors would add up
-    groups = [digest(ids, (number,)) for number in range(len(chunks))]
+    groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(loaded, chunks, settings, groups=groups, edits=edits, progress=progress)
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids))
@@ -141,17 +346,13 @@ def exact(
         raise ValueError(
             f"only scores of diffusion models are estimates, but {loaded.name} is {loaded.family}: its score is exact"
         )
-    check_model(loaded, cfg_scale)
-    edits = scoring_edits(edits, is_diffusion=True)
     if is_random(edits):
         raise ValueError("a random control has no exact score; score it with many samples")
     if len(continuation) > MOST_EXACT:
         raise ValueError(
             f"exact goes through all masks of at most {MOST_EXACT} tokens, got {len(continuation)}; score them"
         )
-    request = read_requests(loaded, [(context, continuation)], None)[0]
-    check_positions(edits, [request.length])
-    scorer = Scorer(loaded, 32, cfg_scale=cfg_scale, edits=edits)
-    plan = every_mask(len(continuation))
-    (job,) = scorer.run([Job.of(request, plan)])
-    return plan.result(job.sums_N)[0]
+    scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
+    (request,) = scorer.read([(context, continuation)])
+    (job,) = scorer.run([Job.of(request, asked.every_mask(len(continuation)))])
+    return job.plan.result(job.sums_N)[0]

@@ -45,11 +45,10 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
     rendered, start, stop = _in_chat(loaded, text)
     offsets = bool(loaded.tokenizer.is_fast)
     tokens: Any = loaded.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=offsets)
-    if not offsets:
-        # without offsets only special tokens are distinguishable from the text, by their role
-        return Prompt(text, tuple(tokens["input_ids"]), (False,) * len(tokens["input_ids"]))
-    # a token that reaches into the text belongs to the text
-    template = tuple(not (first < stop and start < last) for first, last in tokens["offset_mapping"])
+    # a token that reaches into the text belongs to the text; without offsets only special tokens are told apart, by
+    # their role
+    spans = tokens["offset_mapping"] if offsets else [(start, stop)] * len(tokens["input_ids"])
+    template = tuple(offsets and not (first < stop and start < last) for first, last in spans)
     return Prompt(text, tuple(tokens["input_ids"]), template)
 
 
@@ -72,8 +71,7 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
         raise ValueError(f"prompts are read from .txt, .jsonl, .json or .csv files, but {source} is none of them")
     try:
         # utf-8-sig: a byte-order mark is no text
-        text = source.read_text(encoding="utf-8-sig")
-        rows = _rows(text, source.suffix)
+        rows = _rows(source.read_text(encoding="utf-8-sig"), source.suffix)
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{source} cannot be read as {source.suffix[1:]} in UTF-8: {error}") from error
     found = [_prompt_of(row, f"{source}, entry {number}") for number, row in enumerate(rows, 1)]
@@ -87,17 +85,13 @@ def read_prompts(path: str | Path, samples: int | None = None) -> tuple[str, ...
 def _rows(text: str, suffix: str) -> list[Any]:
     if suffix == ".json":
         whole = json.loads(text)
-        if isinstance(whole, dict):
-            lists = [value for value in whole.values() if isinstance(value, list)]
-            whole = lists[0] if len(lists) == 1 else [whole]
-        return whole if isinstance(whole, list) else [whole]
+        lists = [value for value in whole.values() if isinstance(value, list)] if isinstance(whole, dict) else [whole]
+        return lists[0] if len(lists) == 1 and isinstance(lists[0], list) else [whole]
     if suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text, newline="")))
     # a line ends at a line feed alone: JSON may hold other separators, such as U+2028, as they are
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if suffix == ".txt":
-        return [line for _, line in lines]
-    return [_parsed(line, number) for number, line in lines]
+    lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
+    return [line if suffix == ".txt" else _parsed(line, number) for number, line in lines.items()]
 
 
 def _parsed(line: str, number: int) -> Any:
@@ -155,7 +149,7 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
         raise ValueError(f"{loaded.name} has no known chat format; leave out --chat")
-    how = {"add_generation_prompt": answered, "continue_final_message": not answered}
+    how: dict[str, Any] = {"add_generation_prompt": answered, "continue_final_message": not answered}
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
     except TemplateError as error:

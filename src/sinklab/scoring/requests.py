@@ -1,4 +1,4 @@
-"""Which tokens of a continuation are hidden, and how the log-probabilities found under them become its score.
+"""Requests as scoring takes them: what is hidden of a continuation and by which edits, and what its score is made of.
 
 Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): both are means whose expectation is
 Σ_M log p(x_M | rest) · (l−1)! (L−l)! / L! over all masks M of l of the L tokens.
@@ -8,8 +8,10 @@ Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): bo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,11 @@ from torch import Tensor
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.rows import place_generator
+from sinklab.probing.intervention import Intervention, InterventionLog, intervene
+from sinklab.probing.tap import Listener
+from sinklab.registry import interventions
 from sinklab.scoring.settings import LikelihoodSettings
+from sinklab.scoring.writing import is_random
 
 Ids = Sequence[int]
 
@@ -218,3 +224,75 @@ def every_mask(tokens: int) -> Plan:
 def _sum(masked_NL: Tensor, wanted_NL: Tensor, weights_N: np.ndarray) -> Plan:
     numbers_N = np.arange(len(masked_NL))
     return Plan(masked_NL, wanted_NL, numbers_N, weights_N, False, numbers_N)
+
+
+Place = tuple[int, ...]
+"""What a row's random control is drawn by: (seed, group, number)."""
+
+
+def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple[Intervention, ...]:
+    """The edits as scoring carries them out: those that say how a text is read once (`read_once`) as they say.
+
+    `MaskSinks` chooses in a clean pass over the same row whatever its source is.
+
+    Raises:
+        ValueError: for an edit that begins after the first step.
+    """
+    for edit in edits:
+        if (first := extent_of(edit)[0]) > 0:
+            raise ValueError(
+                f"a text is scored in one step, but {interventions.name_of(edit)} begins at step {first} and would "
+                "change nothing; leave out its step"
+            )
+    return tuple(edit.read_once(is_causal=not is_diffusion) if hasattr(edit, "read_once") else edit for edit in edits)
+
+
+def extent_of(edit: Intervention) -> tuple[int, int]:
+    """The first step in which an edit acts, and the last position that it names; -1 where it names none."""
+    return getattr(edit, "extent", (0, -1))
+
+
+def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> None:
+    """Raise ValueError for named positions that the shortest of texts of these lengths does not have."""
+    shortest = min(lengths, default=math.inf)
+    for edit in edits:
+        if (last := extent_of(edit)[1]) >= shortest:
+            raise ValueError(
+                f"{interventions.name_of(edit)} names position {last}, but the shortest text to score has {shortest} "
+                f"tokens; name positions below {shortest}, or leave out the short texts"
+            )
+
+
+@contextmanager
+def edited(model: Any, edits: Sequence[Intervention], places: Sequence[Place]) -> Iterator[InterventionLog | None]:
+    """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
+    if not edits:
+        yield None
+        return
+    drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
+    # what was actually removed is not read here, and would cost a pass over the scores
+    with intervene(model, *drawn, measure=False) as log:
+        yield log
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A random control whose rows have generators of their own."""
+
+    edit: Any
+    places: tuple[Place, ...]
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        listener: Any = self.edit.handler(log, forwards_per_step)
+        drawn = itertools.count()
+
+        def draw(shape: Sequence[int]) -> Tensor:
+            """Of a shape (row, head, key), each row by a generator of its own."""
+            _, heads, keys = shape
+            number = next(drawn)
+            generators = [place_generator(self.edit.seed, *place, number) for place in self.places]
+            # key by key: padding behind a row does not move what its keys get
+            return torch.stack([torch.rand(keys, heads, generator=generator).T for generator in generators])
+
+        listener.draw = draw
+        return listener

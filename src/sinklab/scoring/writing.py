@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,59 @@ from sinklab.sampling.canvas import Canvas, left_padded
 from sinklab.sampling.loop import Step
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.sampling.tokens import sample_tokens
-from sinklab.scoring.text_ends import is_over, stop_ids
+
+
+def ends_of(config: Any) -> list[int]:
+    """Ids at which a diffusion model ends a text or a turn."""
+    turn = getattr(config, "eot_token_id", None)
+    return [*getattr(config, "eos_ids", ()), *([] if turn is None else [turn])]
+
+
+def ending(settings: DecodingSettings, config: Any) -> DecodingSettings:
+    """The settings; without `stop_at_eos` where neither they nor the model name an end of text."""
+    if not settings.stop_at_eos or settings.stop_ids or ends_of(config):
+        return settings
+    return replace(settings, stop_at_eos=False)
+
+
+def stop_ids(loaded: Loaded, until: Sequence[str] = ()) -> set[int]:
+    """Ids at which a text ends: the model's ends of text and of turn, and special tokens among `until`."""
+    found, tokenizer = {*loaded.special.stop, *ends_of(loaded.model.config)}, loaded.tokenizer
+    if tokenizer is not None:
+        special = {str(tokenizer.convert_ids_to_tokens(token)): token for token in tokenizer.all_special_ids}
+        found |= {special[text] for text in until if text in special}
+    return found
+
+
+def ended(
+    loaded: Loaded, ids: Sequence[int], until: Sequence[str], before: Sequence[int] = ()
+) -> tuple[list[int], str]:
+    """Tokens up to the end of text (left out), and their text up to the first `until` (left out).
+
+    Args:
+        before: the token in front of them, without which a SentencePiece tokenizer loses a leading space: one of those
+            that an indented line of code begins with.
+    """
+    stops = stop_ids(loaded, until)
+    kept = [*takewhile(lambda token: token not in stops, ids)]
+    front, whole, text = (
+        str(loaded.needed_tokenizer().decode(list(some), skip_special_tokens=True))
+        for some in (before, [*before, *kept], kept)
+    )
+    # a character may begin in the token before
+    text = whole.removeprefix(front) if whole.startswith(front) else text
+    ends = [place for end in until if end and (place := text.find(end)) >= 0]
+    return kept, text[: min(ends, default=len(text))]
+
+
+def is_over(loaded: Loaded, ids: Sequence[int], until: Sequence[str]) -> bool:
+    """Whether these tokens, which stand for good, hold an end."""
+    if stop_ids(loaded, until) & set(ids):
+        return True
+    if not any(until) or not ids:
+        return False
+    text = str(loaded.needed_tokenizer().decode(list(ids), skip_special_tokens=True))
+    return any(end and end in text for end in until)
 
 
 def sample_seed(seed: int, sample: int) -> int:
@@ -63,16 +116,15 @@ def denoise_with_clean_pass(
     """
     if log is None:
         return model.denoise(canvas, settings)
-    config, real_BS = model.config, canvas.attention_BS
-    denoiser = model.denoiser(None if bool(real_BS.all()) else real_BS)
+    denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
 
     def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         with log.probing():
             denoiser(ids_BS, wanted_BS)
         return denoiser(ids_BS, wanted_BS)
 
-    eos_ids = [*config.eos_ids, *([] if config.eot_token_id is None else [config.eot_token_id])]
-    return settings.decode(evaluate, canvas, eos_ids=eos_ids, text_vocabulary=config.text_vocab_size)
+    vocabulary = model.config.text_vocab_size
+    return settings.decode(evaluate, canvas, eos_ids=ends_of(model.config), text_vocabulary=vocabulary)
 
 
 @dataclass(frozen=True)
@@ -223,10 +275,7 @@ class DenoisingWriter(Writer):
 
     def __init__(self, texts: Writing, log: InterventionLog) -> None:
         model: Any = texts.loaded.model
-        config, settings = model.config, texts.settings
-        if texts.ends and settings.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None):
-            # the default, and this model names no end of text
-            settings = replace(settings, stop_at_eos=bool(settings.stop_ids))
+        settings = ending(texts.settings, model.config) if texts.ends else texts.settings
         canvas = canvas_of(texts.loaded, texts.requests, texts.new_tokens) if texts.canvas is None else texts.canvas
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
@@ -305,7 +354,7 @@ class ContinuingWriter(Writer):
             with self._clean.probing():
                 self._run()
             # what the clean pass wrote goes, so that the edited one reads its own past
-            if self._cache is not None and self._read:
+            if self._read:
                 self._cache.crop(self._read - self.ids_BS.shape[1])
             else:
                 self._cache = None
@@ -318,11 +367,9 @@ class ContinuingWriter(Writer):
         if not bool(self._real_BS.all()):
             position_BS = (self._real_BS.long().cumsum(1) - 1).clamp(min=0)
             given |= {"attention_mask": self._real_BS.long(), "position_ids": position_BS[:, self._read :]}
-        if not self.texts.full_forward:
-            given["past_key_values"] = self._cache
         model: Any = self.loaded.model
-        out = model(self.ids_BS[:, self._read :], **given)
-        self._cache = None if self.texts.full_forward else out.past_key_values
+        out = model(self.ids_BS[:, self._read :], past_key_values=self._cache, **given)
+        self._cache = out.past_key_values
         return out.logits[:, -1]
 
     def row(self, row: int) -> list[int]:
@@ -342,10 +389,6 @@ def check_context(loaded: Loaded, positions: int) -> None:
 def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: int) -> Canvas:
     """The prompts, padded to the left, with so many masks behind. Raises ValueError where they do not fit the model."""
     config: Any = loaded.model.config
-    return Canvas.from_prompts(
-        [list(request.ids) for request in requests],
-        new_tokens=new_tokens,
-        mask_id=config.mask_token_id,
-        pad_id=0,
-        context=config.text_positions,
-    )
+    prompts = [list(request.ids) for request in requests]
+    how = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
+    return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)

@@ -104,7 +104,7 @@ class _PositionHandler(KeyHandler):
     options: MaskPositions
 
     def __init__(self, options: MaskPositions, log: InterventionLog, forwards_per_step: int, edit: object) -> None:
-        self.first, self.stop = options.extent[0], options.steps and options.steps[1]
+        self.first, (_, self.stop) = options.extent[0], options.steps or (0, None)
         self.longest = 0
         super().__init__(options, log, forwards_per_step, edit)
 

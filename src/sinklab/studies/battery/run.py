@@ -19,8 +19,7 @@ from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.records.reading import open_run
 from sinklab.scoring.prompts import encode
-from sinklab.scoring.text_ends import ended, stop_ids
-from sinklab.scoring.writing import Writing, WritingRequest
+from sinklab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.studies.base import Work, check_fits, columns_of
 from sinklab.studies.battery.study import ALL, CONTROLS, BatterySettings, Condition
 from sinklab.studies.processes import Progress

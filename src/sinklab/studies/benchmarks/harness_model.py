@@ -19,15 +19,7 @@ from sinklab.registry import interventions
 from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.task import check_decoding
-from sinklab.studies.benchmarks.requests import (
-    Part,
-    continuations,
-    rolled,
-    scored,
-    whole_texts,
-    writing_jobs,
-    written,
-)
+from sinklab.studies.benchmarks.requests import Part, continuations, rolled, scored, whole_texts, writing_jobs, written
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import RequestCache
@@ -48,7 +40,6 @@ class SinklabLM(TemplateLM):
         pretrained: str | Loaded = "tiny",
         *,
         settings: EvalSettings | None = None,
-        cache: RequestCache | None = None,
         progress: Progress | Callable[[str], object] | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
@@ -59,7 +50,6 @@ class SinklabLM(TemplateLM):
         Args:
             pretrained: a loaded model, or what `sinklab.load` takes.
             settings: what to do; else made from `given`.
-            cache: of answers; one in memory when left out.
             progress: shows how far it is.
             batch_size: prompts that are written together; "auto" is the default number.
             max_batch_size: not used.
@@ -72,8 +62,8 @@ class SinklabLM(TemplateLM):
         reading = {name: given.pop(name) for name in READING if name in given}
         if settings is None:
             rows = {} if batch_size in (None, "auto") or "batch" in given else {"batch": int(str(batch_size))}
-            known = [field.name for field in fields(EvalSettings)]
-            known_fields("the model sinklab", given, ["pretrained", *READING, *known])
+            own = (field.name for field in fields(EvalSettings))
+            known_fields("the model sinklab", given, ["pretrained", *READING, *own])
             settings = EvalSettings(**given | rows)
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
@@ -85,7 +75,8 @@ class SinklabLM(TemplateLM):
         """Where likelihoods are asked for."""
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
-        self.cache = RequestCache(None, 0, "") if cache is None else cache
+        self.cache = RequestCache(None, 0, "")
+        """Of answers, in memory; a run puts its own here."""
         self.processes = Processes.here()
         # counts are gathered on the CPU; the model may be elsewhere
         self._rank, self._world_size = self.processes.rank, self.processes.world

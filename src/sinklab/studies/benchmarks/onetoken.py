@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, Ben
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
 VARIANTS: dict[str, str] = ONE_TOKEN_FACTS["variants"]
+LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
+RUNS_ONLY = (LOSS, LESS, SHARE)
 # What makes a variant, and what follows from it: runs of one experiment may differ in these.
 _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
 
@@ -39,27 +41,37 @@ class Cell:
 
 
 @dataclass(eq=False)
-class Experiment:
-    """Models that differ in their variant and their seed alone: a block of a table."""
+class Repeats:
+    """The runs of one variant, which differ in their seed alone."""
 
-    start: str
-    """"autoregressive", "scratch", "retrofit" (the backbone was frozen), or "unknown" without the training run."""
-    label: str
     trainings: list[Training] = field(default_factory=list)
+    tuned: list[Training] = field(default_factory=list)
+    """Those that fine-tuned one of them on questions."""
     benchmarks: list[Benchmark] = field(default_factory=list)
 
-    @cached_property
-    def variants(self) -> set[str]:
-        """What there is."""
-        return {one.variant for one in self.trainings} | {variant(one.model) for one in self.benchmarks}
+    def cell(self, column: str, first: Repeats, metric: str | None = None) -> Cell | None:
+        """A column of a table, mean over the runs; `first` are those of the table's first row.
 
-    def score(self, name: str, column: str, metric: str | None = None) -> Cell | None:
-        """A benchmark of a variant in percent, mean over its runs; of several tasks for it the paper's own."""
+        Held-out loss in nats per token, ± one standard error over rows of text. Less that of the first row: of the same
+        seed, paired by row of text. Share of attention on the added sinks at the last look of the monitor, in percent.
+        """
+        if column == LOSS:
+            known = [one.loss for one in self.trainings if one.loss is not None]
+            return _mean([(one.mean, (one.high - one.mean) / 1.96) for one in known])
+        if column == SHARE:
+            tables = [one.over("step") for one in self.trainings if one.sink_count]
+            return _mean([(100 * float(table.iloc[-1]["added_share"]), math.nan) for table in tables if not table.empty])
+        if column != LESS:
+            return self._score(column, metric)
+        theirs = {} if first is self else {one.run.info.seed: one for one in first.trainings}
+        pairs = [one.against(theirs[one.run.info.seed]) for one in self.trainings if one.run.info.seed in theirs]
+        return _mean([(pair[0], pair[1] / 1.96) for pair in pairs if pair is not None])
+
+    def _score(self, column: str, metric: str | None) -> Cell | None:
+        """A benchmark in percent; of several tasks for it the paper's own."""
+        plain = [one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")]
         for task in COLUMNS[column]["tasks"]:
-            mine = [one for one in self.benchmarks if variant(one.model) == name]
-            plain = [one for one in mine if one.k == 0 and not one.run.info.settings.get("edits")]
-            found = [one.score(task, metric) for one in plain]
-            scores = pd.DataFrame([row for row in found if row is not None])
+            scores = pd.DataFrame([row for one in plain if (row := one.score(task, metric)) is not None])
             if len(scores):
                 # a first try with a limit does not count beside the whole benchmark
                 scores = scores[scores["samples"] == scores["samples"].max()]
@@ -67,33 +79,22 @@ class Experiment:
                 return _mean(100 * scores[["value", "stderr"]].to_numpy(float), **about)
         return None
 
-    def of(self, name: str) -> list[Training]:
-        """The training runs of a variant; those that fine-tuned one on questions are not among them."""
-        return [one for one in self.trainings if one.variant == name and not _is_tuned(one)]
+    @property
+    def model(self) -> str | None:
+        """Folder or name of the first model."""
+        if self.trainings:
+            return str(self.trainings[0].run.path / "model")
+        return str(self.benchmarks[0].model.get("name")) if self.benchmarks else None
 
-    def loss(self, name: str) -> Cell | None:
-        """Held-out loss of a variant in nats per token, mean over its runs, ± one standard error over rows of text."""
-        known = [one.loss for one in self.of(name) if one.loss is not None]
-        return _mean([(one.mean, (one.high - one.mean) / 1.96) for one in known])
 
-    def less(self, name: str, other: str) -> Cell | None:
-        """Held-out loss less that of another variant of the same seed, paired by row of text; mean over seeds."""
-        theirs = {one.run.info.seed: one for one in self.of(other)} if name != other else {}
-        pairs = [one.against(theirs[one.run.info.seed]) for one in self.of(name) if one.run.info.seed in theirs]
-        return _mean([(pair[0], pair[1] / 1.96) for pair in pairs if pair is not None])
+@dataclass(eq=False)
+class Experiment:
+    """Models that differ in their variant and their seed alone: a block of a table."""
 
-    def share(self, name: str) -> Cell | None:
-        """Percent of attention on the added sinks when the monitor last measured it, mean over runs."""
-        found = [one.over("step") for one in self.of(name) if one.sink_count]
-        return _mean([(100 * float(table.iloc[-1]["added_share"]), math.nan) for table in found if not table.empty])
-
-    def model_of(self, name: str, *, tuned: bool = False) -> str | None:
-        """Folder or name of the first model of a variant; `tuned`: the one fine-tuned on questions."""
-        for one in self.trainings:
-            if one.variant == name and _is_tuned(one) == tuned:
-                return str(one.run.path / "model")
-        names = [str(one.model.get("name")) for one in self.benchmarks if variant(one.model) == name]
-        return None if tuned or not names else names[0]
+    start: str
+    """"autoregressive", "scratch", "retrofit" (the backbone was frozen), or "unknown" without the training run."""
+    label: str
+    variants: defaultdict[str, Repeats] = field(default_factory=lambda: defaultdict(Repeats))
 
 
 def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> list[Experiment]:
@@ -105,22 +106,21 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     by_weights = {file.read_text().strip(): one for file, one in files if file.is_file()}
     blocks: dict[str, Experiment] = {}
     for one in runs:
-        if one.run.info.settings.get("objective") == "autoregressive":
-            continue
-        key, start, label = _described(_base(one, homes))
-        blocks.setdefault(key, Experiment(start, label)).trainings.append(one)
+        if one.run.info.settings.get("objective") != "autoregressive":
+            key, start, label = _described(_base(one, homes))
+            repeats = blocks.setdefault(key, Experiment(start, label)).variants[one.variant]
+            (repeats.tuned if _is_tuned(one) else repeats.trainings).append(one)
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
         home = homes.get(Path(str(bench.model.get("name"))).resolve())
         home = home or by_weights.get(str(bench.model.get("weights_sha256")))
+        sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
+        elsewhere = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
+        key, start, label = json.dumps(["unknown", sizes]), "unknown", elsewhere
         if home is not None:
             key, start, label = _described(_base(home, homes))
-        else:
-            sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
-            key, start = json.dumps(["unknown", sizes]), "unknown"
-            label = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
-        blocks.setdefault(key, Experiment(start, label)).benchmarks.append(bench)
+        blocks.setdefault(key, Experiment(start, label)).variants[variant(bench.model)].benchmarks.append(bench)
     return list(blocks.values())
 
 
@@ -172,10 +172,6 @@ def _mean(runs: Any, **about: Any) -> Cell | None:
     return Cell(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(runs)), len(runs), **about)
 
 
-LOSS, LESS, SHARE = "held-out loss", "loss less the first row's", "attention on the sinks, %"
-RUNS_ONLY = (LOSS, LESS, SHARE)
-
-
 def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
     """One row per cell: of the paper, and of every block of runs that belongs to the table.
 
@@ -191,31 +187,26 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
                 for column, score in zip(table.benchmarks, paper.scores, strict=True):
                     rows.append(here | {"column": column} | asdict(Cell(score)) | {"command": ""})
         for block in (block for block in blocks if _belongs(block, table)):
+            first = block.variants.get(table.variants[0][1], Repeats())
             for name, of_variant in table.variants:
                 here = of_table | {"block": block.label, "source": "measured", "row": name, "variant": of_variant}
+                repeats = block.variants.get(of_variant, Repeats())
                 for column in (*table.benchmarks, *RUNS_ONLY):
-                    cell = _cell(block, of_variant, table.variants[0][1], column, metric)
-                    command = "" if cell else _command(table, block, of_variant, column)
+                    cell = repeats.cell(column, first, metric)
+                    command = "" if cell else _command(table, repeats, of_variant, column)
                     rows.append(here | {"column": column} | asdict(cell or Cell()) | {"command": command})
     return pd.DataFrame(rows)
 
 
 def _belongs(block: Experiment, table: PaperTable) -> bool:
     """Tables 1 and 2 differ in how models began; the others take whatever has two of their variants."""
-    shared = len(block.variants & {name for _, name in table.variants})
+    shared = len(block.variants.keys() & {name for _, name in table.variants})
     return shared > 0 and block.start == table.start if table.number <= 2 else shared > 1
 
 
-def _cell(block: Experiment, of_variant: str, first: str, column: str, metric: str | None) -> Cell | None:
-    """Of a variant; `first` is that of the table's first row."""
-    of_runs: dict[str, Any] = {LOSS: block.loss, LESS: partial(block.less, other=first), SHARE: block.share}
-    return of_runs[column](of_variant) if column in of_runs else block.score(of_variant, column, metric)
-
-
-def _command(table: PaperTable, block: Experiment, of_variant: str, column: str) -> str:
+def _command(table: PaperTable, repeats: Repeats, of_variant: str, column: str) -> str:
     """What fills a missing cell; nothing where there is none to be filled."""
-    model = block.model_of(of_variant)
-    word = VARIANTS.get(of_variant, of_variant)
+    model, word = repeats.model, VARIANTS.get(of_variant, of_variant)
     if model is None:
         laptop, published = RECIPES[table.start]
         return f"sinklab train {laptop} --variant {word}   (as published: {published})"
@@ -225,10 +216,9 @@ def _command(table: PaperTable, block: Experiment, of_variant: str, column: str)
     flags = COLUMNS[column]["flags"]
     how = f"{'smdm' if 'smdm' in flags else 'chain'}-{flags.split()[-1]}" if flags else "two-stage"
     if column == "GSM8K":
-        tuned = block.model_of(of_variant, tuned=True)
-        if tuned is None:
+        if not repeats.tuned:
             return f"sinklab train sft-gsm8k --init-from {model} --corpus gsm8k_aug/train.txt"
-        model = tuned
+        model = str(repeats.tuned[0].run.path / "model")
     where = f"--data benchmarks --out runs/onetoken/{word.replace(' ', '-')}-{how}"
     return " ".join(f"sinklab eval --model {model} --tasks {COLUMNS[column]['tasks'][0]} {flags} {where}".split())
 

@@ -5,8 +5,6 @@ tasks.toml says where they are looked for and what lm-eval's task of that name r
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import json
 import re
@@ -19,12 +17,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sinklab.data.corpora import json_object
+from sinklab.data.corpora import json_object, text_lines
 from sinklab.records.storage import write_beside
 
 Row = dict[str, Any]
 
-_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+_PACKED = (".gz", ".bz2")
 _LETTERS = "ABCDEFGH"
 
 
@@ -50,26 +48,17 @@ def rows_of(benchmark: str, paths: Sequence[Path]) -> list[Row]:
 
 
 def _kind(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix in _OPEN else path.suffix
-
-
-def _text(path: Path) -> str:
-    try:
-        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8-sig") as file:
-            return str(file.read())
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as text in UTF-8: {error}; get the file again") from error
+    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
 
 
 def _plain(path: Path) -> list[Row]:
     if _kind(path) == ".parquet":
         return _parquet(path)
-    # a line ends at a line feed alone: JSON may hold U+2028 as it is
-    lines = enumerate(_text(path).split("\n"), 1)
+    lines = enumerate(text_lines(path), 1)
     rows = [json_object(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
     if rows and "label" not in rows[0] and labels.is_file():
-        given = _text(labels).split()
+        given = "".join(text_lines(labels)).split()
         if len(given) != len(rows):
             raise ValueError(f"{labels} must hold a label for each of {len(rows)} rows of {path}, but has {len(given)}")
         rows = [{**row, "label": label} for row, label in zip(rows, given, strict=True)]
@@ -81,16 +70,14 @@ def _parquet(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        return [*pq.read_table(path).to_pylist()]
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}; get the file again") from error
-    rows: list[Row] = table.to_pylist()
-    return rows
 
 
 def _six_lines(path: Path) -> list[Row]:
     """Six lines a document: activity and context, number of the right ending, four endings."""
-    lines = _text(path).rstrip("\n").split("\n")
+    lines = "".join(text_lines(path)).rstrip("\n").split("\n")
     if len(lines) % 6 or any(line.strip() not in ("0", "1", "2", "3") for line in lines[1::6]):
         raise ValueError(
             f"{path} must hold six lines a document (context, 0 to 3, four endings), but its {len(lines)} lines do not"
@@ -106,20 +93,16 @@ def _six_lines(path: Path) -> list[Row]:
     return rows
 
 
-def _lines(path: Path) -> list[Row]:
-    return [{"text": line} for line in _text(path).split("\n") if line.strip()]
-
-
 def _whole(path: Path) -> list[Row]:
     try:
-        return [json.loads(_text(path))]
+        return [json.loads("".join(text_lines(path)))]
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} must hold one JSON object: {error.msg} in line {error.lineno}") from error
 
 
 _READERS: dict[tuple[str | None, str], Callable[[Path], list[Row]]] = {
     ("six_lines", ".txt"): _six_lines,
-    ("lines", ".txt"): _lines,
+    ("lines", ".txt"): lambda path: [{"text": line.removesuffix("\n")} for line in text_lines(path) if line.strip()],
     ("json", ".txt"): _whole,
 }
 
@@ -167,20 +150,18 @@ def _race(row: Row, where: str) -> Row:
 
 def _by_article(rows: list[Row], path: Path) -> list[Row]:
     """One row per article, from the authors' files (one per article) or from a row for each question."""
+    names, several = ("question", "answer", "options"), ("questions", "answers", "options")
     if "questions" in rows[0]:
-        names = ("article", "questions", "options", "answers")
-        whole = [_taken(row, str(path), *names) for row in rows]
-        lists = [(row["article"], zip(*(row[name] for name in names[1:]), strict=True)) for row in whole]
-        return [{"article": article, "problems": [_problem(*parts) for parts in given]} for article, given in lists]
-    single = [_taken(row, str(path), "article", "question", "options", "answer") for row in rows]
+        whole = [_taken(row, str(path), "article", *several) for row in rows]
+        articles = [(row["article"], [*zip(*(row[name] for name in several), strict=True)]) for row in whole]
+    else:
+        single = [_taken(row, str(path), "article", *names) for row in rows]
+        groups = groupby(single, lambda row: row["article"])
+        articles = [(article, [tuple(row[name] for name in names) for row in some]) for article, some in groups]
     return [
-        {"article": article, "problems": [_problem(row["question"], row["options"], row["answer"]) for row in some]}
-        for article, some in groupby(single, lambda row: row["article"])
+        {"article": article, "problems": [dict(zip(names, each, strict=True)) for each in given]}
+        for article, given in articles
     ]
-
-
-def _problem(question: str, options: Sequence[str], answer: str) -> Row:
-    return {"question": question, "answer": answer, "options": list(options)}
 
 
 def _lambada(row: Row, where: str) -> Row:
@@ -192,7 +173,6 @@ def _lambada(row: Row, where: str) -> Row:
 
 _FORMS: dict[str, Callable[[Row, str], Row]] = {"arc": _arc, "race": _race, "lambada": _lambada}
 
-_ENDINGS = ("", ".gz", ".bz2")
 # raised when rows of the same file come out otherwise: what an older version converted is then left alone
 _FORM = 1
 
@@ -226,7 +206,7 @@ class Source:
         own = [data] if data.name in self.folders else []
         for folder in [*(data / name for name in self.folders), *own]:
             for pattern in self.files.get(split, ()):
-                for ending in _ENDINGS:
+                for ending in ("", *_PACKED):
                     if found := sorted(path for path in folder.glob(pattern + ending) if path.is_file()):
                         return found
         return []

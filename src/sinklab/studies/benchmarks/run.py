@@ -276,7 +276,7 @@ def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettin
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
     # a cell does not depend on what is allowed for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE
-    changes = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
+    changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
     return dataclasses.replace(settings, mask_sinks=k or None, control=control, **changes)
 
 

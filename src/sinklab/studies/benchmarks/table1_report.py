@@ -15,16 +15,8 @@ from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.studies.benchmarks.published import (
-    KS,
-    TABLE1_NOTES,
-    TITLES,
-    Benchmark,
-    found_in,
-    paired_drop,
-    published_model,
-    published_table1,
-)
+from sinklab.studies.benchmarks import published as paper
+from sinklab.studies.benchmarks.published import Benchmark, found_in, paired_drop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +41,7 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
         figure = Figure(figsize=(4.2 * max(len(tasks), 1.3), 3.4), layout="constrained")
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
             _panel(axes, numbers[numbers["task"] == task], look, names)
-            axes.set_title(TITLES.get(task, task))
+            axes.set_title(_titled(task))
             handles, labels = axes.get_legend_handles_labels()
             entries |= dict(zip(labels, handles, strict=True))
         figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(tasks) + 1, 3))
@@ -60,7 +52,7 @@ def _panel(axes: Axes, numbers: pd.DataFrame, look: Theme, names: dict[str, int]
     """`names`: a model and its published twin have one colour, in every panel."""
     ks = sorted({int(k) for k in numbers["k"]})
     for (source, model, control), cells in numbers.groupby(["source", "model", "control"], sort=False):
-        stands_for = model if source == PUBLISHED else published_model(model) or model
+        stands_for = model if source == PUBLISHED else paper.published_model(model) or model
         index = names.setdefault(stands_for, len(names))
         base = numbers[(numbers["source"] == source) & (numbers["model"] == model) & (numbers["k"] == 0)]
         # every control begins at the unmasked score
@@ -105,7 +97,7 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     names = dict(zip(order, labels([firsts[alike] for alike in order]), strict=True))
     rows: list[dict[str, Any]] = []
     tasks = dict.fromkeys(task for one in listed for task in one.tasks)
-    for task in sorted(tasks, key=lambda task: [*TITLES, task].index(task)):
+    for task in sorted(tasks, key=lambda task: [*paper.TITLES, task].index(task)):
         for alike, model in names.items():
             rows += _measured(task, model, [one for one in listed if one.alike == alike and task in one.tasks])
         rows += _published(task)
@@ -154,22 +146,24 @@ def verdict(plain: float, low: float, high: float) -> str:
 
 
 def _removed(one: Benchmark, task: str) -> float:
-    if "sinks" not in one.run.tables:
-        return math.nan
-    frame = one.run.table("sinks")
+    frame = one.run.table("sinks") if "sinks" in one.run.tables else pd.DataFrame()
     return float(frame.loc[frame["task"] == task, "removed"].mean()) if "removed" in frame else math.nan
 
 
 def _published(task: str) -> list[dict[str, Any]]:
     rows = []
-    for model, cells in published_table1(task).items():
+    for model, cells in paper.published_table1(task).items():
         plain, error = cells[0]
-        for k, (value, stderr) in zip(KS, cells, strict=True):
+        for k, (value, stderr) in zip(paper.KS, cells, strict=True):
             row: dict[str, Any] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}
             reach, drop = Z * math.hypot(error, stderr), plain - value
             row |= {"accuracy": value, "stderr": stderr}
             rows.append(row | (_drop(plain, drop, drop - reach, drop + reach) if k else {}))
     return rows
+
+
+def _titled(task: object) -> str:
+    return paper.TITLES.get(str(task), str(task))
 
 
 def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -182,16 +176,15 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     ks = sorted({int(k) for k in numbers["k"]})
     rows = []
     for task, of_task in numbers.groupby("task", sort=False):
-        met = {published_model(str(name)) for name in of_task.loc[of_task["source"] == MEASURED, "model"]}
+        met = {paper.published_model(str(name)) for name in of_task.loc[of_task["source"] == MEASURED, "model"]}
         groups = list(of_task.groupby(["source", "model", "control"], sort=False))
         groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
         for (source, model, control), cells in groups:
             by_k = {int(cell["k"]): cell for _, cell in cells.iterrows()}
             name = model if control == "sinks" else f"{model}, {control} columns"
             shown = {"none" if k == 0 else str(k): _cell(by_k.get(k)) for k in ks}
-            rows.append(
-                {"task": TITLES.get(str(task), task), "model": name, "source": source, **shown, VERDICT: _lost(by_k)}
-            )
+            of_row = {"task": _titled(task), "model": name, "source": source}
+            rows.append(of_row | shown | {VERDICT: _lost(by_k)})
     return pd.DataFrame(rows)
 
 
@@ -215,21 +208,21 @@ def _lost(by_k: dict[int, pd.Series]) -> str:
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
     """What has to be said below the table."""
-    notes = list(TABLE1_NOTES)
+    notes = list(paper.TABLE1_NOTES)
     measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
     for _, cell in measured.iterrows():
         if cell["verdict"] not in ("–", "floor"):
             relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
             notes.append(
-                f"{TITLES.get(cell['task'], cell['task'])}, {cell['model']}, {cell['k']} {cell['control']}: "
+                f"{_titled(cell['task'])}, {cell['model']}, {cell['k']} {cell['control']}: "
                 f"{_points(-cell['drop'])} points ({_points(-cell['drop_high'])} … {_points(-cell['drop_low'])})"
                 f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
             )
     for (task, model), cells in measured.groupby(["task", "model"], sort=False):
         if (share := cells["no_answer"].max()) > 0:
-            notes.append(f"{TITLES.get(str(task), task)}, {model}: no answer found in up to {share:.0%} of a cell")
+            notes.append(f"{_titled(task)}, {model}: no answer found in up to {share:.0%} of a cell")
         if (cells["verdict"] == "floor").any():
-            notes.append(f"{TITLES.get(str(task), task)}, {model}: too little is right for 5 points to be lost")
+            notes.append(f"{_titled(task)}, {model}: too little is right for 5 points to be lost")
     return notes + [f"not finished, so left out: {path}" for path in unfinished]
 
 

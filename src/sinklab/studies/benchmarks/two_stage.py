@@ -22,8 +22,7 @@ from sinklab.errors import Checked, limited
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
-from sinklab.scoring.text_ends import ended
-from sinklab.scoring.writing import Writing, sample_seed, seeded
+from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
 from sinklab.studies.benchmarks.requests import Asked, Part
@@ -135,11 +134,9 @@ class TwoStage(Checked):
     @cached_property
     def decoding(self) -> DecodingSettings:
         """The settings of each stage for this model."""
-        chosen, config = self.settings or two_stage_settings(published=self.published), self.loaded.model.config
-        if chosen.stop_at_eos and not (config.eos_ids or config.eot_token_id is not None or chosen.stop_ids):
-            # part of the protocol, and this model names no end of text
-            return replace(chosen, stop_at_eos=False)
-        return chosen
+        chosen = self.settings or two_stage_settings(published=self.published)
+        # to end is part of the protocol, but some models name no end of text
+        return ending(chosen, self.loaded.model.config)
 
     def answers(self, questions: Sequence[str], numbers: Sequence[int] | None = None) -> Iterator[TwoStageAnswer]:
         """The answers, in no particular order.
