@@ -20,7 +20,6 @@ from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import (
     DPI,
     MARKERS,
-    MORE,
     Theme,
     from_zero,
     legend_above,
@@ -279,7 +278,7 @@ def finish(plot: Axes, readers: list[Any], x: str) -> None:
 
 def drawn_as(readers: list[Any], look: Theme) -> list[Look]:
     """A colour for each run, and the same for runs that differ in their seed alone: these have one legend entry."""
-    colours, kinds = look.runs + MORE[look.name], list(dict.fromkeys(run.repeats for run in readers))
+    colours, kinds = look.runs + look.more, list(dict.fromkeys(run.repeats for run in readers))
     found: list[Look] = []
     for run in readers:
         before = [one for one in found if one.run.repeats == run.repeats]
