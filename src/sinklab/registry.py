@@ -287,7 +287,7 @@ unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
 families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada families smdm"))
-figures = Registry("figure", *_in("sinklab.reports", "figures maps paths scores"))
+figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
 studies = Registry(
     "study",
     *(f"sinklab.studies.{name}.study" for name in ("battery", "benchmarks", "caches", "contents", "curve", "trace")),

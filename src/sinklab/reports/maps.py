@@ -1,4 +1,4 @@
-"""Heat maps: received attention and whole attention maps of a study, layer by head, layer by step of training."""
+"""Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step of training."""
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first), S positions
 from __future__ import annotations
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinklab.errors import near
-from sinklab.reports.drawing import figure, finish, having
-from sinklab.reports.samples import NotRecorded, Sample
+from sinklab.reports.drawing import NEW, drawn_as, figure, finish
+from sinklab.reports.samples import STATES, NotRecorded, Sample
 from sinklab.reports.study import Study
-from sinklab.reports.style import Theme, colormap, own_axes, whole_numbers
+from sinklab.reports.style import Theme, colormap, legend_of_dots, own_axes, whole_numbers
 from sinklab.reports.training import Training
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ FLOOR = 0.5
 _TICKS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-@figure("received_map", alone=True)
+@figure("received_map", alone=True, needs="attention")
 def received_map(
     run: Study,
     layer: int | None = None,
@@ -52,7 +52,7 @@ def received_map(
     return axes
 
 
-@figure("received_maps", alone=True)
+@figure("received_maps", alone=True, needs="attention")
 def received_maps(run: Study, *, sample: int = 0, top: float | None = None, look: Theme) -> Canvas:
     """The heat maps of all recorded layers (at most 12, evenly spaced) on one figure of two columns."""
     from matplotlib.figure import Figure as Canvas
@@ -72,11 +72,11 @@ def received_maps(run: Study, *, sample: int = 0, top: float | None = None, look
         axes.axis("off")
     canvas.supxlabel("position", fontsize=9, color=look.muted)
     canvas.supylabel("step", fontsize=9, color=look.muted)
-    _scale_bar(image, grid, aspect=50, shrink=0.75, pad=0.02)
+    _scale_bar(image, grid, aspect=50, shrink=0.75)
     return canvas
 
 
-@figure("attention_map", alone=True)
+@figure("attention_map", alone=True, needs="attention")
 def attention_map(
     run: Study,
     step: int | None = None,
@@ -104,13 +104,12 @@ def attention_map(
     return axes
 
 
-@figure("layer_head_map", alone=True)
+@figure("layer_head_map", alone=True, needs="attention")
 def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes:
     """Layer × head: attention weight on the main sink of a head, mean over steps and samples (analysis paper, Fig. 5).
 
     In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
-    having([run], "attention", lambda run: run.recorded)
     share_LH = 100 * run.measured.main_share_LH
     layers, heads = share_LH.shape
     axes = own_axes(axes, 4.6, min(6.0, max(2.2, 1.1 + 0.9 * layers / max(heads, 1) * 3.6)))
@@ -121,36 +120,29 @@ def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes
         every = max(1, -(-len(numbers) // 16))
         axis.set_ticks(range(0, len(numbers), every), [str(number) for number in numbers[::every]])
     _bare(axes)
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=28)
+    bar = _colour_bar(image, axes, aspect=28)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    bar.outline.set_visible(False)
     return axes
 
 
-@figure("emergence_map", kind="training", alone=True)
-def emergence_map(run: Training, axes: Axes | None = None, *, top: float | None = None, look: Theme) -> Axes:
+@figure("emergence_map", kind="training", alone=True, needs="monitor", size=(4.6, 2.6), legend=1)
+def emergence_map(run: Training, axes: Axes = NEW, *, top: float | None = None, look: Theme) -> None:
     """Share of attention on the added sinks (without any: on the greatest text token) by step and layer, in percent.
 
     top: the share that has the strongest colour, for figures that are to compare.
     """
-    having([run], "monitor", lambda run: not run.facts.empty)
     share = "added_share" if run.sink_count else "text_share"
     share_LT = 100 * run.facts[run.facts["layer"] >= 0].pivot(index="layer", columns="step", values=share)
     values = share_LT.to_numpy()
     greatest = max(float(np.nan_to_num(values).max(initial=0)), 1e-3)
     edges = [_edges(numbers.to_numpy(float)) for numbers in (share_LT.columns, share_LT.index)]
-    axes = own_axes(axes, 4.6, 2.6)
     mesh = axes.pcolormesh(*edges, values, cmap=colormap(look), vmin=0, vmax=top or greatest, rasterized=True)
     axes.set(xlabel="step", ylabel="layer")
     axes.set_title("added sinks" if run.sink_count else "greatest text token")
     whole_numbers(axes.yaxis)
-    figure: Any = axes.figure
-    bar = figure.colorbar(mesh, ax=axes, pad=0.02)
-    bar.set_label("share of attention, %")
-    bar.outline.set_visible(False)
-    finish(axes, [run], "step", own=False)
+    _colour_bar(mesh, axes).set_label("share of attention, %")
+    finish(axes, [run], "step")
     axes.grid(visible=False)
-    return axes
 
 
 def _edges(middles: np.ndarray) -> np.ndarray:
@@ -163,7 +155,6 @@ def _edges(middles: np.ndarray) -> np.ndarray:
 
 def recorded_sample(study: Study, sample: int | None) -> Sample:
     """The sample numbered ``sample`` (None: the first one with attention). ValueError naming those there are."""
-    having([study], "attention", lambda run: run.recorded)
     numbers = [study.samples.numbers[place] for place in study.recorded]
     if sample is None:
         return study.samples[study.recorded[0]]
@@ -203,11 +194,11 @@ def _draw_map(axes: Axes, received_TK: np.ndarray, sample: Sample, look: Theme, 
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     image = _draw_image(axes, received_TK, sample.added, look, top)
-    numbers, blocks = sample.step_numbers_T, sample.blocks_T
+    numbers = sample.step_numbers_T
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     # Rows are recorded steps, which need not be every step.
     axes.yaxis.set_major_formatter(FuncFormatter(lambda row, _: str(numbers[int(row)]) if row < len(numbers) else ""))
-    for border in np.flatnonzero(blocks[1:] != blocks[:-1]) + 1:
+    for border in sample.borders:
         axes.axhline(float(border), color=look.muted, linewidth=0.5, alpha=0.7)
     return image
 
@@ -237,9 +228,108 @@ def _bare(axes: Axes) -> None:
     axes.tick_params(length=0)
 
 
+def _colour_bar(image: Any, axes: Any, **where: Any) -> Any:
+    bar = image.figure.colorbar(image, ax=axes, **({"pad": 0.02} | where))
+    bar.outline.set_visible(False)
+    return bar
+
+
 def _scale_bar(image: AxesImage, axes: Any, **where: Any) -> None:
-    bar = image.figure.colorbar(image, ax=axes, location="top", **({"aspect": 40, "shrink": 0.8, "pad": 0.02} | where))
+    bar = _colour_bar(image, axes, location="top", **({"aspect": 40, "shrink": 0.8} | where))
     bar.set_ticks([tick for tick in _TICKS if tick <= image.norm.vmax])  # type: ignore[operator]
     bar.ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     bar.ax.minorticks_off()
-    bar.outline.set_visible(False)
+
+
+@figure("sink_path", alone=True, needs="attention", size=(4.6, 3.4))
+def sink_path(run: Study, axes: Axes = NEW, *, sample: int = 0, look: Theme) -> None:
+    """Where the main sink is at each step: a dot per position, its area the share of (layer, head) pairs that have it.
+
+    The analysis paper's Fig. 7 for all heads at once. The colour says what the position held; dots on the strip below
+    zero are the added sink token; thin lines are block borders. Raises ValueError for an unknown sample.
+    """
+    watched = recorded_sample(run, sample)
+    share_TK = main_shares(watched)
+    offset, steps, numbers = watched.added, len(share_TK), watched.step_numbers_T
+    length = share_TK.shape[1] - offset
+    states = watched.states_TS if watched.has_tokens else np.full((steps, length), 1)
+    strip = -0.09 * length
+    for code, state in enumerate(STATES):
+        row, position = np.nonzero((share_TK[:, offset:] > 0) & (states == code))
+        area = 110 * share_TK[row, position + offset]
+        axes.scatter(numbers[row], position, s=area, color=look.states[state], linewidths=0, label=state, alpha=0.9)
+    if offset:
+        added_T = share_TK[:, :offset].sum(1)
+        at = np.flatnonzero(added_T)
+        axes.axhline(strip / 2, color=look.line, linewidth=0.8)
+        places = np.full(len(at), strip)
+        axes.scatter(numbers[at], places, s=110 * added_T[at], color=look.added, linewidths=0, label="added sink")
+    _borders(axes, watched, look.line)
+    room = 0.02 * (numbers[-1] - numbers[0]) + 1
+    axes.set(xlabel="step", ylabel="position", xlim=(numbers[0] - room, numbers[-1] + room))
+    axes.set_ylim(1.7 * strip if offset else -2, length + 1)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= length])
+    legend_of_dots(axes, 4)
+
+
+@figure("sink_path_of_head", needs="attention", size=(4.6, 3.0), legend=1)
+def sink_path_of_head(
+    runs: list[Study],
+    layer: int | None = None,
+    head: int | None = None,
+    axes: Axes = NEW,
+    *,
+    sample: int = 0,
+    look: Theme,
+) -> None:
+    """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
+
+    layer, head: numbers of the model; None takes the head whose main text position receives most. Dots on the strip
+    below zero are the added sink token. Raises ValueError for unknown numbers.
+    """
+    length, added = 0, False
+    for index, one in enumerate(drawn_as(runs, look)):
+        watched = recorded_sample(one.run, sample)
+        place = _chosen(one.run, watched, layer, head)
+        main_T = watched.main_TLH[:, place[0], place[1]].astype(float) - watched.added
+        length, added = max(length, int(watched.positions_T.max())), added or bool((main_T < 0).any())
+        label = f"{one.run.label}: layer {one.run.layers[place[0]]}, head {one.run.heads[place[1]]}"
+        drawn_T = np.where(main_T < 0, np.nan, main_T)
+        style: dict[str, Any] = {"color": one.colour, "marker": one.marker, "markersize": 3.2}
+        axes.plot(watched.step_numbers_T, drawn_T, drawstyle="steps-mid", linewidth=1.2, label=label, **style)
+        # the added sink has no position of its own
+        on_added = np.flatnonzero(main_T < 0)
+        level = np.full(len(on_added), -0.06 * (index + 1))
+        axes.plot(watched.step_numbers_T[on_added], level * length, linestyle="", **style)
+        if index == 0:
+            _borders(axes, watched, look.line)
+    strip = 0.06 * (len(runs) + 1) * length if added else 2
+    axes.set(xlabel="step", ylabel="position of the main sink", ylim=(-strip, length + 1))
+    ticks = [tick for tick in axes.get_yticks() if 0 <= tick <= length]
+    axes.set_yticks(ticks)
+    if added:
+        axes.axhline(-0.03 * length, color=look.line, linewidth=0.8)
+        axes.set_yticks([-strip / 2, *ticks], ["sink", *(f"{tick:g}" for tick in ticks)])
+
+
+def main_shares(sample: Sample) -> np.ndarray:
+    """(step, key) share of (layer, head) pairs whose main sink is the key."""
+    keys = np.arange(sample.visible_TK.shape[1])
+    return np.stack([(main_LH[..., None] == keys).mean((0, 1)) for main_LH in sample.main_TLH])
+
+
+def _chosen(study: Study, sample: Sample, layer: int | None, head: int | None) -> tuple[int, int]:
+    """Places of the layer and head that are drawn."""
+    text_TLH = np.fmax.reduce(sample.share_TLHK[..., sample.added :], axis=-1)
+    strength_LH = np.nansum(text_TLH, axis=0)
+    if layer is not None:
+        strength_LH[np.arange(len(study.layers)) != place_of(study, "layer", layer)] = -1
+    if head is not None:
+        strength_LH[:, np.arange(len(study.heads)) != place_of(study, "head", head)] = -1
+    found = np.unravel_index(int(strength_LH.argmax()), strength_LH.shape)
+    return int(found[0]), int(found[1])
+
+
+def _borders(axes: Axes, sample: Sample, colour: str) -> None:
+    for border in sample.borders:
+        axes.axvline(float(sample.step_numbers_T[border]) - 0.5, color=colour, linewidth=0.8, zorder=0)

@@ -318,6 +318,11 @@ class Sample:
             blocks_T = np.array([known.get(int(step), -1) for step in self.step_numbers_T], dtype=int)
         return blocks_T
 
+    @property
+    def borders(self) -> np.ndarray:
+        """Rows of the recorded steps at which another block begins."""
+        return np.flatnonzero(np.diff(self.blocks_T)) + 1
+
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
         """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where they are there."""
         keys = self.visible_TK.shape[1]

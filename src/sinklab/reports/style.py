@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,58 +19,35 @@ if TYPE_CHECKING:
 
 DPI = 170
 MARKERS = ("o", "s", "D", "^", "v", "P")
-# Seven runs are told apart; the first four are the theme's.
-MORE = {"light": ("#B07D00", "#4D5562", "#2E9BD6"), "dark": ("#E8C547", "#C9CED8", "#B39DFF")}
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one appearance; the same values stand in style.css."""
+    """Colours of one appearance, those of themes.toml; the same values stand in style.css."""
 
     name: str
     surface: str
     ink: str
     muted: str
     line: str
-    runs: tuple[str, ...]
+    runs: list[str]
     """one colour per run"""
+    more: list[str]
+    """further ones: seven runs are told apart"""
     added: str
     """the added sink token"""
     states: dict[str, str]
     """prompt, masked, committed"""
-    scale: tuple[str, ...]
+    scale: list[str]
     """from nothing to much, lightness falling (light) or rising (dark) evenly"""
-
-
-THEMES = {
-    "light": Theme(
-        name="light",
-        surface="#ffffff",
-        ink="#1d1f24",
-        muted="#646a75",
-        line="#d9dce1",
-        runs=("#0072B2", "#D55E00", "#009E73", "#A8478A"),
-        added="#D55E00",
-        states={"prompt": "#8a9099", "masked": "#56B4E9", "committed": "#00507d"},
-        scale=("#ffffff", "#fbe3c0", "#f3a96b", "#d9593f", "#8f2a52", "#2f1545"),
-    ),
-    "dark": Theme(
-        name="dark",
-        surface="#1b1d22",
-        ink="#e8e9ec",
-        muted="#9aa1ad",
-        line="#3a3e47",
-        runs=("#56B4E9", "#F28E4B", "#2FC59A", "#E29BC3"),
-        added="#F28E4B",
-        states={"prompt": "#7d8490", "masked": "#56B4E9", "committed": "#d6ecfa"},
-        scale=("#1b1d22", "#46204f", "#93304f", "#dc6a3d", "#f6b866", "#fff6dc"),
-    ),
-}
 
 
 def asset(name: str) -> str:
     """The text of a file that is packaged with the reports."""
     return resources.files("sinklab.reports").joinpath(name).read_text("utf-8")
+
+
+THEMES = {name: Theme(name, **colours) for name, colours in tomllib.loads(asset("themes.toml")).items()}
 
 
 def theme_named(name: str) -> Theme:
@@ -106,7 +84,7 @@ def colormap(theme: Theme) -> Colormap:
     """Colours for amounts: the surface for nothing."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(f"sinklab-{theme.name}", list(theme.scale))
+    return LinearSegmentedColormap.from_list(f"sinklab-{theme.name}", theme.scale)
 
 
 def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes:
@@ -121,11 +99,13 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
 def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
     """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot keeps its height.
 
+    columns: 0 takes two, or one where an entry is long.
     extra: more entries, as (line style, words), in the colour of labels.
     """
     from matplotlib.lines import Line2D
 
     handles, names = axes.get_legend_handles_labels()
+    columns = columns or (1 if any(len(name) > 24 for name in names) else 2)
     muted = axes.xaxis.label.get_color()
     styles: Any = [style for style, _ in extra]
     handles += [Line2D([], [], color=muted, linestyle=style, linewidth=1.2) for style in styles]
@@ -144,6 +124,12 @@ def legend_of_dots(axes: Axes, columns: int, title: str | None = None) -> None:
     )  # fmt: skip
     for handle in legend.legend_handles:
         handle.set(sizes=[30], alpha=1)  # type: ignore[union-attr]
+
+
+def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: tuple[int, int], **how: Any) -> None:
+    """Small words in the colour of labels, hanging from a place."""
+    style = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
+    axes.annotate(words, at, xycoords=coords, xytext=offset, textcoords="offset points", **style)
 
 
 def whole_numbers(axis: Any) -> None:

@@ -60,7 +60,8 @@ class Repeats:
             return _mean([(one.mean, (one.high - one.mean) / 1.96) for one in known])
         if column == SHARE:
             tables = [one.over("step") for one in self.trainings if one.sink_count]
-            return _mean([(100 * float(table.iloc[-1]["added_share"]), math.nan) for table in tables if not table.empty])
+            shares = [float(table.iloc[-1]["added_share"]) for table in tables if not table.empty]
+            return _mean([(100 * share, math.nan) for share in shares])
         if column != LESS:
             return self._score(column, metric)
         theirs = {} if first is self else {one.run.info.seed: one for one in first.trainings}
