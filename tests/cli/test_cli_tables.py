@@ -158,4 +158,4 @@ def test_the_commands_are_reached_by_name(model: str, capsys: pytest.CaptureFixt
     assert main(["onetoken", "nowhere"]) == 2
     assert "but nowhere is not a folder" in capsys.readouterr().err
     assert main(["table1", "--model", model, "--ks", "-1"]) == 2
-    assert "ks are numbers of masked sinks, at least 0, got -1" in capsys.readouterr().err
+    assert "ks must be at least 0, but is -1" in capsys.readouterr().err

@@ -186,6 +186,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
     )
     assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (2, 3, ("piqa",))
     assert model.edits == (interventions.parse("mask_sinks:k=2"),)
+    assert SinklabLM(tiny_loaded(), cache="dual").settings.cache == "dual"
     assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
     assert model.eot_token_id == model.tokenizer.eos_token_id
     assert model.tokenizer_name == "tiny"

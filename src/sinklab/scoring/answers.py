@@ -39,7 +39,7 @@ class SinkFacts:
         self._sums: dict[str, Tensor] = {}
 
     def add(
-        self, recording: Recording, statistic: str, state_BS: Tensor, active_B: Tensor, log: InterventionLog | None
+        self, recording: Recording, statistic: str, state_BS: Tensor, active_B: Tensor, log: InterventionLog
     ) -> None:
         """One step.
 
@@ -52,9 +52,7 @@ class SinkFacts:
         """
         received_BLHK = recording.values(statistic)[0]
         self.count(received_BLHK, recording.visible[0], state_BS, active_B)
-        if log is not None:
-            rows, layers = received_BLHK.shape[:2]
-            self._removed(log, rows, layers, active_B.cpu())
+        self._removed(log, torch.zeros(received_BLHK.shape[:2]), active_B.cpu())
 
     def count(self, received_BLHK: Tensor, visible_BK: Tensor, state_BS: Tensor, active_B: Tensor) -> None:
         """One step, from what was received at it and how many queries see each key."""
@@ -80,8 +78,8 @@ class SinkFacts:
             counts = torch.zeros(rows, layers, size, dtype=torch.int64)
             self._sum(name, counts.scatter_add_(2, where_BLH, ones_BLH))
 
-    def _removed(self, log: InterventionLog, rows: int, layers: int, active_B: Tensor) -> None:
-        taken_BL, seen_BL = torch.zeros(rows, layers), torch.zeros(rows, layers)
+    def _removed(self, log: InterventionLog, taken_BL: Tensor, active_B: Tensor) -> None:
+        seen_BL = torch.zeros_like(taken_BL)
         # guidance runs two forwards a step, and each is logged
         forwards = Counter(removal.label for removal in log.removals)
         for removal in log.removals:

@@ -160,15 +160,9 @@ def run_program(program: str, limits: CodeLimits | None = None) -> CodeResult:
 
 def _waited(given: bytes, home: Path, seconds: float) -> int | None:
     """The exit status of the driver; None when its time was over."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-B", str(DRIVER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=home,
-        env={},
-        start_new_session=True,
-    )
+    how: dict[str, Any] = {"cwd": home, "env": {}, "start_new_session": True, "stdin": subprocess.PIPE}
+    how |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-I", "-B", str(DRIVER)], **how)
     try:
         process.communicate(given, timeout=seconds)
         return process.returncode

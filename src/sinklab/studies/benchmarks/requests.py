@@ -157,14 +157,9 @@ class Continuation(Asked):
 
 def likelihood_settings(settings: EvalSettings) -> LikelihoodSettings:
     """The part of the settings that says how likelihoods are estimated."""
-    return LikelihoodSettings(
-        estimator=settings.estimator,
-        noise=settings.noise,
-        samples=settings.mc_samples,
-        batch=settings.likelihood_batch,
-        cfg_scale=settings.likelihood_cfg_scale,
-        seed=settings.seed or 0,
-    )
+    how: dict[str, Any] = {"estimator": settings.estimator, "noise": settings.noise, "samples": settings.mc_samples}
+    how |= {"batch": settings.likelihood_batch, "cfg_scale": settings.likelihood_cfg_scale}
+    return LikelihoodSettings(**how, seed=settings.seed or 0)
 
 
 def continuations(model: Any, requests: Sequence[Any]) -> list[Continuation]:

@@ -114,9 +114,9 @@ class Plan(Checked):
     Raises ValueError for numbers and controls that make no sense with any model.
     """
 
-    ks: tuple[int, ...] = (0, 1, 5, 10)
+    ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0)
     """Numbers of masked sinks; 0 is the unmasked run that the others are compared with, and always there."""
-    controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS)
+    controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
     """What is masked: sinks, and as many random, recent or lowest columns beside them."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
@@ -125,10 +125,6 @@ class Plan(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
-        if self.ks[0] < 0:
-            raise ValueError(f"ks are numbers of masked sinks, at least 0, got {self.ks[0]}; leave it out")
-        if not self.controls:
-            raise ValueError("the table needs at least one of the controls, such as sinks; got none")
 
     def cells(self, tasks: Sequence[str]) -> Iterator[tuple[str, int, str]]:
         """(task, k, control), the unmasked ones first."""

@@ -52,16 +52,9 @@ def two_stage_settings(given: DecodingSettings | None = None, *, published: bool
 
     Source: One Token Is Enough (2601.19657), ``evaluate_gsm8k`` and SMDM's ``diff_sample``.
     """
-    own = DecodingSettings(
-        rule="low_confidence",
-        schedule="timed",
-        eps=1e-5,
-        steps=LENGTH,
-        temperature=0.1 if published else 0.0,
-        pooled=published,
-        stop_at_eos=not published,
-        seed=SEED,
-    )
+    clock: dict[str, Any] = {"schedule": "timed", "eps": 1e-5, "steps": LENGTH, "pooled": published}
+    temperature, ends = 0.1 if published else 0.0, not published
+    own = DecodingSettings(rule="low_confidence", temperature=temperature, stop_at_eos=ends, seed=SEED, **clock)
     if given is None:
         return own
     names = [field.name for field in fields(DecodingSettings)]
@@ -302,14 +295,9 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
         settings = model.settings
         missing = {each.document[1] for each in todo}
         numbers = [number for number in asked if number // unit in {one // unit for one in missing}]
-        protocol = TwoStage(
-            model.loaded,
-            settings=two_stage_settings(settings, published=settings.published),
-            published=settings.published,
-            edits=model.edits,
-            batch=settings.batch,
-            watch=lambda number: not settings.published and settings.watches(number),
-        )
+        how: dict[str, Any] = {"published": settings.published, "edits": model.edits, "batch": settings.batch}
+        how["settings"] = two_stage_settings(settings, published=settings.published)
+        protocol = TwoStage(model.loaded, watch=settings.watches, **how)
         for answer in protocol.answers([documents[number]["question"] for number in numbers], numbers):
             if answer.number in missing:
                 kept = {name: value for name, value in asdict(answer).items() if name != "number"}
