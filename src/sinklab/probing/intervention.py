@@ -178,11 +178,6 @@ class InterventionLog(Listener):
             table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
-    def named(self, name: str) -> str:
-        """Used by handlers: the label of one more edit of this name."""
-        count = sum(handler.label.split("#")[0] == name for handler in self.handlers) + 1
-        return name if count == 1 else f"{name}#{count}"
-
     def prefix_of(self, call: AttentionCall) -> int:
         """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
 
