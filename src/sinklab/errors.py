@@ -7,7 +7,7 @@ import difflib
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 
 def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
@@ -47,17 +47,23 @@ def known_fields(what: str, given: Mapping[str, object] | Iterable[str], known: 
             raise ValueError(f"{what} has no field {name!r}; {hint}")
 
 
+class Bounds(TypedDict, total=False):
+    """Bounds of a number, or of every number of a tuple."""
+
+    at_least: float
+    above: float
+    at_most: float
+    below: float
+
+
 def limited(
     default: Any,
     *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
     one_of: Iterable[object] = (),
     needed: bool = False,
     free: bool = False,
     remedy: str = "",
+    **bounds: Unpack[Bounds],
 ) -> Any:
     """A dataclass field that `Checked` holds to these limits; of a tuple, every item; None is always let through.
 
@@ -66,11 +72,9 @@ def limited(
         free: may differ between a run and its continuation: it says how fast or where, not what.
         remedy: what the error adds to the limits, such as the value that others use.
     """
-    limits: dict[str, Any] = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    limits |= {"one_of": tuple(one_of) or None, "needed": needed or None, "free": free or None}
-    limits["remedy"] = remedy or None
+    rest = {"one_of": tuple(one_of), "needed": needed, "free": free, "remedy": remedy}
     return dataclasses.field(
-        default=default, metadata={name: limit for name, limit in limits.items() if limit is not None}
+        default=default, metadata={**bounds, **{name: limit for name, limit in rest.items() if limit}}
     )
 
 

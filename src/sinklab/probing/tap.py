@@ -92,7 +92,7 @@ class Tap(TorchFunctionMode):
             self._stack.clear()
         if not self._stack:
             # `input_ids`, or the first argument if it looks like ids
-            ids = kwargs.get("input_ids", args[0] if args else None)
+            ids: Any = kwargs.get("input_ids", args[0] if args else None)
             is_flat = isinstance(ids, Tensor) and ids.dim() == 2
             self.ids_BS = ids if is_flat and not (ids.is_floating_point() or ids.dtype == torch.bool) else None
         self._stack.append(path)
