@@ -144,18 +144,12 @@ class InterventionLog(Listener):
         "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
         away; "overlap" of successive steps; "left": keys that stay for a query. NaN where nothing was measured.
         """
-        return {
-            "forwards": self.forwards,
-            "removals": len(self.removals),
-            "removed_mass": self._mean("mass_BLH"),
-            "realised_mass": self._mean("realised_BLH"),
-            "overlap": self._mean("overlap_BLH"),
-            "left": self._mean("left_BLH"),
-        }
-
-    def _mean(self, name: str) -> float:
-        parts = [getattr(removal, name).flatten() for removal in self.removals]
-        return torch.cat(parts).nanmean().item() if parts else float("nan")
+        means = {"removed_mass": "mass", "realised_mass": "realised", "overlap": "overlap", "left": "left"}
+        found: dict[str, float | int] = {"forwards": self.forwards, "removals": len(self.removals)}
+        for name, of in means.items():
+            parts = [getattr(removal, f"{of}_BLH").flatten() for removal in self.removals]
+            found[name] = torch.cat(parts).nanmean().item() if parts else float("nan")
+        return found
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
         """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
