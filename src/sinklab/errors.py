@@ -16,6 +16,10 @@ def near(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
+def _error(fact: str, remedy: str) -> ValueError:
+    return ValueError(f"{fact}; {remedy}" if remedy else fact)
+
+
 def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") -> ValueError:
     """The error for a name that is not among those that exist.
 
@@ -24,18 +28,14 @@ def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") 
         remedy: what to do where no known name is near; left out where one is.
     """
     names = sorted(map(str, known))
-    hint = near(name, names) or remedy
-    return ValueError(f"unknown {what} {str(name)!r}; known are {', '.join(names)}" + (f"; {hint}" if hint else ""))
+    return _error(f"unknown {what} {str(name)!r}; known are {', '.join(names)}", near(name, names) or remedy)
 
 
 def one_of(what: str, value: object, allowed: Iterable[object]) -> None:
     """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest."""
     allowed = tuple(allowed)
     if value not in allowed:
-        hint = near(value, allowed)
-        raise ValueError(
-            f"{what} must be one of {', '.join(map(str, allowed))}, but is {value!r}" + (f"; {hint}" if hint else "")
-        )
+        raise _error(f"{what} must be one of {', '.join(map(str, allowed))}, but is {value!r}", near(value, allowed))
 
 
 def known_fields(what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]) -> None:
@@ -114,8 +114,7 @@ def check_limits(field: dataclasses.Field, value: Any) -> None:
     if not all(holds(value, limit) for holds, _, limit in limits):
         words = " and ".join("finite" if limit == math.inf else f"{word} {limit:g}" for _, word, limit in limits)
         left_out = " or left out" if field.default is None else ""
-        remedy = f"; {field.metadata['remedy']}" if "remedy" in field.metadata else ""
-        raise ValueError(f"{field.name} must be {words}{left_out}, but is {value!r}{remedy}")
+        raise _error(f"{field.name} must be {words}{left_out}, but is {value!r}", field.metadata.get("remedy", ""))
 
 
 def check_count(name: str, number: int | None, remedy: str) -> None:
@@ -136,5 +135,5 @@ def check_tensor(name: str, given: Any, shape: Iterable[int | None], kind: str =
     fits = len(wanted) == len(found) and all(size in (None, own) for size, own in zip(wanted, found, strict=True))
     if not fits or (kind and dtype != kind and not (kind == "float" and "float" in dtype)):
         sizes = ", ".join("any" if size is None else str(size) for size in wanted)
-        rule, hint = f"{kind} of shape".lstrip(), f"; {remedy}" if remedy else ""
-        raise ValueError(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}{hint}")
+        rule = f"{kind} of shape".lstrip()
+        raise _error(f"{name} must be {rule} ({sizes}), but is {dtype} of shape {found}", remedy)

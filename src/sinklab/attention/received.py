@@ -48,9 +48,11 @@ def attention_statistics(
     """
     for name in names:
         one_of("a statistic of a pass", name, STATISTICS)
-    batch, heads, _ = scores.rows_shape
-    device = scores.q_BHQD.device
-    groups = _checked_groups(groups_BGQ, scores)
+    batch, heads, queries = scores.rows_shape
+    device, groups = scores.q_BHQD.device, groups_BGQ
+    if groups is not None:
+        check_tensor("groups_BGQ", groups, (batch, None, queries))
+        groups = groups.to(device, scores.dtype)
     n_groups = 1 if groups is None else groups.shape[1]
     results = {}
     for name in names:
@@ -102,14 +104,6 @@ def _rows_times(weights_BHCS: Tensor, x_BHS: Tensor) -> Tensor:
     # One product per head: the batched one of these shapes is fifteen times slower on a CPU.
     pairs = zip(weights_BHCS.flatten(0, 1), x_BHS.flatten(0, 1), strict=True)
     return torch.stack([torch.mv(weights_CS, x_S) for weights_CS, x_S in pairs]).view(weights_BHCS.shape[:3])
-
-
-def _checked_groups(groups_BGQ: Tensor | None, scores: Scores) -> Tensor | None:
-    if groups_BGQ is None:
-        return None
-    batch, _, queries = scores.rows_shape
-    check_tensor("groups_BGQ", groups_BGQ, (batch, None, queries))
-    return groups_BGQ.to(scores.q_BHQD.device, scores.dtype)
 
 
 def received_attention(

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.compat import config_keys
-from sinklab.errors import check_limits, limited, near, one_of
+from sinklab.errors import check_count, check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, Sink, sink_of
 from sinklab.registry import sinks
 
@@ -56,8 +56,7 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
     bias, context = settings.get("gate_bias"), settings.get("context")
     if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
         raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
-    if context is not None and context < 1:
-        raise ValueError(f"context must be at least 1 token, but is {context}; leave it out for no limit")
+    check_count("context", context, "leave it out for no limit")
 
 
 def _check_vocabulary(config: DiffusionLMConfig) -> None:

@@ -215,16 +215,16 @@ class ModelDenoiser:
         if isinstance(columns, slice):
             inside = not numbers or (columns.start <= numbers[0] and numbers[-1] < columns.stop)
         else:
-            columns = columns.to(wanted_Q.device)
-            inside = bool(torch.isin(wanted_Q, columns).all())
+            inside = bool(torch.isin(wanted_Q, columns.to(wanted_Q.device)).all())
         if not inside:
             raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {numbers}")
         if isinstance(columns, slice):
             start = max(columns.start - 1, 0) if is_shifted else columns.start
             return slice(start, columns.stop), output_Q - start if start else output_Q
+        columns_W = columns.to(wanted_Q.device)
         if is_shifted:
-            columns = torch.cat([columns, (columns - 1).clamp(min=0)]).unique()
-        return columns, torch.searchsorted(columns, output_Q)
+            columns_W = torch.cat([columns_W, (columns_W - 1).clamp(min=0)]).unique()
+        return columns_W, torch.searchsorted(columns_W, output_Q)
 
     def states(
         self, ids_BS: Tensor, columns: slice | Tensor, output_index_Q: Tensor, store: Any, **fast: Any

@@ -1,6 +1,7 @@
 """A diffusion language model: any Llama, Qwen2 or Qwen3 decoder made bidirectional, with an optional sink and gate."""
 
-# B batch, S sequence, N sinks, D hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S
+# B batch, S sequence, N sinks, D and E hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S,
+# A attention width (heads × head dim)
 from __future__ import annotations
 
 from typing import Any, Unpack
@@ -12,7 +13,6 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from sinklab.errors import check_tensor
-from sinklab.models import gate as gate_module
 from sinklab.models import masks
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.denoising import CanvasGeometry, ModelDenoiser
@@ -27,6 +27,49 @@ from sinklab.registry import fast_path, fast_sinks
 def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """The hook that rounds the cosines and sines of a decoder's rotary embedding."""
     return tuple(table.bfloat16().to(table.dtype) for table in tables)
+
+
+class Gate(nn.Module):
+    """Gated attention: sigmoid(X·W_g + b) of a layer's normed input X, on its attention output (Eq. 8–10).
+
+    As wide as the concatenated heads; ``bias`` is where b starts, None leaves it out (Eq. 9). Its bound methods are the
+    hooks of :meth:`attach`, so that a copied or pickled model uses the copy's gate.
+    """
+
+    def __init__(self, hidden_size: int, width: int, bias: float | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, hidden_size))
+        self.bias = None if bias is None else nn.Parameter(torch.full((width,), bias))
+        self.bias_start = bias
+        self.pending: Tensor | None = None
+        """Factors for the output projection that comes next; None when none are owed."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # factors that an interrupted call left behind belong to its graph and cannot be copied
+        return {**self.__dict__, "pending": None}
+
+    def forward(self, x_BSE: Tensor) -> Tensor:
+        """Factors (B, S, A) in (0, 1)."""
+        return torch.sigmoid(nn.functional.linear(x_BSE, self.weight, self.bias))
+
+    def remember(self, attention: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Before attention: compute the factors from its input."""
+        self.pending = self(kwargs["hidden_states"] if "hidden_states" in kwargs else args[0])
+
+    def multiply(self, projection: nn.Module, args: tuple) -> tuple | None:
+        """Before the output projection: apply the factors once; when none are owed, leave the input as it is."""
+        if self.pending is None:
+            return None
+        factors, self.pending = self.pending, None
+        return (args[0] * factors, *args[1:])
+
+    def attach(self, attention: Any) -> None:
+        """Multiply what enters ``attention.o_proj`` by the gate of what entered ``attention``.
+
+        Hooks and not a subclass: they fit every decoder with the usual projection names and copy no model code.
+        """
+        attention.register_forward_pre_hook(self.remember, with_kwargs=True)
+        attention.o_proj.register_forward_pre_hook(self.multiply)
 
 
 class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
@@ -66,8 +109,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         if config.gate != "none":
             self.gates = nn.ModuleList()
             for attention in (layer.self_attn for layer in self.model.layers):
-                gate = gate_module.Gate(backbone.hidden_size, attention.o_proj.in_features, config.gate_bias)
-                gate_module.attach(attention, gate)
+                gate = Gate(backbone.hidden_size, attention.o_proj.in_features, config.gate_bias)
+                gate.attach(attention)
                 self.gates.append(gate)
         self.post_init()
 
@@ -77,7 +120,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         # transformers.initialization skips tensors that a checkpoint has already filled
         from transformers import initialization as init
 
-        if isinstance(module, nn.Linear | gate_module.Gate):
+        if isinstance(module, nn.Linear | Gate):
             init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.constant_(module.bias, getattr(module, "bias_start", 0.0))

@@ -144,18 +144,12 @@ class InterventionLog(Listener):
         "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
         away; "overlap" of successive steps; "left": keys that stay for a query. NaN where nothing was measured.
         """
-        return {
-            "forwards": self.forwards,
-            "removals": len(self.removals),
-            "removed_mass": self._mean("mass_BLH"),
-            "realised_mass": self._mean("realised_BLH"),
-            "overlap": self._mean("overlap_BLH"),
-            "left": self._mean("left_BLH"),
-        }
-
-    def _mean(self, name: str) -> float:
-        parts = [getattr(removal, name).flatten() for removal in self.removals]
-        return torch.cat(parts).nanmean().item() if parts else float("nan")
+        means = {"removed_mass": "mass", "realised_mass": "realised", "overlap": "overlap", "left": "left"}
+        found: dict[str, float | int] = {"forwards": self.forwards, "removals": len(self.removals)}
+        for name, of in means.items():
+            parts = [getattr(removal, f"{of}_BLH").flatten() for removal in self.removals]
+            found[name] = torch.cat(parts).nanmean().item() if parts else float("nan")
+        return found
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
         """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
@@ -177,11 +171,6 @@ class InterventionLog(Listener):
             rows = {which: _key_lists(columns_BLHM) for which, columns_BLHM in columns.items()}
             table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
-
-    def named(self, name: str) -> str:
-        """Used by handlers: the label of one more edit of this name."""
-        count = sum(handler.label.split("#")[0] == name for handler in self.handlers) + 1
-        return name if count == 1 else f"{name}#{count}"
 
     def prefix_of(self, call: AttentionCall) -> int:
         """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.

@@ -60,27 +60,22 @@ class Tap(TorchFunctionMode):
         """Token ids that the running forward was given, if they are among its arguments."""
         self._modules = dict(model.named_modules())
         self._stack: list[str] = []
-        self._handles: list[RemovableHandle] = []
+        self.handles: list[RemovableHandle] = []
         self._visible: dict[tuple, Any] = {}
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = False
         self._listening = False
         for path, module in self._modules.items():
-            self._handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
-
-    def detach(self) -> None:
-        self._listen(False)
-        for hook in self._handles:
-            hook.remove()
+            self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
+            self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
 
     def alike(self, layer: str) -> int:
         """Modules of the class of the one that runs now as `layer`: as many attention layers may be expected."""
         kind = type(self._modules[layer.split("#")[0]])
         return sum(type(module) is kind for module in self._modules.values())
 
-    def _listen(self, on: bool) -> None:
+    def listen(self, on: bool) -> None:
         """Be the active mode only while the model runs: so layers replayed by a backward pass are heard as well."""
         if on and not self._listening:
             self.__enter__()
@@ -96,9 +91,12 @@ class Tap(TorchFunctionMode):
             self.flush()
             self._stack.clear()
         if not self._stack:
-            self.ids_BS = _token_ids(args, kwargs)
+            # `input_ids`, or the first argument if it looks like ids
+            ids: Any = kwargs.get("input_ids", args[0] if args else None)
+            is_flat = isinstance(ids, Tensor) and ids.dim() == 2
+            self.ids_BS = ids if is_flat and not (ids.is_floating_point() or ids.dtype == torch.bool) else None
         self._stack.append(path)
-        self._listen(True)
+        self.listen(True)
 
     def _after(self, path: str, args: tuple, output: object) -> None:
         # torch calls this also where the hook before the module raised: a refused thread leaves no trace here.
@@ -107,13 +105,13 @@ class Tap(TorchFunctionMode):
         while self._stack and self._stack.pop() != path:
             pass
         if not self._stack:
-            self._listen(False)
-        # torch calls the hook with None when the module raised.
-        if not self._stack and output is None:
-            self._close(complete=False)
+            self.listen(False)
+            # torch calls the hook with None when the module raised.
+            if output is None:
+                self.flush(complete=False)
         if path == "":
             self.forwards += 1
-            self._close(complete=True)
+            self.flush(complete=True)
 
     def is_elsewhere(self) -> bool:
         """Whether the current thread is not the one that taps the model."""
@@ -129,20 +127,18 @@ class Tap(TorchFunctionMode):
             "thread a copy of its own, made before (copy.deepcopy(model))"
         )
 
-    def flush(self) -> None:
-        """End a forward that is still open: layers called one by one, without the model's own forward, have no end."""
-        self._close(complete=not self._stack)
+    def flush(self, *, complete: bool | None = None) -> None:
+        """End a forward that is still open: layers called one by one, without the model's own forward, have no end.
 
-    def _close(self, *, complete: bool) -> None:
+        It came to its `complete` end unless a module still runs, where that is not said.
+        """
         if self._calls is None:
             return
+        complete = not self._stack if complete is None else complete
         self._calls = None
         self._visible.clear()
         for listener in self.listeners:
-            if complete:
-                listener.finish()
-            else:
-                listener.discard()
+            (listener.finish if complete else listener.discard)()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -166,7 +162,7 @@ class Tap(TorchFunctionMode):
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
-            self._close(complete=True)
+            self.flush(complete=True)
         if self._calls is None:
             self._calls, self._rooted = {}, self._stack[0] == ""
             for listener in self.listeners:
@@ -174,13 +170,6 @@ class Tap(TorchFunctionMode):
         count = self._calls.get(path, 0)
         self._calls[path] = count + 1
         return path if count == 0 else f"{path}#{count + 1}"
-
-
-def _token_ids(args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
-    """`input_ids` of a module's arguments, or the first of them if it looks like ids."""
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    is_ids = isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() and ids.dtype != torch.bool
-    return ids if is_ids else None
 
 
 class _Hook:
@@ -226,7 +215,9 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
                     tap.listeners.remove(listener)
                     if not tap.listeners:
                         del _ATTACHED[id(model)]
-                        tap.detach()
+                        tap.listen(False)
+                        for handle in tap.handles:
+                            handle.remove()
 
 
 def _joined(model: nn.Module, listener: Listener) -> Tap:

@@ -83,24 +83,20 @@ class FrameRecorder(Listener):
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
             for label, one in self.frames.statistics.items():
-                self._keep(frame, label, one, one.measure(view))
+                value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
+                if value.dim() != len(axes):
+                    raise ValueError(
+                        f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                        f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+                    )
+                if label not in frame.parts:
+                    # Before the first forward has shown all layers, those of a kind with this one are expected.
+                    expected = len(self.scope.chosen_layers()) or self.tap.alike(call.layer)
+                    frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
+                frame.parts[label].add(value)
         frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
-
-    def _keep(self, frame: Frame, label: str, one: Statistic, value: Tensor) -> None:
-        """Raises ValueError for a statistic that gives other axes than it announces."""
-        axes = [axis for axis in one.axes if axis != "layer"]
-        if value.dim() != len(axes):
-            raise ValueError(
-                f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
-                f"{tuple(value.shape)}: correct its `axes` or its `measure`"
-            )
-        if label not in frame.parts:
-            # Before the first forward has shown all layers, those of a kind with this one are expected.
-            expected = len(self.scope.chosen_layers()) or self.tap.alike(frame.paths[-1])
-            frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
-        frame.parts[label].add(value)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""

@@ -15,7 +15,7 @@ from sinklab.registry import unmasking_rules
 from sinklab.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.sampling.tokens import TokenSampling, proposals, required, shaped
 
-# B batch rows, C places in a block, M candidate positions in row-major order, V vocabulary
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,6 @@ class Candidates:
 
 def _at_least_float32(logits_MV: Tensor) -> Tensor:
     return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
-
-
-# B batch rows, S canvas positions, M candidate positions, V vocabulary
 
 
 class UnmaskingRule(Protocol):

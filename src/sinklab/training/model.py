@@ -20,8 +20,7 @@ from sinklab.checkpoints.sinkfile import save_sink
 from sinklab.checkpoints.tokens import check_vocabulary
 from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.diffusion_lm import DiffusionLM
-from sinklab.models.gate import Gate
+from sinklab.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.models.sinks.base import tensors_of
 from sinklab.records.storage import weights_hash
 from sinklab.training.checks import variant

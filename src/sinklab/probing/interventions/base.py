@@ -110,7 +110,9 @@ class InterventionHandler(Listener):
         """`logged_as`: the intervention that was given, where it is carried out as another one."""
         self.options, self.log, self.period = options, log, forwards_per_step
         self.given = options if logged_as is None else logged_as
-        self.label = log.named(interventions.name_of(self.given))
+        name = interventions.name_of(self.given)
+        count = sum(handler.label.split("#")[0] == name for handler in log.handlers) + 1
+        self.label = name if count == 1 else f"{name}#{count}"
         self.scope = RecordingScope(getattr(options, "layers", None), getattr(options, "heads", None))
         log.handlers.append(self)
         self.acted = False

@@ -32,6 +32,7 @@ from sinklab.sinks.rules import Rule, find_sinks
 
 SOURCES = ("now", "closed_loop", "clean_pass", "carried")
 SELECTORS = ("received", "last_row")
+Draw = Callable[[Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class KeyScores:
     """Keys that are gone already; None for none."""
     call: AttentionCall | None = None
     """The call itself; None where the choice has to wait for the next forward (evicted keys in a closed loop)."""
-    draw: Callable[[Sequence[int]], Tensor] = torch.rand
+    draw: Draw = torch.rand
     """Random numbers of a shape (B, H, S), uniform in [0, 1), which follow from the seed."""
 
     @classmethod
-    def of(cls, call: AttentionCall, selector: str, site: CallSite) -> KeyScores:
-        """`selector`: "received" or "last_row"."""
+    def of(cls, call: AttentionCall, selector: str, site: CallSite, draw: Draw = torch.rand) -> KeyScores:
+        """`selector`: "received" or "last_row". The call's own tensors are not kept."""
         with torch.no_grad():
             is_last = selector == "last_row"
             received_BHS = call.last_row_BHS if is_last else call.received_BHS
@@ -63,7 +64,8 @@ class KeyScores:
                 received_BHS = received_BHS[:, site.heads]
                 visible_BHS = visible_BHS[:, site.heads] if visible_BHS.shape[1] > 1 else visible_BHS
             visible_BHS = (visible_BHS > 0).long() if is_last else visible_BHS
-        return cls(received_BHS, 1 if is_last else real_queries_B1(call), visible_BHS, site)
+        queries_B1 = 1 if is_last else real_queries_B1(call)
+        return cls(received_BHS, queries_B1, visible_BHS, site, draw=draw)
 
     @property
     def prefix(self) -> int:
@@ -151,7 +153,7 @@ def choose(options: KeyIntervention, keys: KeyScores) -> tuple[Tensor, Tensor]:
         return columns_BHM, mass_BH
 
 
-def seeded_draw(seed: int) -> Callable[[Sequence[int]], Tensor]:
+def seeded_draw(seed: int) -> Draw:
     """Random numbers that follow from the seed, one tensor after another."""
     generator = torch.Generator().manual_seed(seed)
     # Drawn on the CPU, so that a seed means the same columns on every device.
@@ -249,7 +251,8 @@ class SelectionHandler(KeyHandler):
 
     def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
         if self.options.source == "now":
-            return self._choice(call, self._scores(call, site), self.gone_before(call))
+            keys = KeyScores.of(call, self.options.selector, site, self.draw)
+            return self._choice(call, keys, self.gone_before(call))
         found = self.slots.get(self.forward.slot, {}).get(call.layer)
         if found is None and self.options.source == "clean_pass":
             raise ValueError(
@@ -270,11 +273,10 @@ class SelectionHandler(KeyHandler):
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
         if not (chooses and self.covers(call.layer)):
             return
-        keys: Selection | KeyScores = self._scores(call, self.site_of(call))
-        if isinstance(keys, KeyScores) and not self.waits:
-            now = self.forward.taken.get(call.layer) if source == "carried" else None
-            keys = self._choice(call, keys, None if now is None else now.gone_BHS)
-        self.forward.chosen[call.layer] = keys
+        keys = KeyScores.of(call, self.options.selector, self.site_of(call), self.draw)
+        now = self.forward.taken.get(call.layer) if source == "carried" else None
+        held_BHS = None if now is None else now.gone_BHS
+        self.forward.chosen[call.layer] = keys if self.waits else self._choice(call, keys, held_BHS)
 
     def finish(self) -> None:
         super().finish()
@@ -290,16 +292,12 @@ class SelectionHandler(KeyHandler):
             'run more than one denoising step, or choose within the step with source="clean_pass"',
         )
 
-    def _scores(self, call: AttentionCall, site: CallSite) -> KeyScores:
-        # Where the choice waits, the call's own tensors are not kept for it.
-        known = None if self.waits else call
-        return replace(KeyScores.of(call, self.options.selector, site), draw=self.draw, call=known)
-
     def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
         """`held_BHS`: keys that are gone already, of all heads."""
         heads, every = keys.site.heads, call.query_BHQD.shape[1]
         held_BHS = None if held_BHS is None else held_BHS[:, heads]
-        columns_BHM, mass_BH = choose(self.options, replace(keys, gone_BHS=held_BHS))
+        keys = replace(keys, gone_BHS=held_BHS, call=None if self.waits else call)
+        columns_BHM, mass_BH = choose(self.options, keys)
         if held_BHS is not None and self.options.source == "carried":
             columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
         gone_BHS = as_flags(columns_BHM, keys.received_BHS.shape[-1])
