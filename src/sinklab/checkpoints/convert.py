@@ -91,10 +91,8 @@ def _check_causal(name: str, revision: str | None) -> None:
     """Refuse a diffusion model before its weights are read."""
     plan, _ = read_plan(name, revision)
     if plan.settings is not None:
-        raise ValueError(
-            f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {name} is a diffusion model of the "
-            f"family {plan.family.name} already; use load"
-        )
+        fact = f"{name} is a diffusion model of the family {plan.family.name} already; use load"
+        raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
 
 
 def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:

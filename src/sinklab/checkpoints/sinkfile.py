@@ -111,10 +111,6 @@ def sink_file_of(file: str | Path) -> SinkFile:
     return _read(file)[0]
 
 
-def _damaged(file: str | Path, fact: str) -> ValueError:
-    return ValueError(f"the sink file {file} is damaged: {fact}")
-
-
 def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
     fault = f"no sink can be read from {file}, which is absent, cut short or damaged"
     with refused(fault, SafetensorError, OSError), safe_open(file, "pt") as opened:
@@ -128,12 +124,12 @@ def _read(file: str | Path) -> tuple[SinkFile, dict[str, Tensor]]:
             "write it again with save_sink"
         )
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "str": str}
-    with refused(f"the sink file {file} is damaged: its metadata are incomplete or wrong", KeyError, ValueError):
+    with refused(f"the sink file {file} is damaged", KeyError, ValueError):
         facts = SinkFile(**{one.name: kinds[str(one.type)](metadata[one.name]) for one in fields(SinkFile)})
         named = sinks.parse(facts.kind).tensors
-    if {*named} != tensors.keys():
-        held = ", ".join(sorted(tensors)) or "nothing"
-        raise _damaged(file, f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")
+        if {*named} != tensors.keys():
+            held = ", ".join(sorted(tensors)) or "nothing"
+            raise ValueError(f"a {facts.kind} sink is {', '.join(sorted(named))}, but it holds {held}")
     return facts, tensors
 
 
@@ -180,7 +176,8 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     wanted: Any = DiffusionLMConfig(backbone=config.backbone, **settings)
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != (shape := wanted.sink.shape(wanted, name)):
-            raise _damaged(file, f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}")
+            fact = f"{name} has shape {tuple(tensor.shape)}, but its metadata ask for {shape}"
+            raise ValueError(f"the sink file {file} is damaged: {fact}")
     vars(config).update(settings)
     like = model.get_input_embeddings().weight
     for name, tensor in tensors.items():

@@ -83,7 +83,8 @@ class Layer:
     def __init__(self, layer: Any, gate: Any) -> None:
         attention = layer.self_attn
         self.input_norm, self.post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
-        self.q_norm, self.k_norm = map(_norm, _head_norms(attention)) if hasattr(attention, "q_norm") else (None, None)
+        norms: list[Any] = [_norm(norm) for norm in _head_norms(attention)] or [None, None]
+        self.q_norm, self.k_norm = norms
         self.q, self.k, self.v = map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj))
         # A gate multiplies through a hook on the output projection: that one is called as a module.
         self.gate, self.o = gate, _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj))

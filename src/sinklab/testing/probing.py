@@ -39,32 +39,32 @@ def check_rule(rule: Rule | str) -> None:
         AssertionError: naming what does not hold.
         ValueError: if the rule's class is not registered.
     """
-    rule = rules.parse(rule)
-    check_text_and_json(rules, rule)
+    judge: Rule = rules.parse(rule)
+    check_text_and_json(rules, judge)
     keys, random = 24, np.random.default_rng(0)
     received = random.dirichlet(np.full(keys, 0.1), size=(2, 3, 4, keys)).sum(-2)
     given = received.copy()
-    whole = find_sinks(received, rule)
+    whole = find_sinks(received, judge)
     np.testing.assert_array_equal(received, given, "the rule changes what it is given")
-    _same_answer(whole, find_sinks(torch.from_numpy(received), rule).numpy(), "numpy and torch disagree")
+    _same_answer(whole, find_sinks(torch.from_numpy(received), judge).numpy(), "numpy and torch disagree")
     half = torch.from_numpy(received).half()
-    answer = find_sinks(half.double().numpy(), rule)
-    _same_answer(find_sinks(half, rule).numpy(), answer, "half precision is not widened")
+    answer = find_sinks(half.double().numpy(), judge)
+    _same_answer(find_sinks(half, judge).numpy(), answer, "half precision is not widened")
 
-    turned = find_sinks(received.transpose(2, 0, 1, 3), rule)
+    turned = find_sinks(received.transpose(2, 0, 1, 3), judge)
     _same_answer(turned, whole.transpose(2, 0, 1, 3), "the order of the leading axes matters")
-    alone = np.array([find_sinks(row, rule) for row in received.reshape(-1, keys)])
+    alone = np.array([find_sinks(row, judge) for row in received.reshape(-1, keys)])
     _same_answer(alone.reshape(whole.shape), whole, "a head is judged by what other heads receive")
 
     padded = np.concatenate([received, np.full((*whole.shape[:-1], 3), np.nan)], -1)
-    _same_answer(find_sinks(padded, rule)[..., :keys], whole, "padding (NaN) changes the answer")
+    _same_answer(find_sinks(padded, judge)[..., :keys], whole, "padding (NaN) changes the answer")
     unseen = np.concatenate([received, np.full((*whole.shape[:-1], 3), 2.0 * keys)], -1)
-    found = find_sinks(unseen, rule, np.array([keys] * keys + [0, 0, np.nan]))
+    found = find_sinks(unseen, judge, np.array([keys] * keys + [0, 0, np.nan]))
     _same_answer(found[..., :keys], whole, "keys that no query sees change the answer")
     assert not found[..., keys:].any(), "a key that no query sees is a sink"
-    assert not find_sinks(np.full_like(padded, np.nan), rule).any(), "padding (NaN) is a sink"
+    assert not find_sinks(np.full_like(padded, np.nan), judge).any(), "padding (NaN) is a sink"
 
-    _check_threshold(rule, received, whole)
+    _check_threshold(judge, received, whole)
 
 
 def _same_answer(found: Any, expected: Any, message: str) -> None:
@@ -191,7 +191,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
     expected = [sizes.get(axis, size) for axis, size in zip(dims, array.shape, strict=True)]
     assert list(array.shape) == expected, f"{name} has the shape {tuple(array.shape)} for the axes {dims}"
     assert array.isfinite().all(), f"{name} has numbers that are not finite where every query runs"
-    others = [(f"{name} depends on chunks", array, {"chunk": 3})]
+    others: list[tuple[str, Tensor, dict[str, Any]]] = [(f"{name} depends on chunks", array, {"chunk": 3})]
     if "head" in dims:
         swapped = array.index_select(dims.index("head"), torch.tensor([1, 0]))
         others.append((f"{name} of some heads differs from the same heads among all", swapped, {"heads": (1, 0)}))
