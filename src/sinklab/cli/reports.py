@@ -61,9 +61,9 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     runs = []
     with working() as say:
         for label, name in MODELS.items():
-            say(f"loading {name!r} ({label})")
+            say.stage(f"loading {name!r} ({label})")
             runs.append(open_run(study(load(name), out / label, settings, progress=say)))
-        say("drawing the report")
+        say.stage("drawing the report")
         page = report(runs, out / "report")
     for label, run in zip(MODELS, runs, strict=True):
         written = run.table("generations").query("sample == 0 and masked_sinks == 0").iloc[0]
