@@ -74,15 +74,11 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")
 
 
-FIGURES = ("png", "svg")
-TABLES = ("parquet", "csv", "md")
-
-
 def report(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     out: Path = Path("runs/report"),
-    figures: tuple[str, ...] = FIGURES,
-    tables: tuple[str, ...] = TABLES,
+    figures: tuple[str, ...] = ("png", "svg"),
+    tables: tuple[str, ...] = ("parquet", "csv", "md"),
     sink_rule: str | None = None,
 ) -> None:
     """Turn run folders into one page, report.html, with figures and tables beside it.
