@@ -76,9 +76,9 @@ def test_not_a_run(tmp_path):
         ("{}", r"run.json does not describe a run: it has no schema version"),
         ('{"schema": 3}', r"run.json has schema 3, and this version of sinklab reads schemas 1 to 2"),
         ('{"schema": true}', r"run.json has schema True"),
-        ('{"schema": 1, "kind": "training"}', r"run.json is damaged: it lacks model, settings, seed"),
+        ('{"schema": 1, "kind": "training"}', r"run.json is damaged .*it lacks model, settings, seed"),
         ('{"schema": 1, "kind": "study"}', r"has schema 1, in which a study kept all its samples in one file"),
-        ('{"schema": 2, "kind": "study"}', r"run.json is damaged: it lacks model, settings, seed"),
+        ('{"schema": 2, "kind": "study"}', r"run.json is damaged .*it lacks model, settings, seed"),
     ],
 )
 def test_bad_run_json(folder, text, message):
@@ -94,7 +94,7 @@ def test_bad_run_json(folder, text, message):
 def test_wrong_fields_are_named(folder, field, value):
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(info | {field: value}))
-    with pytest.raises(ValueError, match=rf"run.json is damaged: {field} is"):
+    with pytest.raises(ValueError, match=rf"run.json is damaged .*{field} is"):
         open_run(folder)
 
 

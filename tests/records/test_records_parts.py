@@ -100,7 +100,7 @@ def test_parts_that_no_run_writes_are_refused(tmp_path, parts):
     write(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"parts": parts}))
-    with pytest.raises(ValueError, match=r"run.json is damaged: parts is"):
+    with pytest.raises(ValueError, match=r"run.json is damaged .*parts is"):
         open_run(tmp_path / "run")
 
 

@@ -98,10 +98,6 @@ class Shown(Progress):
         self._started = time.perf_counter()
         self._task = bars.add_task("starting", total=None)
 
-    def __call__(self, text: str) -> None:
-        """The same as `stage`: training reports in words alone."""
-        self.stage(text)
-
     def stage(self, text: str) -> None:
         """Print the stage, and put it before the bar."""
         self._bars.update(self._task, description=text)

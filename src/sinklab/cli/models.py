@@ -87,8 +87,8 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
     if again is not None and Path(settings.out).resolve() == again.resolve():
         raise ValueError(f"a run is reproduced in a folder of its own, but --out is {again} too; give another --out")
     logging.disable_progress_bar()
-    with working() as say:
-        folder = run(settings, progress=say)
+    with working() as progress:
+        folder = run(settings, progress=progress.stage)
     if os.environ.get("RANK", "0") != "0":
         return
     print(f"model: {folder}")

@@ -60,9 +60,9 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     runs = []
     with working() as say:
         for label, name in MODELS.items():
-            say(f"loading {name!r} ({label})")
+            say.stage(f"loading {name!r} ({label})")
             runs.append(open_run(study(load(name), out / label, settings, progress=say)))
-        say("drawing the report")
+        say.stage("drawing the report")
         page = report(runs, out / "report")
     for label, run in zip(MODELS, runs, strict=True):
         written = run.table("generations").query("sample == 0 and masked_sinks == 0").iloc[0]
@@ -73,15 +73,11 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")
 
 
-FIGURES = ("png", "svg")
-TABLES = ("parquet", "csv", "md")
-
-
 def report(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     out: Path = Path("runs/report"),
-    figures: tuple[str, ...] = FIGURES,
-    tables: tuple[str, ...] = TABLES,
+    figures: tuple[str, ...] = ("png", "svg"),
+    tables: tuple[str, ...] = ("parquet", "csv", "md"),
     sink_rule: str | None = None,
 ) -> None:
     """Turn run folders into one page, report.html, with figures and tables beside it.

@@ -128,21 +128,16 @@ def read_pairs(source: str | Path) -> Pairs:
             f"questions and answers are read from one file ({', '.join(_SUFFIXES)}) or are {ARITHMETIC!r} or "
             f"{BATTERY!r}, but {source} {fact}"
         )
-    return _pairs_of(_fields(path), source)
+    return _pairs_of(path)
 
 
-def _fields(path: Path) -> Iterator[list[str]]:
+def _pairs_of(path: Path) -> Pairs:
+    pairs, skipped = [], 0
     for line, where in placed_lines(path):
+        fields = line.split("||")
         if ".jsonl" in path.name:
             row = json_object(line, where)
-            yield [text_of(row, name, where) for name in ("question", "answer")]
-        else:
-            yield line.split("||")
-
-
-def _pairs_of(lines: Iterable[list[str]], source: str | Path) -> Pairs:
-    pairs, skipped = [], 0
-    for fields in lines:
+            fields = [text_of(row, name, where) for name in ("question", "answer")]
         parts = [part.strip() for part in (*fields[:1], *"".join(fields[1:]).split("####"))]
         if len(fields) == 2 and len(parts) == 3 and parts[0] and parts[2]:
             pairs.append(Pair(*parts))
@@ -150,7 +145,7 @@ def _pairs_of(lines: Iterable[list[str]], source: str | Path) -> Pairs:
             skipped += 1
     if not pairs:
         raise ValueError(
-            f"{source} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its {skipped} lines is one"
+            f"{path} must hold lines such as 'question||<<3+4=7>> #### 7', but none of its {skipped} lines is one"
         )
     return Pairs(tuple(pairs), skipped)
 

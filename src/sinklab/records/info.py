@@ -84,20 +84,18 @@ def read_info(path: Path) -> RunInfo:
         # Before there were parts everything was whole.
         raw.setdefault("parts", {})
     hints = typing.get_type_hints(RunInfo)
-    if missing := [name for name in hints if name not in raw]:
-        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Restore the file or run again.")
-    wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
-    if not wrong:
-        # A name with a path in it would lead out of the folder.
-        wrong = [kind for kind in ("tables", "arrays") if not all(_is_plain(name) for name in raw[kind])]
-        wrong += [] if raw["status"] in STATUSES else ["status"]
-        known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
-        wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
-    if wrong:
-        raise ValueError(
-            f"{path} is damaged: {wrong[0]} is {raw[wrong[0]]!r}, which a run never writes. "
-            "Restore the file or run again."
-        )
+    with undamaged(path):
+        if missing := [name for name in hints if name not in raw]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        wrong = [name for name, hint in hints.items() if not isinstance(raw[name], _class_of(hint))]
+        if not wrong:
+            # A name with a path in it would lead out of the folder.
+            wrong = [kind.listed for kind in KINDS if not all(_is_plain(name) for name in raw[kind.listed])]
+            wrong += [] if raw["status"] in STATUSES else ["status"]
+            known = {kind.file(str(name)) for kind in KINDS for name in raw[kind.listed]}
+            wrong += [] if _are_parts(raw["parts"], known) else ["parts"]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {raw[wrong[0]]!r}, which a run never writes")
     return RunInfo(**{name: raw[name] for name in hints})
 
 

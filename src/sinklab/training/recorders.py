@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
@@ -252,11 +251,7 @@ class SinkMonitor(Recorder):
 
 def _is_sharded(model: nn.Module) -> bool:
     """Whether the weights are spread over processes (FSDP, ZeRO-3), so that none can run the model alone."""
-    # DeepSpeed's mark of a parameter of which each process holds a part
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+    # a part that each process holds is a DTensor under FSDP2, and has DeepSpeed's mark under ZeRO-3
+    if any(hasattr(parameter, "ds_id") or hasattr(parameter, "to_local") for parameter in model.parameters()):
         return True
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    return any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules())
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

@@ -127,13 +127,12 @@ def _trainer(
         model.model.compile(dynamic=False)
     if settings.gradient_checkpointing:
         models.checkpoint_activations(model)
-    rows = text.rows(settings)
-    if checkpoint and isinstance(rows, StreamedRows):
-        rows.start_at(*read_position(checkpoint))
+    if checkpoint and isinstance(text.training, StreamedRows):
+        text.training.start_at(*read_position(checkpoint))
     trainer = DiffusionTrainer(
         model=model,
         args=args,
-        train_dataset=rows,
+        train_dataset=text.training,
         data_collator=NoisyCollator(settings.seed, settings.batch, cast(TimeSampler, settings.time_sampler), clean),
         objective=Objective(
             Phases(causal, anneal, settings.seed, autoregressive, settings.window),

@@ -31,15 +31,10 @@ class Text:
 
     tokenizer: PreTrainedTokenizerBase
     training: Rows | StreamedRows
+    """The rows of the whole run in its order."""
     heldout: Rows
     steps: int
     sha256: str
-
-    def rows(self, settings: TrainSettings) -> Rows | StreamedRows:
-        """The rows of the whole run in its order."""
-        if isinstance(self.training, StreamedRows):
-            return self.training
-        return replace(self.training, seed=settings.seed, total=self.steps * settings.batch)
 
 
 def prepare(
@@ -80,6 +75,7 @@ def prepare(
     if settings.epochs is not None:
         steps = math.ceil(settings.epochs * len(training) / settings.batch)
     sha256 = data_hash(tokenizer, training.ids_RS, heldout.ids_RS)
+    training = replace(training, seed=settings.seed, total=steps * settings.batch)
     return Text(tokenizer, training, heldout, steps, sha256)
 
 
