@@ -47,14 +47,10 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         return verdict(holds=None, value=math.nan, sentence="There is no sink, so none sits at the start.")
     value = float(count[..., :first].sum()) / total
     chance = min(first, count.shape[-1]) / count.shape[-1]
-    where = (
-        f"{_percent(value)} of the sinks in the text are at the first {first} positions "
-        f"(an even spread: {_percent(chance)})"
-    )
-    if chance > threshold:
-        return verdict(holds=None, value=value, sentence=f"{where}: the sequence is too short to tell.")
-    only = value > threshold
-    return verdict(holds=only, value=value, sentence=f"{where}: {'only' if only else 'not only'} at the start.")
+    holds = None if chance > threshold else value > threshold
+    told = {None: "the sequence is too short to tell", True: "only at the start", False: "not only at the start"}
+    where = f"{_percent(value)} of the sinks in the text are at the first {first} positions"
+    return verdict(holds=holds, value=value, sentence=f"{where} (an even spread: {_percent(chance)}): {told[holds]}.")
 
 
 def masking_cost(
@@ -89,14 +85,11 @@ def masking_cost(
     numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, " + (
         f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
     )
-    limit = f"the limit of {_percent(threshold)}"
-    if math.isnan(reach) or abs(value - threshold) <= reach:
-        doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
-        sentence = f"With the sinks masked the {numbers} ({doubt}): cannot tell whether that is over {limit}."
-        return verdict(holds=None, value=value, sentence=sentence)
-    over = value > threshold
-    sentence = f"With the sinks masked the {numbers}: {'over' if over else 'within'} {limit}."
-    return verdict(holds=over, value=value, sentence=sentence)
+    doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
+    holds = value > threshold if abs(value - threshold) > reach else None
+    told = {None: f" ({doubt}): cannot tell whether that is over", True: ": over", False: ": within"}
+    sentence = f"With the sinks masked the {numbers}{told[holds]} the limit of {_percent(threshold)}."
+    return verdict(holds=holds, value=value, sentence=sentence)
 
 
 def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold: float = 0.5) -> Verdict:
@@ -120,12 +113,9 @@ def recovery(lost: Any, recovered: Any, *, within: int | None = None, threshold:
     low, high = wilson(again, losers)
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
     sentence = f"{again} of {losers} heads whose main sink was hidden have a new one{soon} ({_percent(value)})"
-    if low <= threshold <= high:
-        sentence = f"{sentence}: too few to tell it from {_percent(threshold)}."
-        return verdict(holds=None, value=value, sentence=sentence)
-    stuck = value < threshold
-    sentence = f"{sentence}: {'they do not recover' if stuck else 'they recover'}."
-    return verdict(holds=stuck, value=value, sentence=sentence)
+    holds = None if low <= threshold <= high else value < threshold
+    told = {None: f"too few to tell it from {_percent(threshold)}", True: "they do not recover", False: "they recover"}
+    return verdict(holds=holds, value=value, sentence=f"{sentence}: {told[holds]}.")
 
 
 def ninety_six(curve: EpsilonCurve, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
