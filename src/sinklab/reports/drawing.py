@@ -197,13 +197,6 @@ def figures_of(kind: str) -> dict[str, Figure]:
     return {name: figures[name] for name in figures if figures[name].kind == kind}
 
 
-def __getattr__(name: str) -> dict[str, Figure]:
-    kinds = {"FIGURES": "study", "CURVES": "training"}
-    if name in kinds:
-        return figures_of(kinds[name])
-    raise AttributeError(name)
-
-
 def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
     """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when there is none."""
     known, said = NEEDS.get(needs, (bool, f"{needs}: {{path}} has none."))
@@ -329,18 +322,15 @@ def draw_all(
     target.mkdir(parents=True, exist_ok=True)
     drawn = Drawn()
     for name in names:
-        jobs: list[tuple[str, Any]] = [(name, readers)]
-        if known[name].alone:
-            jobs = [(name + tail, run) for run, tail in zip(readers, file_names(readers), strict=True)]
-        for stem, subject in jobs:
-            for look in looks:
-                try:
+        alone = known[name].alone
+        for tail, subject in zip(file_names(readers), readers, strict=True) if alone else [("", readers)]:
+            try:
+                for look in looks:
                     canvas = figure_of(known[name](subject, theme=look.name))
-                except NotRecorded as error:
-                    drawn.skipped[stem] = str(error)
-                    break
-                dark = "" if look.name == "light" else f"-{look.name}"
-                drawn.written += write_figure(canvas, target / f"{stem}{dark}", formats, look)
+                    dark = "" if look.name == "light" else f"-{look.name}"
+                    drawn.written += write_figure(canvas, target / f"{name}{tail}{dark}", formats, look)
+            except NotRecorded as error:
+                drawn.skipped[name + tail] = str(error)
     return drawn
 
 

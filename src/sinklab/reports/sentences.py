@@ -22,7 +22,7 @@ from sinklab.reports.samples import ADDED
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
 from sinklab.reports.training import OVER_EVEN, Training
-from sinklab.reports.words import number, percent, quoted, same, times_chance
+from sinklab.reports.words import interval, number, percent, quoted, same, times_chance
 
 # A class with fewer places or events than this share is too rare to speak of.
 RARE = 0.01
@@ -100,10 +100,10 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
     gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
     return {
         "known": [
-            number(loss.mean, 4) + (f" (95\u00a0% {loss.interval}, {loss.rows} rows)" if loss.interval else "")
+            number(loss.mean, 4) + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
             for loss in known
         ],
-        "is_final": all(loss.is_final for loss in known),
+        "is_final": all(run.has_ended for run in group if run.loss is not None),
         "missing": [run.label for run in group if run.loss is None],
         "against": list(dict.fromkeys(other.label for _, other in gaps)),
         "differences": [signed(*gap) for gap, _ in gaps],
