@@ -121,7 +121,7 @@ def picture(draw: Callable[..., Any], words: str) -> Picture | None:
             except NotRecorded:
                 return None
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return Picture(*addresses, words)
+    return Picture(addresses[0], addresses[1], words)
 
 
 def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
@@ -198,7 +198,7 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
     """The verdicts: which statement was held against which run and its answer, whether it holds, the sentence."""
     return [
-        (*say.told("answer", study, verdict, len(studies) == 1), verdict.holds, verdict.sentence)
+        (say.told("answer", study, verdict, len(studies) == 1)[0], verdict.holds, verdict.sentence)
         for study in studies
         if study.layers
         for verdict in study.verdicts

@@ -60,5 +60,8 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 
 def words_of(what: str, name: str) -> Any:
-    """What cards.toml says of a "page", of its "cards", "parts" or "tables", of one of the "kinds" of runs, if it does."""
+    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs, of what a figure "needs".
+
+    Empty where it says nothing.
+    """
     return _cards()[what].get(name, "")
