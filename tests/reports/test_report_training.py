@@ -14,11 +14,11 @@ from test_report_page import read
 
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import (
-    CURVES,
     NotRecorded,
     as_trainings,
     draw_all,
     emergence_map,
+    figures_of,
     main_holders,
     massive_activations,
     mobility_over_training,
@@ -121,7 +121,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
     plain, sink = as_trainings(pair)
     reach = 1.96 * np.linspace(-1, 1, ROWS).std(ddof=1) / 4
-    assert plain.loss is not None and (plain.loss.rows, plain.loss.is_final) == (ROWS, True)
+    assert plain.loss is not None and (plain.loss.samples, plain.has_ended) == (ROWS, True)
     np.testing.assert_allclose([plain.loss.mean, plain.loss.low, plain.loss.high], [4, 4 - reach, 4 + reach])
     # paired, the rows differ by a constant
     np.testing.assert_allclose(sink.against(plain), (-0.1, 0), atol=1e-12)
@@ -129,7 +129,7 @@ def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) 
     assert bare.loss is not None and bare.loss.mean == 4 and math.isnan(bare.loss.low)
     assert bare.against(plain) is None
     broken = as_trainings(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
-    assert broken.loss is not None and (broken.loss.mean, broken.loss.is_final) == (5.5, False)
+    assert broken.loss is not None and (broken.loss.mean, broken.has_ended) == (5.5, False)
     assert as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[0].loss is None
 
 
@@ -292,7 +292,7 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
         sink_emergence(run)
     drawn = draw_all(run, tmp_path / "figures", ("svg",))
     assert {path.stem for path in drawn.written} == {"training_loss", "optimization"}
-    assert set(drawn.skipped) == set(CURVES) - {"training_loss", "optimization"}
+    assert set(drawn.skipped) == set(figures_of("training")) - {"training_loss", "optimization"}
     with pytest.raises(ValueError, match=r"name of a figure .*known are emergence_map.*did you mean 'training_loss'"):
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 

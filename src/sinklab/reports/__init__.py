@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     build="report summary",
     comparison="compare",
-    drawing="CURVES Curve Drawn FIGURES Figure draw_all figure figures_of",
+    drawing="Curve Drawn Figure draw_all figure figures_of",
     figures=(
         "block_moves epsilon_curve heldout_loss main_holders massive_activations mobility_over_training optimization "
         "output_norm_against_bound overlap_by_step score_histogram sink_emergence sink_share sink_tokens "
@@ -18,5 +18,5 @@ __getattr__, __dir__, __all__ = exports(
     samples="NotRecorded Reader Sample",
     study="Study",
     tables="TABLES TRAINING_TABLES table write_tables",
-    training="HeldoutLoss Training",
+    training="Training",
 )

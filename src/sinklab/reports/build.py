@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,7 +27,7 @@ from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
 from sinklab.reports.tables import enrichment_table, rules_table, write_tables
 from sinklab.reports.training import Training
-from sinklab.reports.words import number, percent
+from sinklab.reports.words import interval, number, percent, words_of
 from sinklab.sinks.rules import Rule
 
 SHOWN_TOKENS = 15
@@ -104,16 +103,6 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 """how cells are written"""
 
 
-@lru_cache(maxsize=1)
-def _words() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(asset("cards.toml"))
-
-
-def words_of(what: str, name: str) -> Any:
-    """What cards.toml says of the "page" of a kind, of its "cards", of one of the "parts" or "tables" of a page."""
-    return _words()[what][name]
-
-
 def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part:
     return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of("parts", anchor)
 
@@ -132,7 +121,7 @@ def picture(draw: Callable[..., Any], words: str) -> Picture | None:
             except NotRecorded:
                 return None
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return Picture(*addresses, words)
+    return Picture(addresses[0], addresses[1], words)
 
 
 def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
@@ -209,7 +198,7 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
     """The verdicts: which statement was held against which run and its answer, whether it holds, the sentence."""
     return [
-        (*say.told("answer", study, verdict, len(studies) == 1), verdict.holds, verdict.sentence)
+        (say.told("answer", study, verdict, len(studies) == 1)[0], verdict.holds, verdict.sentence)
         for study in studies
         if study.layers
         for verdict in study.verdicts
@@ -280,7 +269,7 @@ def _outcome(trainings: list[Training]) -> Table:
             "variant": run.variant,
             "seed": run.run.info.seed,
             "held-out loss": "–" if loss is None else number(loss.mean, 4),
-            "95 % interval": "" if loss is None else loss.interval,
+            "95 % interval": "" if loss is None else interval(loss),
             "against plain": "" if gap is None else say.signed(*gap),
             "share of added sinks": percent(float(last.get("added_share", math.nan))) if run.sink_count else "",
             "from step": start if run.sink_count and len(last) else "",

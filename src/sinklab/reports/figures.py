@@ -181,8 +181,9 @@ def heldout_loss(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
     The analysis paper's Table 1 in terms of loss. The differences are paired, so their errors are small beside those of
     the losses themselves.
     """
-    ks = sorted({int(k) for run in runs for k in run.heldout["k"]})
-    for index, one in enumerate(drawn_as(runs, look)):
+    looks = drawn_as(runs, look)
+    ks = sorted({int(k) for one in looks for k in one.run.heldout["k"]})
+    for index, one in enumerate(looks):
         frame = one.run.heldout
         for control, style, words in (("sinks", "-", "sinks"), ("random", ":", "random columns")):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")

@@ -153,19 +153,18 @@ def _edges(middles: np.ndarray) -> np.ndarray:
     return np.concatenate([[2 * middles[0] - between[0]], between, [2 * middles[-1] - between[-1]]])
 
 
-def recorded_sample(study: Study, sample: int | None) -> Sample:
-    """The sample numbered ``sample`` (None: the first one with attention). ValueError naming those there are."""
+def recorded_sample(study: Study, sample: int) -> Sample:
+    """The sample of this number. ValueError naming those with attention."""
     numbers = [study.samples.numbers[place] for place in study.recorded]
-    if sample is None:
-        return study.samples[study.recorded[0]]
-    if sample not in numbers:
-        raise ValueError(f"{study.run.path} has samples {spoken(numbers)}: got sample={sample}.")
-    return study.samples[study.recorded[numbers.index(sample)]]
+    return study.samples[study.recorded[_place(study, "sample", sample, numbers)]]
 
 
 def place_of(study: Study, what: str, number: int) -> int:
     """Where layer or head ``number`` of the model stands on its axis. ValueError naming the recorded ones."""
-    known = study.layers if what == "layer" else study.heads
+    return _place(study, what, number, study.layers if what == "layer" else study.heads)
+
+
+def _place(study: Study, what: str, number: int, known: list[int]) -> int:
     if number not in known:
         hint = near(number, known) if len(known) > 1 else ""
         raise ValueError(f"{study.run.path} has {what}s {spoken(known)}: got {what}={number}. {hint}".rstrip())

@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.thresholds import EpsilonCurve
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
@@ -20,32 +19,6 @@ from sinklab.sinks.rules import DEFAULT, Rule
 
 WITHIN = 8
 """steps that heads are given to find another sink"""
-
-
-def judged(
-    curve: EpsilonCurve | None,
-    events_by_position: np.ndarray,
-    heldout: pd.DataFrame | None,
-    truncation: pd.DataFrame | None,
-) -> list[Verdict]:
-    """One verdict per statement; what was not measured says so and holds None.
-
-    The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
-    error is that of the paired differences.
-    """
-    found = [start_only(events_by_position if len(events_by_position) else np.zeros(1))]
-    plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
-    if heldout is not None:
-        base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
-        if len(base) and len(hidden):
-            one, other = base.iloc[0], hidden.iloc[0]
-            plain, masked = ((float(row["loss"]), float(row["stderr"])) for row in (one, other))
-            error = float(other["delta_stderr"])
-    found.append(masking_cost(plain, masked, paired_error=error))
-    found.append(_recovered(truncation))
-    if curve is not None:
-        found.append(ninety_six(curve))
-    return found
 
 
 def _recovered(truncation: pd.DataFrame | None) -> Verdict:
@@ -168,5 +141,20 @@ class Study(Reader):
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The failure signatures and the 96 % statement, each with a sentence."""
-        return judged(self.curve, self.measured.events_by_position, self.heldout, self.truncation)
+        """The failure signatures and the 96 % statement, each with a sentence; what was not measured holds None.
+
+        The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
+        error is that of the paired differences.
+        """
+        events, heldout = self.measured.events_by_position, self.heldout
+        plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
+        if heldout is not None:
+            base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
+            if len(base) and len(hidden):
+                plain, masked = (
+                    (float(rows["loss"].iloc[0]), float(rows["stderr"].iloc[0])) for rows in (base, hidden)
+                )
+                error = float(hidden["delta_stderr"].iloc[0])
+        found = [start_only(events if len(events) else np.zeros(1)), masking_cost(plain, masked, paired_error=error)]
+        found.append(_recovered(self.truncation))
+        return found + ([] if self.curve is None else [ninety_six(self.curve)])

@@ -128,7 +128,7 @@ def legend_of_dots(axes: Axes, columns: int, title: str | None = None) -> None:
 
 def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: tuple[int, int], **how: Any) -> None:
     """Small words in the colour of labels, hanging from a place."""
-    style = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
+    style: Any = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
     axes.annotate(words, at, xycoords=coords, xytext=offset, textcoords="offset points", **style)
 
 

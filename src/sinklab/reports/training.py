@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.intervals import Estimate
 from sinklab.registry import sinks
 from sinklab.reports.samples import Reader
-from sinklab.reports.words import number
 
 # Settings that may differ between repeats: the seed, and how a run runs and what it tells.
 FREE = frozenset({
@@ -49,26 +49,6 @@ FIELDS = {
 """columns of the monitor -> the names that the same facts have in a study"""
 OVER_EVEN = 2.0
 """times an even share above which added sinks count as having taken over"""
-
-
-@dataclass(frozen=True)
-class HeldoutLoss:
-    """Loss on held-out text in nats per token."""
-
-    mean: float
-    low: float
-    """lower end of the 95 % interval over rows of text; NaN where the rows were not kept"""
-    high: float
-    """upper end"""
-    rows: int
-    """rows of text; 0 where they were not kept"""
-    is_final: bool
-    """False for a run that did not end: the last one that was measured"""
-
-    @property
-    def interval(self) -> str:
-        """The 95 % interval in words; empty where it is not known."""
-        return "" if math.isnan(self.low) else f"{number(self.low, 4)} to {number(self.high, 4)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,20 +105,23 @@ class Training(Reader):
         settings = self.run.info.settings
         return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``loss`` is that at the end, and not the last one that was measured on the way."""
+        return self.heldout_rows is not None or self.table("heldout") is not None
+
     @cached_property
-    def loss(self) -> HeldoutLoss | None:
-        """The held-out loss at the end, or the last one that was measured."""
-        rows = self.heldout_rows
+    def loss(self) -> Estimate | None:
+        """The held-out loss in nats per token, at the end, or else the last one that was measured.
+
+        Its interval is over rows of text: NaN, of 0 samples, where these were not kept.
+        """
+        rows, final, history = self.heldout_rows, self.table("heldout"), self.history
         if rows is not None and len(rows) > 1:
             mean, reach = _interval(rows["loss"].to_numpy(float))
-            return HeldoutLoss(mean, mean - reach, mean + reach, len(rows), True)
-        final = self.table("heldout")
-        if final is not None:
-            return HeldoutLoss(float(final["loss"].iloc[-1]), math.nan, math.nan, 0, True)
-        known = pd.DataFrame() if self.history is None else self.history.dropna(subset=["heldout_loss"])
-        if known.empty:
-            return None
-        return HeldoutLoss(float(known["heldout_loss"].iloc[-1]), math.nan, math.nan, 0, False)
+            return Estimate(mean, reach / 1.96, mean - reach, mean + reach, len(rows))
+        known = final["loss"] if final is not None else () if history is None else history["heldout_loss"].dropna()
+        return Estimate(float([*known][-1]), math.nan, math.nan, math.nan, 0) if len(known) else None
 
     def against(self, other: Training) -> tuple[float, float] | None:
         """Held-out loss less that of another run and half of its 95 % interval, paired by rows of text.

@@ -34,8 +34,6 @@ class RequestCache:
         self._answers: dict[str, dict[str, Any]] = {}
         for path in () if folder is None else sorted(folder.glob("requests-*.jsonl")):
             self._read(path)
-        self.found = len(self._answers)
-        """Answers that were there at the beginning."""
 
     def _read(self, path: Path) -> None:
         for line in path.read_bytes().split(b"\n"):
