@@ -21,7 +21,7 @@ from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
 from sinklab.errors import one_of
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
-from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.models.sinks.base import sink_of
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,7 @@ def load(
     plan = _as_diffusion(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
     model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
-    _adopt_generation_config(model, folder, name)
-    tokenizer = tokens.read_tokenizer(folder, plan, name)
-    commit = folder.name if folder.parent.name == "snapshots" else revision
-    return _assembled(model, tokenizer, replace(plan, notes=(*plan.notes, *notes)), raw, name, commit)
+    return _assembled(model, replace(plan, notes=(*plan.notes, *notes)), folder, raw, name, revision)
 
 
 def _as_diffusion(plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any]) -> CheckpointPlan:
@@ -173,28 +170,22 @@ def _filled(
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
 
 
-def _adopt_generation_config(model: PreTrainedModel, folder: Path, name: str) -> None:
-    """Baselines write with the settings their authors publish; ours take theirs as arguments."""
-    if not isinstance(model, DiffusionLM) and (folder / "generation_config.json").is_file():
-        with families.refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
-            model.generation_config = GenerationConfig.from_pretrained(str(folder))
-
-
 def _assembled(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    plan: CheckpointPlan,
-    raw: dict[str, Any],
-    name: str,
-    revision: str | None,
+    model: PreTrainedModel, plan: CheckpointPlan, folder: Path, raw: dict[str, Any], name: str, revision: str | None
 ) -> Loaded:
     config: Any = model.config
-    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
-    facts = published.facts_of(plan, config, row, tokenizer)
+    is_diffusion = isinstance(config, DiffusionLMConfig)
+    # baselines write with the settings their authors publish; ours take theirs as arguments
+    if not is_diffusion and (folder / "generation_config.json").is_file():
+        with families.refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
+            model.generation_config = GenerationConfig.from_pretrained(str(folder))
+    tokenizer = tokens.read_tokenizer(folder, plan, name)
+    row, facts = published.facts_of(name, raw, plan, config, tokenizer)
     tokens.adopt(config, tokenizer, facts["special"])
-    if isinstance(config, DiffusionLMConfig) and row and row.context:
+    if is_diffusion and row and row.context:
         config.context = facts["context"]
-    return Loaded(model, tokenizer, name, revision, **facts, notes=(*plan.notes, *notes))
+    commit = folder.name if folder.parent.name == "snapshots" else revision
+    return Loaded(model, tokenizer, name, commit, **facts)
 
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -287,16 +278,13 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     """
     name = str(name_or_folder)
     plan, raw = published.read_plan(name, revision)
-    config = families.configured(plan, {}, name)
+    config: Any = families.configured(plan, {}, name)
     backbone: Any = plan.backbone
     model = materialize.empty_model(config, name)
-    row, notes = published.row_of(name, raw.get("_name_or_path"), plan)
-    diffusion: Any = config if isinstance(config, DiffusionLMConfig) else None
-    sinks = diffusion and diffusion.sink_count
     heads = backbone.num_attention_heads
     return ModelInfo(
         name=name,
-        **published.facts_of(plan, config, row, None),
+        **published.facts_of(name, raw, plan, config, None)[1],
         architecture=", ".join(families.architectures_of(raw) or [str(raw.get("name", "not named"))]),
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
@@ -306,11 +294,10 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         hidden=backbone.hidden_size,
         intermediate=backbone.intermediate_size,
         vocabulary=backbone.vocab_size,
-        text_vocabulary=(diffusion and diffusion.text_vocab_size) or backbone.vocab_size,
+        text_vocabulary=getattr(config, "text_vocab_size", None) or backbone.vocab_size,
         # a tied head is the same tensor, and parameters() yields it once
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        logit_shift=bool(diffusion and diffusion.logit_shift),
-        sink=f"{sinks} ({diffusion.sink_kind}, {diffusion.sink_side})" if sinks else "none",
-        gate=diffusion.gate if diffusion else "none",
-        notes=(*plan.notes, *notes),
+        logit_shift=getattr(config, "logit_shift", False),
+        sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
+        gate=getattr(config, "gate", "none"),
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
@@ -79,20 +80,21 @@ def row_of(name: str, said: object, plan: CheckpointPlan) -> tuple[Published | N
 
 
 def facts_of(
-    plan: CheckpointPlan, config: PreTrainedConfig, row: Published | None, tokenizer: PreTrainedTokenizerBase | None
-) -> dict[str, Any]:
-    """What `Loaded` and `ModelInfo` both say of a checkpoint."""
-    one: Any = config
+    name: str, raw: Mapping[str, Any], plan: CheckpointPlan, config: Any, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[Published | None, dict[str, Any]]:
+    """What is known of a checkpoint by its name, and what `Loaded` and `ModelInfo` both say of it."""
+    row, notes = row_of(name, raw.get("_name_or_path"), plan)
     is_diffusion = isinstance(config, DiffusionLMConfig)
     limits = [row.context if row else None, getattr(config, "context", None)]
-    limits.append(one.text_positions if is_diffusion else one.max_position_embeddings)
-    return {
+    limits.append(config.text_positions if is_diffusion else config.max_position_embeddings)
+    return row, {
         "family": "diffusion" if is_diffusion else "autoregressive",
         "published_family": plan.family.name,
         "special": special_ids(config, tokenizer, row, plan.family),
         # what the authors state, and no more than the positions allow
         "context": min(limit for limit in limits if limit is not None),
         "chat_template": row.chat_template if row else None,
+        "notes": (*plan.notes, *notes),
     }
 
 
