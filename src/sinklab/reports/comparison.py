@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,10 +45,11 @@ def measures(study: Study) -> dict[str, float]:
 
 
 def _sinks(study: Study) -> dict[str, float]:
-    measured, means = study.measured, study.over("layer").mean(numeric_only=True)
+    measured: Any = study.measured
+    means = study.over("layer").mean(numeric_only=True)
     split = measured.split.share if measured.split is not None else math.nan
-    found = {
-        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0) if study.curve is not None else math.nan,
+    return {
+        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0),
         "sinks per head and step": means["sinks"],
         "heads with a sink, %": 100 * measured.rules[0].rate,
         "attention on sinks, %": 100 * means["absorbed"],
@@ -56,22 +58,19 @@ def _sinks(study: Study) -> dict[str, float]:
         "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
         "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
         "heads with split sinks, %": 100 * split,
+        "change of sinks per head from first to last layer": measured.layer_sinks.trend,
     }
-    if measured.layer_sinks is not None:
-        found["change of sinks per head from first to last layer"] = measured.layer_sinks.trend
-    return found
 
 
 def _motion(study: Study) -> dict[str, float]:
     found: dict[str, float] = {}
     # without an added sink every sink is one on text
     for motion, what in ((study.motion, "main sink"), (study.text_motion or study.motion, TEXT_SINK)):
-        if motion is not None:
-            found |= {
-                f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
-                f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
-                f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
-            }
+        found |= {
+            f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
+            f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
+            f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
+        }
     found["overlap of sinks with those of the next step, %"] = 100 * study.over("step")["overlap"].mean()
     blocks = study.measured.blocks
     for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
