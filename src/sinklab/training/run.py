@@ -72,23 +72,24 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
         say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
-    text = prepare(settings, say, start and start.tokenizer)
+    text = prepare(settings, say, start.tokenizer if start else None)
     if earlier:
         same_data(folder, earlier, text.sha256)
     model: Any = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
     facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
     facts |= variant(settings) | (models.source_of(start) if start else {})
-    torch.manual_seed(settings.seed)
-    trained = set(freeze(model, settings.train_only, settings.lora_rank))
-    count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
-    size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
-    say(f"training {count:,} parameters{size}")
+    _choose_parameters(model, settings, text, say)
     # every process has looked at the folder before the first one takes it
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
-    kept = {"kind": "training", "model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
+    kept: dict[str, Any] = {
+        "kind": "training",
+        "model": facts,
+        "settings": dataclasses.asdict(settings),
+        "seed": settings.seed,
+    }
     run = RunWriter(folder, **kept, overwrite=earlier is not None) if main else nullcontext()
     with run as record, explained(settings):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
@@ -96,6 +97,15 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         _finish(trainer, record, text, settings)
     return folder / "model"
+
+
+def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
+    """Leave what is trained trainable, and say how much it is."""
+    torch.manual_seed(settings.seed)
+    trained = set(freeze(model, settings.train_only, settings.lora_rank))
+    count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
+    size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
+    say(f"training {count:,} parameters{size}")
 
 
 def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
@@ -181,8 +191,9 @@ def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]
         raise
     finally:
         try:
-            for recorder in recorders if record else ():
-                record.table(recorder.table, recorder.columns())
+            if record is not None:
+                for recorder in recorders:
+                    record.table(recorder.table, recorder.columns())
         except OSError as failure:
             if error is None:
                 raise

@@ -148,7 +148,7 @@ def _values(value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, heads: int, added: i
 
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
-MEASURES = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
+MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
 MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
 MEASURES += ("value_added", "value_sink", "value_other")
 MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")

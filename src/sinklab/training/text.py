@@ -89,6 +89,7 @@ def _read(corpus: str, settings: TrainSettings) -> Pairs | Iterable[str]:
 
 
 def _trained_tokenizer(documents: Pairs | Iterable[str], settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
+    texts: Iterable[str]
     if isinstance(documents, Pairs):
         texts, named = [" ".join(pair.texts()) for pair in documents], f"{len(documents)} questions"
     elif isinstance(documents, list):

@@ -255,7 +255,8 @@ class DiffusionTrainer(Trainer):
     ) -> None:
         kwargs["eval_dataset"] = heldout
         super().__init__(*args, **kwargs)
-        self.objective, self.heldout, self.together, self.keep = objective, heldout, together, keep
+        self.objective: Objective = objective
+        self.heldout, self.together, self.keep = heldout, together, keep
         self.cursor: list[int] | None = None
         """Of a stream: the cursor after the last row that was consumed."""
         self._tokens: Tensor | float = 1.0
