@@ -31,11 +31,12 @@ def unknown(what: str, name: object, known: Iterable[object], remedy: str = "") 
     return _error(f"unknown {what} {str(name)!r}; known are {', '.join(names)}", near(name, names) or remedy)
 
 
-def one_of(what: str, value: object, allowed: Iterable[object]) -> None:
-    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest."""
+def one_of(what: str, value: object, allowed: Iterable[object], remedy: str = "") -> None:
+    """Raises ValueError unless ``value`` is one of the allowed ones; names those, and the nearest or the remedy."""
     allowed = tuple(allowed)
     if value not in allowed:
-        raise _error(f"{what} must be one of {', '.join(map(str, allowed))}, but is {value!r}", near(value, allowed))
+        names = ", ".join(map(str, allowed))
+        raise _error(f"{what} must be one of {names}, but is {value!r}", near(value, allowed) or remedy)
 
 
 def known_fields(what: str, given: Mapping[str, object] | Iterable[str], known: Iterable[str]) -> None:

@@ -34,10 +34,8 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
 def _check_sink(config: DiffusionLMConfig) -> None:
     kind = config.sink_kind
     kinds = ("none", *sorted(sinks, key=lambda name: -sinks[name].positions))
-    try:
-        one_of("sink_kind", kind.partition(":")[0], kinds)
-    except ValueError as error:
-        raise ValueError(f"{error}; if a plug-in defines it, install that or name its file: --plugin") from None
+    remedy = "if a plug-in defines it, install that or name its file: --plugin"
+    one_of("sink_kind", kind.partition(":")[0], kinds, remedy)
     if (kind == "none") != (config.sink_count == 0):
         raise ValueError(f"sink_kind and sink_count must agree, got {kind!r} with {config.sink_count}: none has 0")
     if config.sink is not None and config.sink_side not in config.sink.sides:
