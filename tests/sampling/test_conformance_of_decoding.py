@@ -123,7 +123,7 @@ def test_an_unmasking_rule_that_does_not_conform_is_seen(monkeypatch):
 
 def test_what_is_chosen_in_text_and_in_an_option_is_refused():
     settings = DecodingSettings(cache="sink:keep=0.25", cache_keep=0.5)
-    with pytest.raises(ValueError, match=r"cache_keep=0\.5 is given beside the cache 'sink:keep=0\.25', which says it"):
+    with pytest.raises(ValueError, match=r"cache_keep=0\.5 stands beside the cache 'sink:keep=0\.25', which says it"):
         settings.values()
     assert dataclasses.replace(settings, cache_keep=None).values()["cache"].keep == 0.25
     with pytest.raises(ValueError, match="is no registered unmasking rule; known are"):
