@@ -1,0 +1,129 @@
+"""Estimates over samples: one number a sample goes in, an interval and a verdict come out.
+
+The sample (text, problem, row, seed) is the unit: what lies within one, steps, heads, positions, is not independent.
+docs/statistics.md has how often the verdicts are wrong and the intervals cover.
+"""
+
+# S samples, N resamples, "..." worlds or any other axes in front
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import scipy  # its modules load where they are first used
+
+FEWEST = 6
+"""samples that a verdict takes: with fewer, even an exact test cannot reach 5 % (2 of the 2^5 signs are 6 %)"""
+LEVEL = 0.95
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number over samples with its 95 % interval."""
+
+    value: float
+    """mean or median of the samples; NaN for none"""
+    low: float
+    """lower end of the interval; with fewer than ``FEWEST`` samples the least sample"""
+    high: float
+    """upper end; with fewer than ``FEWEST`` samples the greatest sample"""
+    samples: int
+    """how many there are"""
+
+    @property
+    def is_interval(self) -> bool:
+        """Whether low and high are an interval, not the range of too few samples."""
+        return self.samples >= FEWEST
+
+    def above(self, threshold: float = 0.0) -> bool | None:
+        """The verdict: True or False when the whole interval lies above or below, None when that cannot be told."""
+        if self.is_interval and (self.low > threshold or self.high < threshold):
+            return self.low > threshold
+        return None
+
+
+def mean_over(values_S: Any) -> Estimate:
+    """The mean over samples (S,), NaN left out; for numbers whose size counts, such as differences of losses.
+
+    See ``mean_interval``.
+    """
+    return _estimate(values_S, np.mean, mean_interval)
+
+
+def median_over(values_S: Any) -> Estimate:
+    """The median over samples (S,), NaN left out: what a typical sample does; for shares held against a threshold.
+
+    Shares near 0 or 1 are so skewed that no interval of their mean holds with few samples. That of the median is exact
+    whatever their distribution (``median_interval``).
+    """
+    return _estimate(values_S, np.median, median_interval)
+
+
+def _estimate(values_S: Any, centre: Any, interval: Any) -> Estimate:
+    known = np.asarray(values_S, dtype=float)
+    if known.ndim != 1:
+        raise ValueError(f"an estimate takes one number a sample, on one axis, but got shape {known.shape}")
+    known = known[~np.isnan(known)]
+    if not len(known):
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    ends = interval(known) if len(known) >= FEWEST else (known.min(), known.max())
+    return Estimate(float(centre(known)), float(ends[0]), float(ends[1]), len(known))
+
+
+def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """95 % interval (...) of the mean over the last axis of (..., S): Student's t and the studentised bootstrap.
+
+    Each end is the one that lies farther out. Student's interval is too short on the long side of skewed numbers, the
+    bootstrap (bootstrap-t: Efron 1982; DiCiccio and Efron 1996) where tails are heavy; the percentile interval is too
+    short everywhere with so few samples. The bootstrap reaches at most twice as far as Student's: where one sample
+    stands apart from all others, resamples without it have hardly an error.
+    """
+    found = np.asarray(values, dtype=float)
+    samples = found.shape[-1]
+    mean = found.mean(-1, keepdims=True)
+    apart = found - mean
+    error = found.std(-1, ddof=1, keepdims=True) / math.sqrt(samples)
+    weights_NS = resampled_weights(samples, RESAMPLES)
+    shift = apart @ weights_NS.T
+    spread = np.sqrt(np.maximum(apart**2 @ weights_NS.T - shift**2, 0) / (samples - 1))
+    # a resample of one value over and over has no error of its own
+    ratio = np.divide(shift, spread, out=np.zeros_like(shift), where=spread > 1e-9 * error)
+    least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
+    reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
+    mean, error = mean[..., 0], error[..., 0]
+    return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(least, -2 * reach, -reach) * error
+
+
+@lru_cache(maxsize=32)
+def resampled_weights(samples: int, resamples: int, seed: int = 0) -> np.ndarray:
+    """Weight of every sample in every resample with replacement, (N, S); rows sum to 1."""
+    counts_NS = np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), resamples)
+    return counts_NS / samples
+
+
+def median_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Interval (...) of the median over the last axis of (..., S), at least 95 %: order statistics (the sign test)."""
+    ranked = np.sort(np.asarray(values, dtype=float), axis=-1)
+    left_out = int(scipy.stats.binom.ppf((1 - LEVEL) / 2, ranked.shape[-1], 0.5))
+    return ranked[..., left_out - 1], ranked[..., -left_out]
+
+
+def jackknife(statistic: Callable[[np.ndarray], np.ndarray], samples: int) -> np.ndarray:
+    """Pseudo-values (..., S) of a statistic of all samples together: a number a sample that can be averaged.
+
+    Their mean is the statistic itself, and their spread holds whatever the samples went into, a fit included (Tukey
+    1958). Where nothing is to be found, the interval of a cross-fitted share is too wide rather than too narrow.
+
+    statistic: takes numbers of samples and gives (...); it is called samples + 1 times.
+    """
+    every = np.arange(samples)
+    whole = np.asarray(statistic(every), dtype=float)
+    if samples < 2:
+        return np.repeat(whole[..., None], samples, -1)
+    without = np.stack([statistic(np.delete(every, one)) for one in every], -1)
+    return whole[..., None] + (samples - 1) * (without.mean(-1, keepdims=True) - without)

@@ -1,0 +1,61 @@
+"""Estimates over samples against the books and against cases that can be counted by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sinklab.analysis.estimates import FEWEST, jackknife, mean_interval, mean_over, median_interval, median_over
+
+
+def test_too_few_samples_are_a_range_and_no_verdict() -> None:
+    few = mean_over([1.0, 2.0, 3.0, np.nan])
+    assert (few.value, few.low, few.high, few.samples) == (2, 1, 3, 3)
+    assert not few.is_interval and few.above() is None and few.above(9) is None
+    none = median_over([np.nan])
+    assert none.samples == 0 and math.isnan(none.value) and none.above() is None
+    with pytest.raises(ValueError, match=r"one number a sample, on one axis, but got shape \(2, 2\)"):
+        mean_over([[1, 2], [3, 4]])
+
+
+def test_six_samples_that_agree_are_enough_and_five_are_not() -> None:
+    assert FEWEST == 6 and 2 * 0.5**6 < 0.05 < 2 * 0.5**5
+    assert median_over([1.0] * 6).above(0.9) is True and median_over([1.0] * 5).above(0.9) is None
+    assert median_over([0.1] * 6).above(0.9) is False and median_over([0.1] * 5 + [1.0]).above(0.9) is None
+
+
+def test_the_interval_of_the_median_is_that_of_the_sign_test() -> None:
+    for samples in range(FEWEST, 60):
+        low, high = median_interval(np.arange(1.0, samples + 1))
+        # samples below the lower end: as many as the sign test still rejects
+        assert stats.binomtest(int(low) - 1, samples).pvalue <= 0.05 < stats.binomtest(int(low), samples).pvalue
+        assert low + high == samples + 1
+
+
+def test_the_interval_of_the_mean_is_students_or_wider() -> None:
+    values = np.random.default_rng(0).normal(size=(50, 12))
+    low, high = mean_interval(values)
+    student = stats.ttest_1samp(values, 0, axis=1).confidence_interval(0.95)
+    assert (low <= student.low + 1e-12).all() and (high >= student.high - 1e-12).all()
+    assert (high - low).max() <= 2.001 * (student.high - student.low).max()
+    one = mean_over(values[3])
+    assert (one.low, one.high) == pytest.approx((low[3], high[3]))
+    # of skewed numbers the long side reaches farther
+    skewed = np.random.default_rng(1).exponential(size=(200, 12))
+    low, high = mean_interval(skewed)
+    assert np.median((high - skewed.mean(1)) / (skewed.mean(1) - low)) > 1.3
+
+
+def test_samples_that_are_all_alike() -> None:
+    found = mean_over([0.25] * 8)
+    assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25) and found.above(0.2) is True
+    assert mean_over([0.0] * 8).above() is None
+
+
+def test_the_jackknife_of_a_mean_is_the_samples() -> None:
+    values = np.random.default_rng(2).normal(size=9)
+    np.testing.assert_allclose(jackknife(lambda some: values[some].mean(), 9), values)
+    both = jackknife(lambda some: np.array([values[some].mean(), values[some].var()]), 9)
+    np.testing.assert_allclose(both.mean(1), [values.mean(), values.var()])
+    np.testing.assert_array_equal(jackknife(lambda some: values[some].mean(), 1), values[:1])

@@ -1,0 +1,178 @@
+"""Worlds with a known answer: what recordings hold when nothing is there, or when one thing was planted.
+
+A world is drawn for whole samples (texts, problems, seeds): they are independent, what lies within one is not.
+"""
+
+# N samples, T steps, S positions, H heads, K keys, G texts, R rows of a text, D state size, C targets
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+CLASSES = np.array(["words", "punctuation", "newline", "digits"], dtype=object)
+
+
+def tokens(
+    rng: np.random.Generator,
+    samples: int,
+    *,
+    at_place: float = 0.0,
+    on_class: float = 0.0,
+    steps: int = 16,
+    length: int = 48,
+    sinks: int = 3,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Received attention and classes of tokens, both (N, T, S), with a few sinks a sample that stand still.
+
+    A sink stands at a place that is a sink in every sample with probability ``at_place``, on punctuation with
+    probability ``on_class``, else anywhere. With both 0 neither place nor class has an effect; since a sink stays for
+    all steps, the steps of a sample are one observation of its place.
+    """
+    classes_NS = CLASSES[rng.choice(len(CLASSES), (samples, length), p=(0.7, 0.15, 0.05, 0.1))]
+    level_NS = np.zeros((samples, length))
+    for level_S, classes_S in zip(level_NS, classes_NS, strict=True):
+        for sink in range(sinks):
+            luck, marked = rng.random(), np.flatnonzero(classes_S == "punctuation")
+            if luck < at_place:
+                place = 5 * sink
+            elif luck < at_place + on_class and len(marked):
+                place = rng.choice(marked)
+            else:
+                place = rng.integers(length)
+            level_S[place] += 6.0
+    received_NTS = 0.5 + level_NS[:, None] + rng.gamma(2, 0.25, (samples, steps, length))
+    return received_NTS, np.broadcast_to(classes_NS[:, None], received_NTS.shape)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Heads before and after a part of the context was hidden, boolean (N, H)."""
+
+    lost: np.ndarray
+    """the main sink was hidden"""
+    sink: np.ndarray
+    """the head had a sink before"""
+    renormalised: np.ndarray
+    """a key that was left passes the rule when the attention before the cut is divided by what was left of it"""
+    after: np.ndarray
+    """the head has a sink afterwards"""
+
+
+def cuts(
+    rng: np.random.Generator,
+    samples: int,
+    *,
+    rebuilt: float = 0.0,
+    base: float = 0.1,
+    scaled: float = 0.6,
+    alike: float = 0.0,
+    heads: int = 48,
+) -> Cuts:
+    """A cut under which heads do what was planted.
+
+    ``scaled``: share of heads with another key that passes the rule by renormalisation. Of the others, those that lost
+    their sink build a new one with probability base + rebuilt, those that had none to lose with probability ``base``.
+    ``alike``: 0 heads of a sample are independent, 1 all of them do the same.
+    """
+    share = (samples, heads)
+    lost = rng.random(share) < 0.3
+    sink = lost | (rng.random(share) < 0.5)
+    renormalised = (sink & ~lost) | (lost & (rng.random(share) < scaled))
+    common = rng.random((samples, 1))
+    luck = np.where(rng.random(share) < alike, common, rng.random(share))
+    built = luck < base + rebuilt * lost
+    return Cuts(lost, sink, renormalised, renormalised | built)
+
+
+def start_shares(rng: np.random.Generator, samples: int, share: float, spread: float) -> np.ndarray:
+    """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to 1 all or none."""
+    if spread <= 0:
+        return np.full(samples, share)
+    size = 1 / spread - 1
+    return rng.beta(share * size, (1 - share) * size, samples)
+
+
+def median_of_beta(share: float, spread: float) -> float:
+    """The median of ``start_shares``."""
+    from scipy import stats
+
+    size = 1 / spread - 1
+    return float(stats.beta.median(share * size, (1 - share) * size))
+
+
+def differences(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Differences of losses of samples with mean 0 and deviation 1: "normal", "heavy" tails, "skewed"."""
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    if kind == "heavy":
+        return rng.standard_t(5, shape) / np.sqrt(5 / 3)
+    if kind == "skewed":
+        return rng.exponential(1, shape) - 1
+    raise ValueError(f"a world of differences is normal, heavy or skewed, got {kind!r}")
+
+
+def paths(
+    rng: np.random.Generator, kind: str, heads: int = 3, steps: int = 24, keys: int = 40, alike: bool = True
+) -> np.ndarray:
+    """Received attention (T, 1, H, K) of one sample: a main sink a head, noise elsewhere.
+
+    static: at one place. jumping: elsewhere whenever it moves, at one step in four. wandering: a random walk. right:
+    from left to right. moving: elsewhere at each step. split: two places take turns. none: no sink.
+    ``alike``: heads of a sample share their path but for a shift.
+    """
+    drawn = 1 if alike else heads
+    place_TH = np.broadcast_to(_place(rng, kind, drawn, steps, keys), (steps, heads))
+    shift_H = rng.integers(0, 4, heads)
+    received = rng.gamma(4, 0.25, (steps, 1, heads, keys)) * 0.5
+    if kind != "none":
+        spot = np.clip(np.rint(place_TH) + shift_H, 0, keys - 1).astype(int)[:, None, :, None]
+        np.put_along_axis(received, spot, 0.5 * keys, axis=-1)
+    return received / received.sum(-1, keepdims=True) * keys
+
+
+def _place(rng: np.random.Generator, kind: str, heads: int, steps: int, keys: int) -> np.ndarray:
+    start_H = rng.integers(0, keys, heads)
+    if kind == "wandering":
+        return np.clip(start_H + rng.normal(0, 2, (steps, heads)).cumsum(0), 0, keys - 1)
+    if kind == "right":
+        return np.linspace(0, keys - 5, steps)[:, None] + rng.normal(0, 4, (steps, heads))
+    if kind == "split":
+        return np.where(rng.random((steps, heads)) < 0.5, start_H, rng.integers(0, keys, heads))
+    if kind in ("jumping", "moving"):
+        place_TH = rng.integers(0, keys, (steps, heads))
+        stays_TH = rng.random((steps, heads)) < (0.75 if kind == "jumping" else 0.0)
+        for step in range(1, steps):
+            place_TH[step] = np.where(stays_TH[step], place_TH[step - 1], place_TH[step])
+        return place_TH
+    return np.broadcast_to(start_H, (steps, heads))
+
+
+def states(
+    rng: np.random.Generator,
+    texts: int,
+    *,
+    signal: float = 0.0,
+    by_row: bool = False,
+    rows: int = 12,
+    size: int = 32,
+    targets: int = 8,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """States (G·R, D), targets (G·R, C) and the text of each row, with states that are alike within a text.
+
+    Targets belong to the text (``by_row`` False) or to the row; a linear function of the states makes up ``signal`` of
+    their variance.
+    """
+    own_GD = rng.standard_normal((texts, 1, size))
+    x_GRD = own_GD + 0.5 * rng.standard_normal((texts, rows, size))
+    source_GRD = x_GRD if by_row else np.broadcast_to(own_GD, x_GRD.shape)
+    # few directions count, so that so few texts can tell
+    weight_DC = np.zeros((size, targets))
+    weight_DC[:3] = rng.standard_normal((3, targets))
+    told = source_GRD @ weight_DC
+    told /= np.sqrt((weight_DC**2).sum(0) * (1.25 if by_row else 1.0))
+    noise = rng.standard_normal((texts, rows if by_row else 1, targets))
+    y_GRC = np.sqrt(signal) * told + np.sqrt(1 - signal) * noise
+    text = np.repeat(np.arange(texts), rows)
+    return x_GRD.reshape(-1, size), y_GRC.reshape(-1, targets), text
