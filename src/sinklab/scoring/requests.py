@@ -49,16 +49,6 @@ class Request:
         return len(self.context) + len(self.continuation)
 
 
-def check_model(loaded: Loaded, cfg_scale: float) -> None:
-    """Raise ValueError for a diffusion model without mask token, and guidance of an autoregressive one."""
-    needs_mask(loaded, "a score")
-    if cfg_scale and loaded.family != "diffusion":
-        raise ValueError(
-            f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
-            f"{loaded.family}; leave out cfg_scale"
-        )
-
-
 def needs_mask(loaded: Loaded, what: str) -> None:
     """Raise ValueError for a diffusion model without a mask token, and say what needs one."""
     config: Any = loaded.model.config
