@@ -188,7 +188,7 @@ class Work:
 def deferred(function: str) -> Any:
     """A method that is the function ``module:name``, imported when it is called."""
     module, _, name = function.partition(":")
-    return lambda study, *given: getattr(import_module(module), name)(*given)
+    return lambda study, *given, **how: getattr(import_module(module), name)(*given, **how)
 
 
 class Study:

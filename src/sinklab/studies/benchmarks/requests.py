@@ -20,7 +20,7 @@ from sinklab.scoring.requests import limit_of, start_token
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.writing import WritingRequest
 from sinklab.sinks.states import MASKED, PROMPT
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.request_cache import request_key, request_number
 
 DEFAULT_TOKENS = 256

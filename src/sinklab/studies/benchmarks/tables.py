@@ -49,8 +49,8 @@ def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[d
             metric, comma, filtered = name.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            flags = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
-            missing = [flag for flag in flags if flag is not None]
+            named = [row["no_answer"] for row in samples if (row["task"], row["filter"]) == (task, filtered)]
+            missing = [flag for flag in named if flag is not None]
             row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
             row |= {"stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")), "samples": int(effective)}
             row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
@@ -74,12 +74,8 @@ def _samples(task: str, rows: list[Any], results: Mapping[str, Any], told: Told)
         logprobs = [float(answer["logprob"]) for answer in answers if "logprob" in answer]
         text = "" if logprobs else _text(row["resps"][0][0])
         about = {"task": task, "filter": row["filter"], "doc_id": document, "prompt": str(row["arguments"][0][0])}
-        about |= {
-            "response": text,
-            "answer": _answer(row, config.get("output_type"), logprobs),
-            "target": _text(row["target"]),
-        }
-        about["right"] = _right(row, results["higher_is_better"].get(task, {}))
+        about |= {"response": text, "answer": _answer(row, config.get("output_type"), logprobs)}
+        about |= {"target": _text(row["target"]), "right": _right(row, results["higher_is_better"].get(task, {}))}
         about["metrics"] = json.dumps({name: row[name] for name in row["metrics"]}, default=str)
         about["no_answer"] = _text(row["filtered_resps"][0]) == NO_ANSWER if row["filter"] in patterns else None
         about["logprobs"] = logprobs

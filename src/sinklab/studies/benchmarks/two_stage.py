@@ -26,7 +26,7 @@ from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
 from sinklab.studies.benchmarks.requests import Asked, Part
-from sinklab.studies.benchmarks.settings import TWO_STAGE
+from sinklab.studies.benchmarks.study import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
 if TYPE_CHECKING:
@@ -300,8 +300,8 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
         protocol = TwoStage(model.loaded, watch=settings.watches, **how)
         for answer in protocol.answers([documents[number]["question"] for number in numbers], numbers):
             if answer.number in missing:
-                kept = {name: value for name, value in asdict(answer).items() if name != "number"}
-                yield {asked[answer.number].key: kept | {"sinks": list(answer.sinks)}}
+                kept = asdict(answer) | {"sinks": list(answer.sinks)}
+                yield {asked[kept.pop("number")].key: kept}
 
     model.answers([*asked.values()], f"{TWO_STAGE}: answering {{}} questions", answered)
 
@@ -310,17 +310,11 @@ def rows(
     documents: list[dict[str, Any]], told: Mapping[tuple[str, int, int], Mapping[str, Any]], *, published: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples``."""
-    kept = [told[TWO_STAGE, number, 0] for number in range(len(documents))]
-    names = ("text", "answer", "fits", "steps")
-    answers = [TwoStageAnswer(number, *(given[name] for name in names)) for number, given in enumerate(kept)]
+    answers = [TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))]
     score = scored(answers, [row["answer"] for row in documents], published=published)
     scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": score.accuracy}
-    scores |= {
-        "stderr": score.stderr,
-        "samples": score.samples,
-        "higher_is_better": True,
-        "no_answer": score.unanswered / score.samples,
-    }
+    scores |= {"stderr": score.stderr, "samples": score.samples, "higher_is_better": True}
+    scores |= {"no_answer": score.unanswered / score.samples}
     samples = [
         {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
         | {"response": answer.text, "answer": answer.answer or "", "target": document["answer"], "right": float(right)}
