@@ -16,7 +16,7 @@ import pandas as pd
 from sinklab.reports.printed import Printed, write_printed
 from sinklab.reports.runs import as_trainings
 from sinklab.reports.training import FREE, Training, variant
-from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
+from sinklab.studies.benchmarks.tables import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
 
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
@@ -105,14 +105,13 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
-        home = homes.get(Path(str(bench.model.get("name"))).resolve())
-        home = home or by_weights.get(str(bench.model.get("weights_sha256")))
+        place, weights = Path(str(bench.model.get("name"))).resolve(), str(bench.model.get("weights_sha256"))
         sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
-        elsewhere = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
-        key, start, label = json.dumps(["unknown", sizes]), "unknown", elsewhere
-        if home is not None:
-            key, start, label = _described(_base(home, homes))
-        blocks.setdefault(key, Experiment(start, label)).variants[variant(bench.model)].benchmarks.append(bench)
+        about = json.dumps(["unknown", sizes]), "unknown", f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
+        if (home := homes.get(place) or by_weights.get(weights)) is not None:
+            about = _described(_base(home, homes))
+        repeats = blocks.setdefault(about[0], Experiment(*about[1:])).variants[variant(bench.model)]
+        repeats.benchmarks.append(bench)
     return list(blocks.values())
 
 

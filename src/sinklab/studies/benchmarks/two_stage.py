@@ -25,7 +25,7 @@ from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
 from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
-from sinklab.studies.benchmarks.requests import Asked, Part
+from sinklab.studies.benchmarks.requests import Asked, Part, parts_of
 from sinklab.studies.benchmarks.study import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
@@ -164,8 +164,7 @@ class TwoStage(Checked):
         # where noise or other rows would decide, a row is decoded alone; as published, they do decide
         alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
         rest = [number for number in room if number not in watched]
-        size = 1 if alone else self.batch
-        parts = [rest[at : at + size] for at in range(0, len(rest), size)]
+        parts = parts_of(rest, 1 if alone else self.batch)
         if self.published:
             parts = [[*numbers] for _, numbers in groupby(rest, lambda number: number // BATCH)]
         for part in parts:
