@@ -138,10 +138,10 @@ class Scorer:
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
         clean_BS = pad_sequence([torch.tensor(each.context + each.continuation) for each in requests], True)
-        before = [torch.zeros(len(request.context), dtype=torch.bool) for request in requests]
+        begins = [len(request.context) for request in requests]
         masked_BS, wanted_BS = (
-            pad_sequence([torch.cat(parts) for parts in zip(before, flags, strict=True)], True)
-            for flags in (masked, wanted)
+            pad_sequence([F.pad(flags_L, (begin, 0)) for flags_L, begin in zip(some, begins, strict=True)], True)
+            for some in (masked, wanted)
         )
         real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[request.length] for request in requests])
         ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
@@ -149,13 +149,9 @@ class Scorer:
         if not self.cfg_scale:
             return self._evaluate(ids_BS, real_BS, wanted_BS, places), labels_M, rows_M
         # both readings of a row in one forward
-        begins_B1 = torch.tensor([[len(request.context)] for request in requests])
-        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < begins_B1, mask_id)
-        ids_BS, real_BS, wanted_BS = (
-            torch.cat(pair) for pair in ((ids_BS, bare_BS), (real_BS, real_BS), (wanted_BS, wanted_BS))
-        )
-        cond_MV, bare_MV = self._evaluate(ids_BS, real_BS, wanted_BS, [*places, *places]).chunk(2)
-        cond_MV, bare_MV = at_least_float32(cond_MV), at_least_float32(bare_MV)
+        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < torch.tensor(begins)[:, None], mask_id)
+        twice = torch.cat([ids_BS, bare_BS]), real_BS.repeat(2, 1), wanted_BS.repeat(2, 1), [*places, *places]
+        cond_MV, bare_MV = map(at_least_float32, self._evaluate(*twice).chunk(2))
         return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
 
     def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
