@@ -24,7 +24,6 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
-from sinklab.studies.benchmarks.published import ONE_TOKEN, TABLE1, Benchmark, found_in, paired_drop, published_model
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_figure,
@@ -33,6 +32,7 @@ from sinklab.studies.benchmarks.table1_report import (
     verdict,
     write_table1,
 )
+from sinklab.studies.benchmarks.tables import ONE_TOKEN, TABLE1, Benchmark, found_in, paired_drop, published_model
 from sinklab.studies.curve.figures import (
     as_curves,
     masking_curve_figure,

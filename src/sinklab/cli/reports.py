@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sinklab.cli.command import MARK, Reading, checked, typed, working
 from sinklab.studies.base import folder_names
-from sinklab.studies.benchmarks.settings import EvalSettings, Plan
+from sinklab.studies.benchmarks.study import EvalSettings, Plan
 from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:

@@ -67,14 +67,11 @@ def labels_of(study: str) -> dict[str, dict[str, Any]]:
 
 def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
     """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
-    config: Any = loaded.model.config
-    denoises = loaded.family == "diffusion"
-    if denoises and config.mask_token_id is None:
-        raise ValueError(
-            f"the study {study!r} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
-            "its config"
-        )
-    limit = getattr(config, "text_positions" if denoises else "max_position_embeddings", positions)
+    from sinklab.scoring.requests import needs_mask
+
+    needs_mask(loaded, f"the study {study!r}")
+    named = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
+    limit = getattr(loaded.model.config, named, positions)
     if positions > limit:
         raise ValueError(
             f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got {positions}; {remedy}"
@@ -191,7 +188,7 @@ class Work:
 def deferred(function: str) -> Any:
     """A method that is the function ``module:name``, imported when it is called."""
     module, _, name = function.partition(":")
-    return lambda study, *given: getattr(import_module(module), name)(*given)
+    return lambda study, *given, **how: getattr(import_module(module), name)(*given, **how)
 
 
 class Study:

@@ -20,7 +20,7 @@ from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.task import check_decoding
 from sinklab.studies.benchmarks.requests import Part, continuations, rolled, scored, whole_texts, writing_jobs, written
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import RequestCache
 

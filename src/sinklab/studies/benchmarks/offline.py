@@ -12,7 +12,7 @@ from typing import Any
 
 from sinklab.errors import near
 from sinklab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
-from sinklab.studies.benchmarks.settings import TWO_STAGE
+from sinklab.studies.benchmarks.study import TWO_STAGE
 
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""

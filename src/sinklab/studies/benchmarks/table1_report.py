@@ -15,8 +15,8 @@ from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.studies.benchmarks import published as paper
-from sinklab.studies.benchmarks.published import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks import tables as paper
+from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,7 +152,7 @@ def _removed(one: Benchmark, task: str) -> float:
 
 def _published(task: str) -> list[dict[str, Any]]:
     rows = []
-    for model, cells in paper.published_table1(task).items():
+    for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
             row: dict[str, Any] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}
