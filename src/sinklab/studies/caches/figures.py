@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from sinklab.records.reading import Run
 from sinklab.reports.printed import save_figure
+from sinklab.reports.runs import as_shown
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.base import labels_of
 
@@ -25,8 +27,7 @@ def caches_figure(run: Run, *, theme: str = "light") -> Figure:
     """Divergence over the budget, and where it was measured, over time. Raises ValueError for a run of another kind."""
     from matplotlib.figure import Figure
 
-    if run.info.kind != "caches":
-        raise ValueError(f"a figure of caches needs a run of kind 'caches', but {run.path} holds {run.info.kind!r}")
+    as_shown(run, "caches")
     look, policies, has_costs = theme_named(theme), run.table("policies"), "costs" in run.tables
     with themed(look):
         figure = Figure(figsize=(12.4 if has_costs else 7.4, 3.7), layout="constrained")
@@ -38,9 +39,9 @@ def caches_figure(run: Run, *, theme: str = "light") -> Figure:
     return figure
 
 
-def draw_caches(run: Run, path: str | Path) -> Path:
-    """Write `caches_figure` as a PNG file. Raises ValueError for a run of another kind."""
-    return save_figure(lambda: caches_figure(run), Path(path).with_suffix(""), ("png",))[0]
+def draw_caches(runs: list[Run], out: Path, options: object) -> list[Path]:
+    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another kind."""
+    return [path for run in runs for path in save_figure(partial(caches_figure, run), run.path / "caches")]
 
 
 def _at_longest(run: Run) -> pd.DataFrame:

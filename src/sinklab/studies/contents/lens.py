@@ -120,10 +120,6 @@ class ResidualStates:
         self.added_ND: list[Tensor] = []
         """The same of the added sinks, which models run apart; empty where they have none or did not run again."""
 
-    def clear(self) -> None:
-        """Forget the forward that was seen, and see the next one."""
-        self.depths_BSD.clear()
-
     def _see(self, depth: int, states_BSD: Tensor) -> None:
         if not is_observed():
             if depth == 0:
