@@ -95,6 +95,10 @@ def text_of(loaded: Loaded, ids: Any) -> str:
     return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
+ABSENT = {"gate": "none", "sink_kind": "none", "sink_count": 0, "sink_side": "front"}
+"""Of a model, and what is said of one that has none."""
+
+
 def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
     """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
     config: Any = loaded.model.config
@@ -113,11 +117,8 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         # of several processes each may have a device of its own, of the same type
         "device": loaded.model.device.type,
-        "gate": getattr(config, "gate", "none"),
         "weights_sha256": weights_hash(loaded.model.state_dict()),
-        "sink_kind": getattr(config, "sink_kind", "none"),
-        "sink_count": getattr(config, "sink_count", 0),
-        "sink_side": getattr(config, "sink_side", "front"),
+        **{name: getattr(config, name, absent) for name, absent in ABSENT.items()},
     }
 
 

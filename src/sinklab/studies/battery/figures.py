@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import pandas as pd
 from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import Look, drawn_as
+from sinklab.reports.drawing import Look, drawn_as, line
 from sinklab.reports.printed import save_figure
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import Theme, own_axes, theme_named, themed
@@ -313,11 +313,11 @@ def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme
     with themed(look):
         axes = own_axes(None, 5.2, 3.4)
         figure: Any = axes.figure
-        for one, control, style in _styles(drawn_as(series, look), controls):
-            rows = scores[(scores["series"] == one.label) & (scores["control"] == control)].sort_values("k")
+        for one, control in _curves(drawn_as(series, look), controls):
+            rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
             if not rows.empty:
                 across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
-                axes.plot(across, up, linewidth=1.2, **style)
+                line(axes, one, across, up, style=LINES[control])
         axes.set(xlabel="share of attention taken away, %", ylabel="right, % of those with nothing hidden")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=-3)
@@ -338,22 +338,21 @@ def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]
     return written
 
 
-def _styles(drawn: Sequence[Look], controls: Sequence[str]) -> Iterator[tuple[Series, str, dict[str, Any]]]:
-    """Every curve with what was hidden in it, and how it looks."""
-    for one, control in itertools.product(drawn, controls):
-        if control in one.run.controls:
-            yield one.run, control, {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
+def _curves(drawn: Sequence[Look], controls: Sequence[str]) -> list[tuple[Look, str]]:
+    """Every model under a condition with all that was hidden in it."""
+    return [(one, control) for one in drawn for control in controls if control in one.run.controls]
 
 
 def _panel(axes: Axes, drawn: Sequence[Look], controls: Sequence[str], skill: str, level: int) -> None:
     every = sorted({int(k) for one in drawn for k in one.run.accuracy["k"]})
-    for one, control, style in _styles(drawn, controls):
-        curve = one.curve(control, skill, level)
+    for one, control in _curves(drawn, controls):
+        curve = one.run.curve(control, skill, level)
         # the part that is over the same problems
         curve = curve[curve["n"] == curve["n"].max()]
         # numbers such as 0, 1, 2, 5, 10 stand at even distances
         across = [every.index(int(k)) for k in curve["k"]]
         share = 100 * curve["share"]
+        style: Any = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
         error = [share - 100 * curve["low"], 100 * curve["high"] - share]
         axes.errorbar(across, share, yerr=error, markersize=3.2, linewidth=1.3, elinewidth=0.6, **style)
     axes.set_xticks(range(len(every)), list(map(str, every)))
