@@ -18,7 +18,7 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, line
 from sinklab.reports.printed import save_figure
-from sinklab.reports.samples import NotRecorded
+from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import Theme, own_axes, theme_named, themed
 from sinklab.reports.tables import WRITERS
 from sinklab.studies.base import labels_of
@@ -34,22 +34,18 @@ GATE = 0.9
 CONTROLS = labels_of("battery")["controls"]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One model under one condition: a curve."""
+@dataclass(frozen=True, eq=False)
+class Series(Reader):
+    """One model under one condition: a curve, which shares its colour with none."""
 
-    run: Run
     condition: str
-    label: str
-    repeats: str
-    """What it shares a colour with: itself alone."""
 
     @property
     def accuracy(self) -> pd.DataFrame:
         """Its rows of the table ``accuracy``."""
-        return self.table("accuracy")
+        return self.rows("accuracy")
 
-    def table(self, name: str) -> pd.DataFrame:
+    def rows(self, name: str) -> pd.DataFrame:
         """Its rows of a table of the run, with the series in front."""
         table = self.run.table(name)
         table = table[table["condition"] == self.condition].drop(columns="condition")
@@ -90,7 +86,7 @@ def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
         conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
         for condition in conditions:
             label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
-            found.append(Series(run, condition, label, label))
+            found.append(Series(run, label, label, condition))
     if labels is None:
         return found
     if len(labels) != len(found):
@@ -126,7 +122,7 @@ def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
 
 def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
     """What was taken away, means over layers and problems, by these keys; over all skills too."""
-    parts = [one.table("removed") for one in series if "removed" in one.run.tables]
+    parts = [one.rows("removed") for one in series if "removed" in one.run.tables]
     if not parts:
         return keys.head(0).assign(removed=math.nan, of_keys=math.nan)
     table = pd.concat(parts, ignore_index=True).rename(columns={"share": "removed"})
@@ -173,7 +169,7 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
 
 def _right(one: Series) -> pd.DataFrame:
     """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
-    wide = one.table("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    wide = one.rows("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
     return wide.astype(float)
 
 

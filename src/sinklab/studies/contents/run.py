@@ -117,9 +117,8 @@ def scored(
 
 def lens_rows(part: Slice, count_RG: Tensor) -> list[dict[str, Any]]:
     """What the lens reads, as means over the sampled states."""
-    facts = {
-        key: {"rows": len(part.text_N), "texts": len(part.text_N.unique())} for key in (*POPULATIONS, "difference")
-    }
+    counted = {"rows": len(part.text_N), "texts": len(part.text_N.unique())}
+    facts = dict.fromkeys((*POPULATIONS, "difference"), counted)
     found = []
     for name in READ:
         values = {key: _measure(part, key, name) for key in POPULATIONS}
