@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from sinklab.studies.base import Study, field_names, folder_names
+from sinklab.studies.base import Study, folder_names, leaves
 from sinklab.studies.processes import Processes, Progress, refuse_taken
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         again: run folder whose settings are the defaults.
     """
     settings = study.Settings() if again is None else study.settings_of(again)
-    takes_prompts = "prompts" in field_names(settings)
+    takes_prompts = "prompts" in leaves(settings)
     several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,8 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
     if len(shapes) == 1:
         return torch.stack(tensors, dim)
     widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device)
+    dtype = max((tensor.dtype for tensor in tensors), key=attrgetter("itemsize"))
+    padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device, dtype=dtype)
     for row, tensor in zip(padded, tensors, strict=True):
         row[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return padded.movedim(0, dim)

@@ -60,13 +60,19 @@ def write_printed(
     return Printed(title, text, tuple(notes), paths)
 
 
-def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
-    """A figure of the light theme as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
-    wanted, look = tuple(formats), theme_named("light")
+def save_figure(
+    draw: Callable[[], Figure], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
+) -> list[Path]:
+    """A figure as files STEM.png, … in a folder that is made; the paths.
+
+    Raises ValueError for an unknown format.
+    """
+    wanted, look = tuple(formats), theme_named(theme)
     for form in wanted:
         if form not in FORMATS:
             raise unknown("format of a figure", form, FORMATS)
     if not wanted:
         return []
+    stem.parent.mkdir(parents=True, exist_ok=True)
     with themed(look):
         return write_figure(draw(), stem, wanted, look)

@@ -20,6 +20,7 @@ from torch import Tensor
 from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
+from sinklab.sampling.caches import evaluator
 from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
 from sinklab.sampling.loop import denoise
 from sinklab.scoring.heldout import heldout_rows
@@ -69,7 +70,7 @@ def forced(
     rows: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Any]]:
     """Every policy on the same text, revealed block by block, in the same random order: a table, a line per policy and
     row with the means of `METRICS`.
@@ -89,7 +90,7 @@ def forced(
     block_BS = block_numbers(canvas.open_BS, block_sizes(canvas.open_BS, settings.block_length))
     turn_BS = torch.full_like(ids_BS, -1)
     turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
-    run = {policy: policy.evaluate(model, block_BS) for policy in found}
+    run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}
     sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
     count_B = torch.zeros(len(ids_BS))
     for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
@@ -108,8 +109,7 @@ def forced(
                 values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
                 sums[policy].index_add_(1, row_M, values)
         count_B += wanted_BS.sum(1).cpu() * counts
-        if progress is not None:
-            progress()
+        progress()
     return columns_of(
         asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
         for policy in found
@@ -183,7 +183,7 @@ def costs(
     lengths: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
@@ -200,8 +200,7 @@ def costs(
         taken: dict[Policy, list[list[float]]] = {policy: [] for policy in found}
         for _, policy in itertools.product(range(settings.repeats), found):
             taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
-            if progress is not None:
-                progress()
+            progress()
         best = {policy: [min(turn) for turn in zip(*turns, strict=True)] for policy, turns in taken.items()}
         for policy, steps in best.items():
             line = {"length": length, **asdict(policy), "ms_per_token": 1e3 * sum(steps) / settings.new_tokens}

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from sinklab.records.reading import Run
-from sinklab.reports.drawing import write_figure
+from sinklab.reports.printed import save_figure
+from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import theme_named, themed, whole_numbers
 from sinklab.studies.base import labels_of
@@ -31,11 +33,7 @@ def contents_places(run: Run) -> list[str]:
     Raises:
         ValueError: for a run of another kind.
     """
-    if run.info.kind != "contents":
-        raise ValueError(
-            f"What sinks carry is read from runs of kind 'contents': {run.path} is of kind {run.info.kind!r}. Make one "
-            "with `sinklab probe`."
-        )
+    as_shown(run, "contents")
     if "lens" not in run.tables:
         return []
     there = set(run.table("lens")["place"])
@@ -112,20 +110,25 @@ def save_contents_figures(
     run: Run, folder: str | Path, places: Iterable[str] | None = None, *, prefix: str = "", theme: str = "light"
 ) -> list[Path]:
     """The figure of each place as PREFIXcontents-PLACE.png; of all places with sinks when `places` is None."""
-    target, written = Path(folder), []
-    target.mkdir(parents=True, exist_ok=True)
+    written = []
     for place in contents_places(run) if places is None else places:
-        figure, stem = contents_figure(run, place, theme=theme), target / f"{prefix}contents-{place}"
-        written += write_figure(figure, stem, ("png",), theme_named(theme))
+        draw = partial(contents_figure, run, place, theme=theme)
+        written += save_figure(draw, Path(folder) / f"{prefix}contents-{place}", theme=theme)
     return written
 
 
-def contents_sentences(run: Run) -> list[str]:
-    """What was found, a sentence a place and one about the added sinks.
+def draw_contents(runs: list[Run], out: Path, options: object) -> list[Path]:
+    """A figure a place, in the run folder."""
+    return save_contents_figures(runs[0], out)
+
+
+def contents_sentences(runs: list[Run]) -> list[str]:
+    """What was found in the first run, a sentence a place and one about the added sinks.
 
     Raises:
         ValueError: for a run of another kind.
     """
+    run = runs[0]
     there, settings = contents_places(run), run.info.settings
     names = {
         "excess": f"sinks by ε = {settings['epsilon']:g}",

@@ -40,7 +40,7 @@ class LogitLens:
         Raises:
             ValueError: for a model without them.
         """
-        norm, head = getattr(decoder_of(model), "norm", None), model.get_output_embeddings()
+        norm, head = getattr(getattr(model, "base_model", model), "norm", None), model.get_output_embeddings()
         if not isinstance(norm, nn.Module) or head is None:
             raise ValueError(
                 f"the logit lens needs a decoder with a final `norm` and a head over the vocabulary, but "
@@ -120,10 +120,6 @@ class ResidualStates:
         self.added_ND: list[Tensor] = []
         """The same of the added sinks, which models run apart; empty where they have none or did not run again."""
 
-    def clear(self) -> None:
-        """Forget the forward that was seen, and see the next one."""
-        self.depths_BSD.clear()
-
     def _see(self, depth: int, states_BSD: Tensor) -> None:
         if not is_observed():
             if depth == 0:
@@ -142,7 +138,7 @@ def residual_states(model: Any) -> Iterator[ResidualStates]:
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    layers = getattr(decoder_of(model), "layers", None)
+    layers = getattr(getattr(model, "base_model", model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
             f"residual states are read between decoder layers, but {type(model).__name__} keeps no list `layers` in "
@@ -164,8 +160,3 @@ def residual_states(model: Any) -> Iterator[ResidualStates]:
         for index, module in enumerate(layers):
             stack.callback(module.register_forward_hook(after(index + 1)).remove)
         yield seen
-
-
-def decoder_of(model: Any) -> Any:
-    """The part of a transformers model that holds its layers."""
-    return getattr(model, getattr(model, "base_model_prefix", "") or "model", model)

@@ -125,11 +125,6 @@ class Sampled:
         """Sampled step, block that was written, mean embedding of what was written before it (NaN where nothing)."""
         self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
 
-    def finish(self, moment: Moment) -> None:
-        """The last step of the text."""
-        self.open_S, self.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
-        self.final_S[self.open_S] = moment.written
-
     def mean(self, ids: np.ndarray) -> Tensor:
         """The mean embedding of tokens, (D,); NaN of none."""
         return self.embedding[torch.tensor(ids, device=self.embedding.device)].float().mean(0).cpu()
@@ -231,7 +226,8 @@ def sample_text(
             if one.seen is not None:
                 kept.sample(moment, *one.seen)
             step()
-    kept.finish(moment)
+    kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
+    kept.final_S[kept.open_S] = moment.written
     return kept
 
 

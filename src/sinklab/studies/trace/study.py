@@ -109,8 +109,8 @@ class StudySettings(DecodingSettings, Checked):
     @cached_property
     def map_keys(self) -> tuple[tuple[int, int, int], ...]:
         """`maps` as (step, layer, head)."""
-        step, layer, head = ([int(text.split(":")[part]) for text in self.maps] for part in range(3))
-        return tuple(zip(step, layer, head, strict=True))
+        keys: Any = (tuple(map(int, text.split(":"))) for text in self.maps)
+        return tuple(keys)
 
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
