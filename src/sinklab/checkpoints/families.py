@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib import resources
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,10 +25,8 @@ from sinklab.registry import families
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
-FORMATS: dict[str, Any] = tomllib.loads(
-    resources.files("sinklab.checkpoints").joinpath("formats.toml").read_text("utf-8")
-)
-"""Of the built-in families: names of tensors and of config fields, and published checkpoints."""
+FORMATS: dict[str, Any] = tomllib.loads((files(__package__) / "formats.toml").read_text("utf-8"))
+"""Of the built-in families: names of tensors and config fields, published checkpoints, chat formats; special texts."""
 Source = tuple[str, Callable[[Tensor], Tensor] | None]
 """Name of a tensor in the checkpoint, and what to take from it; None takes all of it."""
 

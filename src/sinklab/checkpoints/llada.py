@@ -14,16 +14,6 @@ from sinklab.registry import families
 _OFF = ("bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "alibi", "scale_logits", "include_bias")
 
 
-def _headers(after: str) -> str:
-    """A chat in Llama-3 headers, opened by LLaDA's start token; ``after`` stands between a header and its text."""
-    header = "'<|start_header_id|>' + {} + '<|end_header_id|>" + after + "'"
-    said = header.format("message['role']") + " + message['content'] + '<|eot_id|>'"
-    return (
-        "{{ '<|startoftext|>' }}{% for message in messages %}{{ " + said + " }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ " + header.format("'assistant'") + " }}{% endif %}"
-    )
-
-
 @families.register("llada")
 class LLaDA(Family):
     """``LLaDAModelLM``: LLaDA 8B and 1.5."""
@@ -45,7 +35,7 @@ class LLaDA(Family):
     }
     tensor_names: ClassVar = FORMATS["llada"]["tensors"]
     end_of_turn = "<|eot_id|>"
-    chat_template = _headers(2 * r"\n")
+    chat_template = FORMATS["llada"]["chat_template"]
     tokenizer_class = PreTrainedTokenizerFast
     published: ClassVar = published("llada")
 
@@ -77,7 +67,7 @@ class MMaDA(LLaDA):
 
     architectures = ("MMadaModelLM",)
     model_types = ("mmada",)
-    chat_template = _headers(r"\n")
+    chat_template = FORMATS["mmada"]["chat_template"]
     replaces_chat_template = True
     published: ClassVar = published("mmada")
 

@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from sinklab.checkpoints import families
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families, refused
 from sinklab.models.config import DiffusionLMConfig
 
@@ -90,15 +91,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = 
 
 ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
 """Every role a special token may have; a token of text has none."""
-
-# Conventional texts of published tokenizers. They go before the ids: Qwen names <|endoftext|> as bos, eos and padding.
-_TEXTS = {
-    "bos": ("<|startoftext|>", "<|beginoftext|>", "<|begin_of_text|>", "<s>"),
-    "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
-    "eot": ("<|eot_id|>", "<|eom_id|>", "<|im_end|>"),
-    "pad": ("<pad>", "[PAD]", "<|pad|>"),
-    "template": ("<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<role>", "</role>"),
-}
+_TEXTS: dict[str, list[str]] = families.FORMATS["special_texts"]
 
 
 def special_ids(
