@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
     kind = _named_class(folder / "tokenizer_config.json")
-    foreign = kind is not None and not hasattr(transformers, kind)
+    foreign = kind is not None and not hasattr(transformers, str(kind))
     family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
         own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
@@ -63,15 +64,11 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
 
 def _named_class(settings: Path) -> str | None:
     """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
-    try:
+    # where it is absent or no object, the reader will say what is wrong with it
+    with suppress(OSError, ValueError, TypeError, AttributeError):
         named = json.loads(settings.read_text("utf-8"))
-    except (OSError, ValueError):
-        # absent, or the reader will say what is wrong with it
-        return None
-    if not isinstance(named, dict):
-        return None
-    kind = named.get("tokenizer_class")
-    return "code" if "auto_map" in named else None if kind is None else str(kind)
+        return "code" if "auto_map" in named else named.get("tokenizer_class")
+    return None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
