@@ -62,8 +62,7 @@ def from_causal(
         one_of("mask_token", wanted, (*CHOICES, "an id"))
     place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
     # a diffusion model is refused before its weights are read
-    plan, _ = read_plan(str(name_or_folder), revision)
-    if plan.settings is not None:
+    if (plan := read_plan(str(name_or_folder), revision)[0]).settings is not None:
         fact = f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; use load"
         raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
     loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)

@@ -7,13 +7,8 @@ from typing import Any, ClassVar
 
 from transformers import Qwen2Config, Qwen2Tokenizer
 
-from sinklab.checkpoints.families import CheckpointPlan, Family, Shapes, published
+from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 from sinklab.registry import families
-
-# under the names that Qwen2Config has too
-_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-_FIELDS += ["num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"]
-_FIELDS += ["attention_dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"]
 
 
 @families.register("dream")
@@ -32,7 +27,7 @@ class Dream(Family):
         rope = config.get("rope_scaling") or {"rope_type": "default"}
         rope_type = rope.get("rope_type") or rope.get("type") or "default"
         backbone = Qwen2Config(
-            **{name: config[name] for name in _FIELDS if name in config},
+            **{name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config},
             rope_parameters={**rope, "rope_type": rope_type, "rope_theta": self.field(config, "rope_theta")},
             use_sliding_window=False,
         )
