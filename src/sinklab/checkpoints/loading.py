@@ -163,7 +163,6 @@ def _filled(
         config.backbone.dtype = dtype
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
-    materialize.check(tensors, model, weights, name)
     devices = materialize.plan_devices(model, device_map, dtype)
     with families.refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)

@@ -118,24 +118,18 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     # without a slash it is no Hub name, and a mistyped one is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")
-    from huggingface_hub import (
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        snapshot_download,
-        try_to_load_from_cache,
-    )
+    import huggingface_hub as hub
 
     # those of the HTTP library, whose name depends on the version of huggingface_hub
     with families.refused(f"no model can be loaded from {name!r}; {hint}"):
-        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        if not isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             # one question without retries: without a network a download asks, and prints, for half a minute
-            get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
-        config = hf_hub_download(name, "config.json", revision=revision)
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))
+        config = hub.hf_hub_download(name, "config.json", revision=revision)
         if not weights:
             return Path(config).parent
         wanted = [*DATA, *weights]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:

@@ -29,8 +29,7 @@ def check_unmasking_rule(rule: Any) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    rule = unmasking_rules.parse(rule)
-    check_text_and_json(unmasking_rules, rule)
+    rule = check_text_and_json(unmasking_rules, rule)
     model, canvas = tiny_model().double(), _canvas(PROMPTS)
     times_BS = torch.zeros_like(canvas.ids_BS)
     for step in _steps(model, canvas, rule=rule):
@@ -55,8 +54,7 @@ def check_cache(cache: Any) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    cache = caches.parse(cache)
-    check_text_and_json(caches, cache)
+    cache = check_text_and_json(caches, cache)
     for nth in range(6):
         columns = cache.columns(4, 6, 9, nth)
         assert nth or columns is None, f"{cache} does not compute everything first"
