@@ -101,11 +101,7 @@ def _from_files(source: Path, text_field: str) -> Iterator[Callable[[], str]]:
             for line, where in placed_lines(path):
                 yield partial(_from_line, line, text_field, where)
         else:
-            yield partial(_whole, path)
-
-
-def _whole(path: Path) -> str:
-    return "".join(text_lines(path))
+            yield partial("".join, text_lines(path))
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -171,11 +167,9 @@ def _from_parquet(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
             names = table.schema_arrow.names
             # the row's other fields are named where the text is missing, but not read
             columns = [text_field] if text_field in names else names
-            number = 0
-            for batch in table.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    yield partial(text_of, row, text_field, f"{path}, row {number}")
-                    number += 1
+            batches = table.iter_batches(batch_size=256, columns=columns)
+            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+                yield partial(text_of, row, text_field, f"{path}, row {number}")
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
 

@@ -34,11 +34,8 @@ def started_from(settings: TrainSettings) -> Loaded:
         ValueError: if there is no such model, or it has a sink or gate other than the settings say.
     """
     name = str(settings.init_from)
-    fields: dict[str, Any] = variant(settings)
-    if settings.gate_bias is not None:
-        fields["gate_bias"] = settings.gate_bias
-    if settings.logit_shift:
-        fields["logit_shift"] = True
+    own = {"gate_bias": settings.gate_bias, "logit_shift": settings.logit_shift or None}
+    fields = variant(settings) | {key: value for key, value in own.items() if value is not None}
     torch.manual_seed(settings.seed)
     # what a diffusion checkpoint's config says besides its backbone; None of a causal one
     theirs = read_plan(name)[0].settings
