@@ -10,7 +10,8 @@ from typing import Any
 import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families, refused
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+from sinklab.errors import refused
 from sinklab.models.config import DiffusionLMConfig
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from sinklab.checkpoints.families import refused
 from sinklab.data.corpora import fingerprint, read_corpus
 from sinklab.data.pairs import Pairs, pair_rows, read_pairs
 from sinklab.data.rows import Rows, pack_with_documents, train_tokenizer
 from sinklab.data.streams import StreamedRows
+from sinklab.errors import refused
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
