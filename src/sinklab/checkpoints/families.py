@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.errors import near
+from sinklab.errors import near, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.registry import families
 
@@ -207,18 +207,6 @@ def without_code(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: without_code(one) for key, one in value.items() if not _CODE.match(str(key))}
     return [without_code(one) for one in value] if isinstance(value, list) else value
-
-
-@contextmanager
-def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that states the fault."""
-    try:
-        yield
-    except Exception as error:
-        if kinds and not isinstance(error, kinds):
-            raise
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{fault}: {why}") from error
 
 
 def blamed_on(name: str) -> AbstractContextManager[None]:

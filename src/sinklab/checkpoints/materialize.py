@@ -15,7 +15,7 @@ from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
 from sinklab.checkpoints.weights import Weights
 from sinklab.compat import choose_attention, indivisible_layers, mark_initialized
-from sinklab.errors import near, one_of
+from sinklab.errors import near, one_of, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
@@ -78,7 +78,7 @@ def usable_device(device: Any) -> torch.device:
         f"device must be one that torch can use here (cpu{' or cuda' * torch.cuda.is_available()}), but is {device!r}; "
         "pass device='cpu', or install a torch that knows the device"
     )
-    with families.refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
+    with refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
         return torch.empty(0, device=torch.device(device)).device
 
 

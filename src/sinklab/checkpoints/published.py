@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.checkpoints.tokens import special_ids
-from sinklab.errors import near
+from sinklab.errors import near, refused
 from sinklab.models.config import DiffusionLMConfig
 
 PACKAGED = ("tiny", "tiny-sink")
@@ -121,7 +121,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     import huggingface_hub as hub
 
     # those of the HTTP library, whose name depends on the version of huggingface_hub
-    with families.refused(f"no model can be loaded from {name!r}; {hint}"):
+    with refused(f"no model can be loaded from {name!r}; {hint}"):
         if not isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             # one question without retries: without a network a download asks, and prints, for half a minute
             hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))

@@ -12,7 +12,8 @@ import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sinklab.checkpoints import families
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families, refused
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+from sinklab.errors import refused
 from sinklab.models.config import DiffusionLMConfig
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")

@@ -161,9 +161,15 @@ def checked(given: Any, **changes: Any) -> Any:
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """The value of a flag that decides the defaults of all others, so that it is read before them."""
+    return next(reversed(values_of(arguments, flag)[0]), None)
+
+
+def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], list[str]]:
+    """What stands behind each occurrence of a flag, None behind a bare one, and the arguments without them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(flag, dest="value", nargs="?")
-    return parser.parse_known_args(arguments)[0].value
+    parser.add_argument(flag, dest="values", nargs="?", action="append", default=[])
+    given, rest = parser.parse_known_args(arguments)
+    return given.values, rest
 
 
 def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import os
@@ -16,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from sinklab import registry
-from sinklab.cli.command import command, value_of
+from sinklab.cli.command import command, value_of, values_of
 from sinklab.cli.models import generate, info, train_command
 from sinklab.cli.reports import compare, onetoken, report, table1, tour
 
@@ -74,11 +73,7 @@ def _commands(arguments: Sequence[str]) -> Iterator[tuple[str, str, Callable[[],
         yield name, (kind.__doc__ or "").partition("\n")[0], partial(command, name, kind(), run)
     yield "train", TRAIN, partial(train_command, arguments)
     for name, function in OTHERS.items():
-        yield name, (function.__doc__ or "").partition("\n")[0], partial(_same, function)
-
-
-def _same(function: Callable[..., None]) -> Callable[..., None]:
-    return function
+        yield name, (function.__doc__ or "").partition("\n")[0], lambda given=function: given
 
 
 def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
@@ -95,10 +90,8 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 def _plugged(arguments: Sequence[str]) -> list[str]:
     """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that cannot be."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--plugin", nargs="?", action="append", default=[])
-    given, rest = parser.parse_known_args(arguments)
-    for file in given.plugin:
+    files, rest = values_of(arguments, "--plugin")
+    for file in files:
         if not file:
             raise ValueError("--plugin takes a Python file: --plugin FILE.py")
         registry.load_plugin(file)

@@ -144,6 +144,11 @@ def place_generator(seed: int, *place: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
+COLUMNS = {"input_ids": "ids_RS", "documents": "documents_RS"}
+COLUMNS |= {"maskable": "maskable_RS", "attention_mask": "attention_RS"}
+"""What a batch calls the tensors of `Rows`."""
+
+
 @dataclass(eq=False)
 class Rows(Dataset[dict[str, Tensor]]):
     """Rows in memory in the order in which a run consumes them: item n is row n of the run.
@@ -175,8 +180,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         ids_RS = self.ids_RS
         if ids_RS.dim() != 2 or not ids_RS.numel():
             raise ValueError(f"rows must be a matrix with at least one token, but their shape is {tuple(ids_RS.shape)}")
-        named = {"documents": self.documents_RS, "maskable": self.maskable_RS, "attention_mask": self.attention_RS}
-        self.columns = {"input_ids": ids_RS} | {name: given for name, given in named.items() if given is not None}
+        self.columns = {key: given for key, name in COLUMNS.items() if (given := getattr(self, name)) is not None}
         for name, given in self.columns.items():
             if given.shape != ids_RS.shape:
                 raise ValueError(
@@ -194,8 +198,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def part(self, rows: slice | Tensor) -> Rows:
         """Some of the rows, in their own order."""
-        names = ("ids_RS", "documents_RS", "maskable_RS", "attention_RS")
-        return Rows(**{name: given[rows] for name in names if (given := getattr(self, name)) is not None})
+        return Rows(**{COLUMNS[key]: given[rows] for key, given in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.ids_RS) if self.total is None else self.total

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sinklab import __version__
-from sinklab.errors import known_fields
+from sinklab.errors import known_fields, refused
 from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
@@ -230,12 +230,10 @@ class RunWriter:
 def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
     import pyarrow as pa
 
-    try:
+    with refused(f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError):
         if isinstance(columns, Mapping):
             return pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
         return pa.Table.from_pandas(columns, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(f"The columns of table {name!r} do not form a table: {error}") from error
 
 
 def _versions() -> dict[str, str]:
@@ -244,13 +242,9 @@ def _versions() -> dict[str, str]:
 
 
 def _json_ready(value: dict[str, Any], what: str) -> dict[str, Any]:
-    try:
+    fault = f"{what} is written to {RUN_FILE} and must be made of JSON values"
+    with refused(f"{fault} (strings, finite numbers, booleans, lists, dictionaries)", TypeError, ValueError):
         return json.loads(json.dumps(value, default=_plain, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{what} is written to {RUN_FILE} and must be made of JSON values: {error}. "
-            "Use strings, finite numbers, booleans, lists and dictionaries."
-        ) from error
 
 
 def _plain(value: Any) -> Any:

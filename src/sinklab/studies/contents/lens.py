@@ -3,7 +3,6 @@
 # B batch, S text positions, N states of any origin, D hidden size, V vocabulary, L layers
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.context import is_observed
+from sinklab.training.snapshots import after_layers
 
 MEASURES = ("entropy", "probability", "log10_rank", "frequent_probability", "frequent_log10_rank", "kl", "hidden")
 """Of `LogitLens.measures`: nats, probabilities, base-10 logarithms of ranks (0 is the first), nats, a probability."""
@@ -113,8 +113,8 @@ class LogitLens:
 class ResidualStates:
     """The residual stream of one forward: what enters layer 0, 1, …, and what leaves the last one."""
 
-    def __init__(self, layers: int) -> None:
-        self.layers = layers
+    def __init__(self) -> None:
+        self.layers = 0
         self.depths_BSD: list[Tensor] = []
         """One tensor a depth, L + 1 in all: the one at l enters layer l, the last leaves the last layer."""
         self.added_ND: list[Tensor] = []
@@ -138,25 +138,12 @@ def residual_states(model: Any) -> Iterator[ResidualStates]:
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    layers = getattr(getattr(model, "base_model", model), "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ValueError(
-            f"residual states are read between decoder layers, but {type(model).__name__} keeps no list `layers` in "
-            "its backbone; pass a DiffusionLM or a Llama-like transformers model"
-        )
-    seen = ResidualStates(len(layers))
+    seen = ResidualStates()
 
     def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         seen._see(0, args[0] if args else kwargs["hidden_states"])
 
-    def after(depth: int) -> Any:
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            seen._see(depth, output if isinstance(output, Tensor) else output[0])
-
-        return hook
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
-        for index, module in enumerate(layers):
-            stack.callback(module.register_forward_hook(after(index + 1)).remove)
-        yield seen
+    with after_layers(model, lambda layer, states_BSD: seen._see(layer + 1, states_BSD)) as layers:
+        seen.layers = len(layers)
+        with layers[0].register_forward_pre_hook(before, with_kwargs=True):
+            yield seen
