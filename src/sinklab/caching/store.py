@@ -227,6 +227,7 @@ class BlockSession:
         if not work.is_choice:
             return self.denoiser.full_pass(ids_BS, wanted_BS)
         run, output_index_Q = self.denoiser.columns_to_run(work.block, wanted_BS)
+        assert isinstance(run, slice), "of a slice the columns to run are one"
         padding_BS = self.denoiser.attention_BS
         real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
         store = BlockStore(geometry.sinks, Window(work, run, real_BS.bool()), self._history)
