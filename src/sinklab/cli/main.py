@@ -73,7 +73,11 @@ def _commands(arguments: Sequence[str]) -> Iterator[tuple[str, str, Callable[[],
         yield name, (kind.__doc__ or "").partition("\n")[0], partial(command, name, kind(), run)
     yield "train", TRAIN, partial(train_command, arguments)
     for name, function in OTHERS.items():
-        yield name, (function.__doc__ or "").partition("\n")[0], lambda given=function: given
+        yield name, (function.__doc__ or "").partition("\n")[0], partial(_same, function)
+
+
+def _same(function: Callable[..., None]) -> Callable[..., None]:
+    return function
 
 
 def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:

@@ -211,7 +211,7 @@ class Objective:
             labels_BS = ids_BS.masked_fill(~masked_BS, IGNORE_INDEX)
             ids_BS = ids_BS.masked_fill(masked_BS, self.mask_id)
             weights_BS = weights_B[:, None].expand(ids_BS.shape).contiguous()
-        asked = {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS}
+        asked: dict[str, Any] = {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS}
         asked |= {"causal": True} if causal else {}
         return asked | sight(batch, self.phases.visible(step, ids_BS.shape[1]))
 
