@@ -18,14 +18,13 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
-from sinklab.reports.comparison import compare
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
 from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
-from sinklab.reports.tables import enrichment_table, rules_table, write_tables
+from sinklab.reports.tables import compare, enrichment_table, rules_table, write_tables
 from sinklab.reports.training import Training
 from sinklab.reports.words import interval, number, percent, words_of
 from sinklab.sinks.rules import Rule
