@@ -220,9 +220,8 @@ def _of_studies(studies: list[Study]) -> list[Part]:
         cards = [Card(study.label, tables=_token_tables(study)) for study in known]
         found.append(_part("tokens", cards, say.told_of(known, "tokens", "explained")))
     if recorded:
-        rules = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
-        cards = [Card(study.label, tables=[table]) for study, table in zip(recorded, rules, strict=True)]
-        found.append(_part("rules", cards))
+        tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
+        found.append(_part("rules", [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]))
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
 

@@ -49,10 +49,8 @@ class Reader:
     columns: ClassVar[dict[str, set[str]]] = {}
     """columns that a table must have"""
 
-    @property
-    def sink_count(self) -> int:
-        """Number of added sinks: columns in front of the keys."""
-        return int(self.run.info.model.get("sink_count") or 0)
+    sink_count = cached_property[int](lambda reader: int(reader.run.info.model.get("sink_count") or 0))
+    """Number of added sinks: columns in front of the keys."""
 
     @property
     def causal_steps(self) -> int:
