@@ -127,7 +127,7 @@ def compare(
     """
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report as build
-    from sinklab.reports.comparison import compare as compared
+    from sinklab.reports.tables import compare as compared
 
     runs = [open_run(run) for run in (a, b)]
     Console(highlight=False).print(_table(compared(*runs)))

@@ -155,16 +155,16 @@ def _edges(middles: np.ndarray) -> np.ndarray:
 
 def recorded_sample(study: Study, sample: int) -> Sample:
     """The sample of this number. ValueError naming those with attention."""
-    numbers = [study.samples.numbers[place] for place in study.recorded]
-    return study.samples[study.recorded[_place(study, "sample", sample, numbers)]]
+    return study.samples[study.recorded[place_of(study, "sample", sample)]]
 
 
 def place_of(study: Study, what: str, number: int) -> int:
-    """Where layer or head ``number`` of the model stands on its axis. ValueError naming the recorded ones."""
-    return _place(study, what, number, study.layers if what == "layer" else study.heads)
+    """Where this "layer" or "head" of the model, or this "sample", stands on its axis.
 
-
-def _place(study: Study, what: str, number: int, known: list[int]) -> int:
+    ValueError naming the recorded ones.
+    """
+    samples = [study.samples.numbers[place] for place in study.recorded]
+    known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
     if number not in known:
         hint = near(number, known) if len(known) > 1 else ""
         raise ValueError(f"{study.run.path} has {what}s {spoken(known)}: got {what}={number}. {hint}".rstrip())
