@@ -210,7 +210,7 @@ class KeyHandler(InterventionHandler):
         known = None if before is None else before.taken.get(call.layer)
         running, columns = call.visibility.running, call.key_BKSD.shape[2]
         # keys and values of the whole canvas are computed anew in this forward
-        own = columns - self.log.prefix_of(call)
+        own = columns - (self.log.prefix or 0)
         is_full = call.query_BHQD.shape[2] == own if running is None else running.columns is None
         return None if known is None or is_full else extended(known.gone_BHS, columns)
 
@@ -271,9 +271,9 @@ class SelectionHandler(KeyHandler):
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         source = self.options.source
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
-        if not (chooses and self.covers(call.layer)):
+        if not chooses or (site := self.site_of(call)) is None:
             return
-        keys = KeyScores.of(call, self.options.selector, self.site_of(call), self.draw)
+        keys = KeyScores.of(call, self.options.selector, site, self.draw)
         now = self.forward.taken.get(call.layer) if source == "carried" else None
         held_BHS = None if now is None else now.gone_BHS
         self.forward.chosen[call.layer] = keys if self.waits else self._choice(call, keys, held_BHS)
