@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, cpu_copy
+from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
 from sinklab.probing.statistics import (
     STATE_OF,
@@ -70,7 +70,8 @@ class FrameRecorder(Listener):
         total = call.query_BHQD.shape[1]
         for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
             map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
-            frame.maps[(key, index)] = cpu_copy(map_BHQS[:, 0].float())
+            with torch.inference_mode(False):
+                frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
             frame.indices.append(index)
             self._measure(frame, call, out)
@@ -129,7 +130,8 @@ class FrameRecorder(Listener):
                 for (key, index), map_BQS in frame.maps.items()
                 if index in (key[1], key[1] + total)
             }
-            frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
+            with torch.inference_mode(False), torch.no_grad():
+                frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
         self.frames.pending.append(frame)
 
     def discard(self) -> None:
