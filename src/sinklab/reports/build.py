@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
@@ -108,8 +109,6 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
 
 def picture(draw: Callable[..., Any], words: str) -> Picture | None:
     """What ``draw(theme=…)`` draws; None where the runs did not record enough for it."""
-    import matplotlib
-
     addresses = []
     for name, theme in THEMES.items():
         written = io.BytesIO()

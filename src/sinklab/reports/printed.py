@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import FORMATS, write_figure
 from sinklab.reports.style import theme_named, themed
 from sinklab.reports.tables import markdown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}

@@ -141,7 +141,7 @@ class _Columns(Listener):
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         if self.log.is_probing:
             heads = list(range(call.query_BHQD.shape[1]))
-            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix_of(call), 0))
+            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix or 0, 0))
 
     def choose(self, options: MaskSinks) -> None:
         """Hide these from now on. Raises ValueError where there are too few keys."""

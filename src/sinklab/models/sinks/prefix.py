@@ -121,18 +121,12 @@ def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
     return SinkPrefix(keys, values)
 
 
-def attach(decoder: Any) -> None:
-    """Let every attention layer of a transformers decoder take a ``sink_prefix`` keyword.
+def take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The hook before every attention layer of a transformers decoder, which gives it the ``sink_prefix`` as its cache.
 
-    It travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
+    That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
     checkpointing, which would make the sink vanish with no more than a warning.
     """
-    for layer in decoder.layers:
-        layer.self_attn.register_forward_pre_hook(_take_prefix, with_kwargs=True)
-
-
-def _take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Before attention: give it the prefix as its key/value cache."""
     if (prefix := kwargs.pop("sink_prefix", None)) is not None:
         kwargs["past_key_values"] = prefix
     return args, kwargs

@@ -75,13 +75,6 @@ def real_queries_B1(call: AttentionCall) -> Tensor | int:
     return call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
 
 
-def held_share(call: AttentionCall, gone_BHS: Tensor, spared_BH: Tensor) -> Tensor:
-    """The share of attention (B, H) that these keys held in the call, less that of queries which kept them."""
-    # What a spared query saw was nothing but these keys: it gives them a mass of 1.
-    held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
-    return held_BH / real_queries_B1(call)
-
-
 def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:
     """The share of attention (B, H) that keys hidden by `after` held in `before`, whatever was hidden from whom.
 

@@ -9,9 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records.reading import Run
@@ -23,11 +26,6 @@ from sinklab.reports.style import Theme, own_axes, theme_named, themed
 from sinklab.reports.tables import WRITERS
 from sinklab.studies.base import labels_of
 from sinklab.studies.battery.study import ALL
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
@@ -263,8 +261,6 @@ def battery_by_skill(
     Raises:
         NotRecorded: for runs that are none of the battery.
     """
-    from matplotlib.figure import Figure
-
     series, look = as_series(runs, labels), theme_named(theme)
     skills = [name for name in dict.fromkeys(series[0].accuracy["skill"]) if name != ALL]
     panels = [(level, skill) for level in levels for skill in (*skills, ALL)]
@@ -357,8 +353,6 @@ def _panel(axes: Axes, drawn: Sequence[Look], controls: Sequence[str], skill: st
 
 
 def _legend(figure: Figure, series: Sequence[Series], controls: Sequence[str], look: Theme) -> None:
-    from matplotlib.lines import Line2D
-
     drawn = drawn_as(list(series), look)
     entries = [Line2D([], [], color=one.colour, marker=one.marker, label=one.run.label) for one in drawn]
     kinds = [name for name in controls if any(name in one.controls for one in series)]

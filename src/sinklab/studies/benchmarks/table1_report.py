@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
@@ -17,11 +19,6 @@ from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.benchmarks import tables as paper
 from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 MEASURED, PUBLISHED = "measured", "published"
 
@@ -31,8 +28,6 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
 
     Bars are ± one binomial standard error.
     """
-    from matplotlib.figure import Figure
-
     look = theme_named(theme)
     tasks = list(dict.fromkeys(numbers["task"]))
     names: dict[str, int] = {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from sinklab.records.reading import Run
 from sinklab.reports.drawing import Look, line
@@ -15,19 +18,12 @@ from sinklab.reports.runs import as_shown
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.base import labels_of
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
 NAMES, WHOLE, WHOSE, COLUMNS = (labels_of("caches")[name] for name in ("families", "whole", "whose", "columns"))
 KEYS = ["family", "keep", "sinks", "protect"]
 
 
 def caches_figure(run: Run, *, theme: str = "light") -> Figure:
     """Divergence over the budget, and where it was measured, over time. Raises ValueError for a run of another kind."""
-    from matplotlib.figure import Figure
-
     as_shown(run, "caches")
     look, policies, has_costs = theme_named(theme), run.table("policies"), "costs" in run.tables
     with themed(look):
@@ -53,8 +49,6 @@ def _at_longest(run: Run) -> pd.DataFrame:
 
 def _draw_fidelity(plot: Axes, policies: pd.DataFrame, look: Theme) -> None:
     """Divergence from the uncached distribution over the share of columns kept; full lines protect sinks of now."""
-    from matplotlib.ticker import NullLocator, PercentFormatter
-
     for family in NAMES:
         one = _drawn_as(family, look)
         mine = policies[(policies["family"] == family) & (policies["keep"] < 1)].sort_values("keep")
@@ -100,8 +94,6 @@ def _drawn_as(family: str, look: Theme) -> Look:
 
 
 def _log_divergence(plot: Axes) -> None:
-    from matplotlib.ticker import NullFormatter
-
     plot.set_yscale("log")
     plot.yaxis.set_major_formatter("{x:g}")
     plot.yaxis.set_minor_formatter(NullFormatter())

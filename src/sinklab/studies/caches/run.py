@@ -21,7 +21,7 @@ from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.sampling.caches import evaluator
-from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
+from sinklab.sampling.canvas import Canvas, numbered_blocks
 from sinklab.sampling.loop import denoise
 from sinklab.scoring.heldout import heldout_rows
 from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
@@ -87,7 +87,7 @@ def forced(
     model: Any = loaded.model
     ids_BS = ids_BS.to(model.device)
     canvas = canvas_of(model, ids_BS, settings.new_tokens)
-    block_BS = block_numbers(canvas.open_BS, block_sizes(canvas.open_BS, settings.block_length))
+    _, block_BS = numbered_blocks(canvas.open_BS, settings.block_length)
     turn_BS = torch.full_like(ids_BS, -1)
     turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
     run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}

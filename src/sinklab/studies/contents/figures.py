@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sinklab.records.reading import Run
 from sinklab.reports.printed import save_figure
@@ -16,11 +17,6 @@ from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import theme_named, themed, whole_numbers
 from sinklab.studies.base import labels_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
@@ -56,8 +52,6 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
             f"This figure needs sinks at the place {place!r}, and {run.path} has some at "
             f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose strongest."
         )
-    from matplotlib.figure import Figure
-
     look = theme_named(theme)
     with themed(look):
         # fixed margins: the same panels always, and no search for a layout

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from sinklab.errors import one_of
 from sinklab.records.reading import Run
@@ -22,10 +23,6 @@ from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import legend_above, own_axes, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 STYLES = {"sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 WORDS = {"sinks": "sinks", "random": "random columns", "lowest": "least attended", "recent": "last columns"}
