@@ -12,7 +12,11 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sinklab import __version__
 from sinklab.errors import known_fields, refused
@@ -20,9 +24,6 @@ from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def begun_before(path: Path, given: RunInfo) -> RunInfo:
@@ -173,8 +174,6 @@ class RunWriter:
         Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
         table that is written whole and in parts.
         """
-        import pyarrow.parquet as pq
-
         with self._file("table", TABLES, name, part) as target:
             table = _as_table(name, columns)
             write_beside(target, lambda beside: pq.write_table(table, beside))
@@ -228,8 +227,6 @@ class RunWriter:
 
 
 def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
-    import pyarrow as pa
-
     with refused(f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError):
         if isinstance(columns, Mapping):
             return pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})

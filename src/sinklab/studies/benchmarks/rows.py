@@ -17,6 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from sinklab.data.corpora import json_object, placed_lines, text_lines
 from sinklab.records.storage import write_beside
 
@@ -65,9 +68,6 @@ def _plain(path: Path) -> list[Row]:
 
 
 def _parquet(path: Path) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return [*pq.read_table(path).to_pylist()]
     except (pa.ArrowException, OSError) as error:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -28,10 +29,6 @@ from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.study import CacheSettings
 from sinklab.studies.processes import Progress
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 METRICS = ("loss", "divergence", "same")
 """Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of

@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -28,10 +29,6 @@ from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
 from sinklab.studies.contents.samples import PLACES, POPULATIONS, Sampled, sample_text
 from sinklab.studies.contents.study import TARGETS, ContentsSettings
 from sinklab.studies.processes import Meter, Progress
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 NUMBERS = ("progress", "position")
 MEANS = ("committed", "next")
