@@ -1,7 +1,5 @@
 """How arguments are refused: one way to name what was expected, what was found, and the nearest thing that exists."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

@@ -13,8 +13,6 @@ Classes of the package are found in the modules that a registry names, those of 
 entry point group ``sinklab.plugins`` (its values are modules), or in a file that is loaded by `load_plugin`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import re

@@ -2,8 +2,6 @@
 
 # N resamples, S samples (texts, problems, rows, seeds: whatever is independent)
 # T steps, "..." any other axes
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Sink rules side by side: how many heads, how many keys and how much attention each of them flags."""
 
 # E thresholds, L layers, H heads, K keys
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

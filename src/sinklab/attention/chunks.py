@@ -1,8 +1,6 @@
 """Softmax rows in chunks of queries: the one loop behind every statistic, O(S) in memory."""
 
 # B batch, H query heads, Q queries, S keys, D head dim, R = B·H of one block, C queries of a chunk
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query groups,
 # C queries of a chunk, R = B·H of a chunk, M removed keys
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import TypedDict, Unpack
 

@@ -2,8 +2,6 @@
 
 # B batch, H query heads, G key/value heads, Q queries or columns wanted, S canvas, W columns that run, N sinks, C kept,
 # K = N + S, D dim, E hidden size, M wanted positions (row-major), V vocabulary
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Causal Llama, Qwen2 and Qwen3 checkpoints: baselines, and starts of diffusion models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

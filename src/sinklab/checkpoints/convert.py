@@ -1,8 +1,6 @@
 """From a causal checkpoint to a diffusion language model: its [MASK], and a tokenizer that knows it."""
 
 # V rows of the embedding, D hidden size
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

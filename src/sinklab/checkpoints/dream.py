@@ -1,7 +1,5 @@
 """Dream checkpoints, also DiffuCoder and Dream-Coder: Qwen2 made bidirectional, with shifted logits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

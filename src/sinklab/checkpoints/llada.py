@@ -1,7 +1,5 @@
 """LLaDA and MMaDA checkpoints: a Llama under other names, its attention bidirectional."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

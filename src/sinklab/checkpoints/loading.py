@@ -4,8 +4,6 @@ Read are the packaged pair, our own format, LLaDA, MMaDA, Dream (also DiffuCoder
 the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path

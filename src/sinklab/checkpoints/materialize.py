@@ -1,7 +1,5 @@
 """Building a model without memory and filling it tensor by tensor, so that the host never holds it twice."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The weights' own config always has the last word; what is known fills in what it
 the vocabulary agree.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

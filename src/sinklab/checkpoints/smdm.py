@@ -1,8 +1,6 @@
 """SMDM and One-Token checkpoints: lit-gpt names, query, key and value in one matrix, sink and gate as tensors."""
 
 # G key/value heads, P query heads for each of them, D head dim, E hidden size
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

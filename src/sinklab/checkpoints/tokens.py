@@ -1,7 +1,5 @@
 """Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from contextlib import suppress

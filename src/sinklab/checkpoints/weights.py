@@ -1,7 +1,5 @@
 """The weight files of a checkpoint folder, read a piece at a time; pickles only on request."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """`sinklab COMMAND`: every registered study has one, and there are a few others; `--help` is made from docstrings."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os

@@ -4,8 +4,6 @@ Each skill asks for the way to the answer and not for its end alone, so that gue
 tokens is written. All of it is single letters and digits: a byte-level vocabulary is enough.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """Documents from files, from the Hub, or from the documentation that comes with every CPython."""
 
-from __future__ import annotations
-
 import ast
 import bz2
 import gzip

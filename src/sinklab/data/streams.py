@@ -1,8 +1,6 @@
 """Rows of a corpus larger than memory: read, tokenized, packed and shuffled while training, resumed exactly."""
 
 # S sequence, T tokens
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace

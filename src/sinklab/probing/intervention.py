@@ -1,8 +1,6 @@
 """`intervene`: edits on the attention calls of a model, for the length of a block; and the log of what they did."""
 
 # B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 
 # B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim
 # G groups of queries: all real ones, then those in each state
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -1,8 +1,6 @@
 """`trace`: watch every attention layer of a model for the length of a block."""
 
 # B batch, L layers, H query heads, Q queries, S keys
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack

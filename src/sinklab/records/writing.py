@@ -1,7 +1,5 @@
 """Writing a run folder: each file is written under a temporary name and renamed, so a reader never sees half a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform

@@ -1,7 +1,5 @@
 """From run folders to report.html: what stands on the page, as data; page.jinja makes markup of it."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """What a figure is: a registered function that draws runs of one kind, declared over a table of facts or by hand."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Figures over layers and over steps, most of them declared over the table of facts, and figures of scores."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas

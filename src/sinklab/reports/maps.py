@@ -1,8 +1,6 @@
 """Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step of training."""
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first), S positions
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

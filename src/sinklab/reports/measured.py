@@ -1,8 +1,6 @@
 """What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the run."""
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
-from __future__ import annotations
-
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence

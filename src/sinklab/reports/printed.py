@@ -1,7 +1,5 @@
 """Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which runs are shown, of one kind, and the names that tell them apart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

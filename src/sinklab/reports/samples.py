@@ -2,8 +2,6 @@
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas positions), S positions,
 # G states of queries (masked, committed, prompt)
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

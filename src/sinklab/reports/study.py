@@ -1,8 +1,6 @@
 """A study run folder, read sample by sample and measured: the numbers of figures, tables and sentences."""
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

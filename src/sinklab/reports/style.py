@@ -1,7 +1,5 @@
 """One look for every figure, light and dark. Colours are from Okabe and Ito's set, apart also without colour vision."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """The numbers of runs as tables, in memory and as Parquet, CSV and Markdown files, and of two side by side."""
 
 # L layers, H heads
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

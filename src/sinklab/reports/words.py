@@ -1,7 +1,5 @@
 """Numbers, shares and tokens as they stand in sentences and tables."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from functools import lru_cache

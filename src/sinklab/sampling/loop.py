@@ -1,7 +1,5 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Which proposals are committed first: every rule gives each candidate a score, and the highest go first."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,8 +1,6 @@
 """Masked-token loss on held-out text while sinks, or as many random columns, are hidden from every head."""
 
 # R rows, B batch, H query heads, S sequence, M masked positions or columns taken away, V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ ones; with interventions and guidance.
 
 # B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, C columns
 # V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

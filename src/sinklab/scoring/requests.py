@@ -5,8 +5,6 @@ Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): bo
 """
 
 # N different masks (rows to run), n samples, L tokens of the continuation
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """One text of a study: what is written, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The conformance suites of unmasking rules and caches."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """The conformance suites of added sinks and of checkpoint families."""
 
 # B batch, L text, N sinks, K = N + L, G key/value heads, D head dim, A = G × D, M positions that are not padding
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,8 +1,6 @@
 """The conformance suites of sink rules, interventions and statistics."""
 
 # B batch, L layers, H query heads, S keys, M keys taken away
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What the suites share: text and JSON of a registered value, what a call is refused with, and a tiny model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a training run refuses before it reads anything."""
 
-from __future__ import annotations
-
 import atexit
 import importlib.util
 import os

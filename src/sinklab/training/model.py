@@ -1,7 +1,5 @@
 """The model of a run: new, or from another one; and how it is saved."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ A recorder keeps its rows in each checkpoint, so that a resumed run has the tabl
 """
 
 # R rows, S sequence
-from __future__ import annotations
-
 import json
 import math
 import statistics

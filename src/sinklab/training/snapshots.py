@@ -1,8 +1,6 @@
 """`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by one."""
 
 # R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks + S, D width
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

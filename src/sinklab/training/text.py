@@ -1,8 +1,6 @@
 """What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what they were."""
 
 # R rows, S sequence
-from __future__ import annotations
-
 import hashlib
 import json
 import math

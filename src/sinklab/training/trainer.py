@@ -4,8 +4,6 @@ Noise belongs to a row of the run: it is the same on every rank, in every micro-
 """
 
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ sequence of length 1, and its keys and values stand before those of the text.
 """
 
 # B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their own, E hidden size
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """What every intervention shares: where it applies, which forward it is, and what goes into the log."""
 
 # B batch, L layers, H query heads (those edited), S keys, M keys taken away
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 """Edits by canvas position: `MaskPositions`, `TruncateContext` from some step on, and `WindowAttention`."""
 
 # B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink columns not counted
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 

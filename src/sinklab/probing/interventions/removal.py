@@ -1,8 +1,6 @@
 """The three ways to take keys away from an attention call, what that really took, and keys as flags and as columns."""
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model and decoding."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

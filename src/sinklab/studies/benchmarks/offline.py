@@ -1,7 +1,5 @@
 """lm-eval's tasks on local files: its own prompts and metrics, with the data set replaced by files on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

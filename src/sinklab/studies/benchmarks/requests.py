@@ -1,8 +1,6 @@
 """Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, how they are answered."""
 
 # B rows of a forward, L layers, H heads, K keys, S positions
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 tasks.toml says where they are looked for and what lm-eval's task of that name reads of a document.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The analysis paper's Table 1: accuracy over masked sinks, measured beside published, with the > 5 % verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a comparison of caches shows: fidelity over the budget, with and without protected sinks, and what it costs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

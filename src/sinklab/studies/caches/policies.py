@@ -1,8 +1,6 @@
 """The caches that are compared, by what they keep; at one budget the members of a family differ in protection alone."""
 
 # B batch rows, S canvas columns, M wanted positions, Q = K = S
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 
 # R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions (row-major),
 # V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

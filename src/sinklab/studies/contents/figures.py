@@ -1,8 +1,6 @@
 """What the sinks of a run of kind "contents" carry: a figure a place, and the findings in words."""
 
 # one line a population over layers; bands are 95 % intervals over texts
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path

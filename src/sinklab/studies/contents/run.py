@@ -2,8 +2,6 @@
 
 # N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target columns, G texts,
 # R resamples, T sampled steps
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

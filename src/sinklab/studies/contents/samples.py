@@ -2,8 +2,6 @@
 
 # L layers, H heads, K keys (sink columns first), S text positions, P pairs
 # N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager

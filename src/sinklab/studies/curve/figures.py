@@ -1,7 +1,5 @@
 """Masking curves, runs of kind "curve": a figure, a table, and what they say in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """A trace, run: texts written under observation, then with sinks or context hidden, and held-out text scored."""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
