@@ -37,11 +37,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_says_what_was_found(
-    model: str,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # one picture is enough
     one = partial(figures.save_contents_figures, places=("future",))

@@ -51,12 +51,7 @@ class EpsilonCurve(Counts):
 
 
 def epsilon_curve(
-    received: Any,
-    visible: Any = None,
-    positions: Any = None,
-    *,
-    epsilons: Any = EPSILONS,
-    scale: str = "sum",
+    received: Any, visible: Any = None, positions: Any = None, *, epsilons: Any = EPSILONS, scale: str = "sum"
 ) -> EpsilonCurve:
     """Count the sinks of ``Excess(epsilon, scale)`` over epsilon.
 

@@ -110,9 +110,7 @@ def report(
 
 
 def compare(
-    a: Annotated[Path, tyro.conf.Positional],
-    b: Annotated[Path, tyro.conf.Positional],
-    out: Path = Path("runs/compare"),
+    a: Annotated[Path, tyro.conf.Positional], b: Annotated[Path, tyro.conf.Positional], out: Path = Path("runs/compare")
 ) -> None:
     """Compare two runs side by side: a table of numbers on the terminal, and one page that shows both.
 

@@ -140,12 +140,7 @@ SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
 
 
 def problems(
-    split: str,
-    count: int,
-    *,
-    seed: int = 0,
-    skills: Iterable[str] = tuple(SKILLS),
-    levels: Iterable[int] = LEVELS,
+    split: str, count: int, *, seed: int = 0, skills: Iterable[str] = tuple(SKILLS), levels: Iterable[int] = LEVELS
 ) -> Iterator[Problem]:
     """Problems of a split; no two questions of one call are the same, and none is in both splits.
 

@@ -13,14 +13,7 @@ from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
-from sinklab.probing.statistics import (
-    STATE_OF,
-    CallView,
-    QueryStates,
-    Statistic,
-    chosen_statistics,
-    read_in_one_pass,
-)
+from sinklab.probing.statistics import STATE_OF, CallView, QueryStates, Statistic, chosen_statistics, read_in_one_pass
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 

@@ -73,10 +73,7 @@ class Reader:
 
 MASK = "[MASK]"
 ADDED = "added sink"
-_COLUMNS = {
-    "tokens": {"sample", "step", "position", "token_id", "text", "state"},
-    "steps": {"sample", "step", "block"},
-}
+_COLUMNS = {"tokens": {"sample", "step", "position", "token_id", "text", "state"}, "steps": {"sample", "step", "block"}}
 # Runs of checkpoints without special tokens may lack the last two columns.
 _ABSENT: dict[str, tuple[object, str]] = {
     "token_id": (-1, "i8"), "text": (None, "O"), "state": (None, "O"), "special": ("", "O"), "template": (False, "?"),

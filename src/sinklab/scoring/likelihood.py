@@ -120,11 +120,7 @@ class Scorer:
 
     @torch.inference_mode()
     def logits(
-        self,
-        requests: Sequence[Request],
-        masked: Sequence[Tensor],
-        wanted: Sequence[Tensor],
-        places: Sequence[Place],
+        self, requests: Sequence[Request], masked: Sequence[Tensor], wanted: Sequence[Tensor], places: Sequence[Place]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens and the rows (M,).
 

@@ -39,11 +39,7 @@ def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.n
 
 
 def sink_heads(
-    received_LHK: np.ndarray,
-    place_S: np.ndarray,
-    *,
-    visible_LK: np.ndarray | None = None,
-    rule: Rule | None = DEFAULT,
+    received_LHK: np.ndarray, place_S: np.ndarray, *, visible_LK: np.ndarray | None = None, rule: Rule | None = DEFAULT
 ) -> np.ndarray:
     """In how many heads of a layer each text position is a sink, int64 (L, S).
 

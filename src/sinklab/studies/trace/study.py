@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from sinklab.records.reading import Run
 
 
-PROMPTS = (
-    "It was a dark and stormy night, and",
-    '"My dear sir," said the old man,',
-    "The house stood at the end of a",
-)
+PROMPTS = ("It was a dark and stormy night, and", '"My dear sir," said the old man,', "The house stood at the end of a")
 STATISTICS = (
     "received",
     "value_norm",
