@@ -39,10 +39,7 @@ def build(shape: str, device: str, dtype: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        max_position_embeddings=max(LENGTHS),
-        attn_implementation="sdpa",
-        **SHAPES[shape],
+        vocab_size=VOCABULARY, max_position_embeddings=max(LENGTHS), attn_implementation="sdpa", **SHAPES[shape]
     )
     config.is_causal = False
     torch.manual_seed(0)

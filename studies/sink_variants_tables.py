@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from sinklab.records import open_run
 from sinklab.reports import as_studies
-from sinklab.reports.comparison import measures
+from sinklab.reports.tables import measures
 
 # two-sided 95 % quantiles of Student's t for 1, 2, 3, … degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571)

@@ -26,11 +26,7 @@ DUAL = (
 )
 IDLE = ("prefix_threshold_low_a", "dual_threshold_low_a")
 """Revision a spends one evaluation more on a block that its first one has finished; b mended that."""
-FUNCTIONS = {
-    "generate": "none",
-    "generate_with_prefix_cache": "prefix",
-    "generate_with_dual_cache": "dual",
-}
+FUNCTIONS = {"generate": "none", "generate_with_prefix_cache": "prefix", "generate_with_dual_cache": "dual"}
 
 
 @dataclass(frozen=True)

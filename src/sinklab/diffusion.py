@@ -1,8 +1,6 @@
 """The masked-token objective of masked diffusion language models."""
 
 # B batch, S sequence, M masked positions (row-major order of the mask), V vocabulary
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

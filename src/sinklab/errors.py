@@ -1,12 +1,11 @@
 """How arguments are refused: one way to name what was expected, what was found, and the nearest thing that exists."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 
 
@@ -46,6 +45,18 @@ def known_fields(what: str, given: Mapping[str, object] | Iterable[str], known: 
         if name not in fields:
             hint = near(name, fields) or (f"it has {', '.join(fields)}" if fields else "it has none")
             raise ValueError(f"{what} has no field {name!r}; {hint}")
+
+
+@contextmanager
+def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that states the fault."""
+    try:
+        yield
+    except Exception as error:
+        if kinds and not isinstance(error, kinds):
+            raise
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{fault}: {' '.join(why.split())}") from error
 
 
 class Limits(TypedDict, total=False):

@@ -13,8 +13,6 @@ Classes of the package are found in the modules that a registry names, those of 
 entry point group ``sinklab.plugins`` (its values are modules), or in a file that is loaded by `load_plugin`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import re
@@ -65,7 +63,17 @@ class Registry(Mapping[str, Any]):
         return put
 
     def _all(self) -> dict[str, type]:
-        _load_installed()
+        """Every class, those of plug-ins of installed packages too: a broken one is left out, a taken name an error."""
+        for entry in () if PLUGINS in _loaded else entry_points(group=PLUGINS):
+            try:
+                _loaded.add(PLUGINS)
+                entry.load()
+            except DefinedTwice:
+                _loaded.discard(PLUGINS)
+                raise
+            except Exception as error:  # a plug-in may fail in any way
+                warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
+        _loaded.add(PLUGINS)
         for module in self._modules:
             if module not in _loaded and importlib.util.find_spec(module.rpartition(".")[0]):
                 import_module(module)
@@ -240,20 +248,6 @@ def _number(text: str, kind: type) -> Any:
         return kind(text)
     except ValueError:
         return None
-
-
-def _load_installed() -> None:
-    """Import the plug-ins of installed packages, once; a broken one is named and left out, a taken name an error."""
-    for entry in () if PLUGINS in _loaded else entry_points(group=PLUGINS):
-        try:
-            _loaded.add(PLUGINS)
-            entry.load()
-        except DefinedTwice:
-            _loaded.discard(PLUGINS)
-            raise
-        except Exception as error:  # a plug-in may fail in any way
-            warnings.warn(f"the plug-in {entry.name!r} ({entry.value}) is left out: {error!r}", stacklevel=2)
-    _loaded.add(PLUGINS)
 
 
 def load_plugin(file: str | Path) -> None:

@@ -177,10 +177,7 @@ def test_without_a_tokenizer_a_row_is_added_or_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"mask_token": "unsued"},
-            "mask_token must be one of auto, unused, add, an id, but is 'unsued'; did you mea",
-        ),
+        ({"mask_token": "unsued"}, "mask_token must be one of auto, unused, add, an id, but is 'unsued'; did you mea"),
         (
             {"mask_token": WORDS},
             rf"mask_token must be a row of the embedding \(0…{WORDS - 1}\), but is {WORDS}; use 'a",

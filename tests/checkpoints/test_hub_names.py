@@ -28,7 +28,7 @@ for call in (load, describe):
     try:
         call(name)
     except ValueError as error:
-        print(str(error).split(" (")[0])
+        print(str(error).split(": ")[0])
 """
 
 
@@ -59,7 +59,7 @@ def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         f"True someone/toy {COMMIT}",
-        *["no model can be loaded from 'someone/absent': use 'tiny' or 'tiny-sink', a folder, or a Hub name"] * 2,
+        *["no model can be loaded from 'someone/absent'; use 'tiny' or 'tiny-sink', a folder, or a Hub name"] * 2,
     ]
 
 
@@ -70,7 +70,7 @@ def test_without_a_network_the_error_is_all_there_is(tmp_path: Path) -> None:
     assert (
         done.stdout.splitlines()
         == [
-            "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt': did you mean 'GSAI-ML/LLaDA-8B-Instruct' "
+            "no model can be loaded from 'GSAI-ML/LLaDA-8B-Instrukt'; did you mean 'GSAI-ML/LLaDA-8B-Instruct' "
             "or 'GSAI-ML/LLaDA-8B-Base' or 'GSAI-ML/LLaDA-1.5'?"
         ]
         * 2

@@ -34,13 +34,7 @@ def counted(vocabulary, width, inner, layers, heads, kv_heads, *, tied=False, bi
     [
         ("LLaDA-8B-Instruct/config.json", "llada", (126464, 4096, 12288, 32, 32, 32), {}, 8_015_581_184),
         ("Open-dLLM/Llama3-8B.json", "llama", (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248),
-        (
-            "hf_transcribed/Llama_3_1_8B_nbailab_copy.json",
-            "llama",
-            (128256, 4096, 14336, 32, 32, 8),
-            {},
-            8_030_261_248,
-        ),
+        ("hf_transcribed/Llama_3_1_8B_nbailab_copy.json", "llama", (128256, 4096, 14336, 32, 32, 8), {}, 8_030_261_248),
         (
             "hf_transcribed/DiffuCoder_7B_Instruct.json",
             "dream",

@@ -308,7 +308,6 @@ def test_every_row_of_the_table_is_consistent(name):
     assert all(one is None or 0 <= one < row.vocabulary for one in ids)
     diffusion = row.family in ("llada", "mmada", "dream")
     assert (row.special.mask is not None) == diffusion
-    assert row.logit_shift == (row.family == "dream")
     assert row.special.eos in row.special.stop
     assert row.special.eot is None or row.special.eot in row.special.stop
     assert row.chat_template in (None, "llada", "mmada", "chatml", "llama3")

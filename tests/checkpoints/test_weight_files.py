@@ -258,7 +258,7 @@ def test_device_maps(tmp_path, device_map):
     ("device_map", "message"),
     [
         ({}, "device_map does not cover the model: it has no device for"),
-        ("autp", "device_map must be one of auto, balanced, balanced_low_0, sequential or a dict"),
+        ("autp", "device_map must be one of auto, balanced, balanced_low_0, sequential, or a dict"),
         ({"model.embed_tokens": "cpu"}, "device_map does not cover the model: it has no device for model.layers.0"),
         ({**SPLIT, "lm_haed": "cpu"}, "names 'lm_haed', which the model does not have; did you mean 'lm_head'"),
         ({**SPLIT, "lm_head": "disk"}, "weights would go to disk"),

@@ -248,10 +248,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("train --corpus nowhere", "the corpus nowhere does not exist"),
         ("train --out nothing --resume", "nothing to resume: nothing has no checkpoint"),
         ("train --heads 3", r"hidden_size \(128\) must be a multiple of heads \(3\)"),
-        (
-            "trace x --prompts p.txt --model {model}",
-            "arguments or from a file, but there are both: 'x'",
-        ),
+        ("trace x --prompts p.txt --model {model}", "arguments or from a file, but there are both: 'x'"),
         ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
         ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
         ("trace --statistics recieved --model {model}", "did you mean 'received'"),

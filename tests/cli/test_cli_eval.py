@@ -11,8 +11,7 @@ pytest.importorskip("lm_eval")
 
 from sinklab.cli.command import checked, conduct, typed
 from sinklab.records import open_run
-from sinklab.studies.benchmarks.settings import EvalSettings
-from sinklab.studies.benchmarks.study import Evaluation
+from sinklab.studies.benchmarks.study import EvalSettings, Evaluation
 from tiny_diffusion import save_tiny
 
 

@@ -37,11 +37,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_says_what_was_found(
-    model: str,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # one picture is enough
     one = partial(figures.save_contents_figures, places=("future",))
@@ -101,7 +97,7 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
     with RunWriter(tmp_path, kind="contents", model={"name": "toy"}, settings=settings, seed=0) as writer:
         writer.table("looks", {"place": ["prompt"], "sinks": [0], "positions": [12], "pairs": [0], "step": [0]})
         writer.table("texts", {"text": [0]})
-        assert contents_sentences(open_run(tmp_path))[0].endswith("not complete; --resume goes on with it.")
+        assert contents_sentences([open_run(tmp_path)])[0].endswith("not complete; --resume goes on with it.")
         writer.table("probes", pd.DataFrame(rows + constant))
         lens = [{key: row[key] for key in ("place", "layer", "population", "value", "low", "high")} for row in rows]
         writer.table("lens", pd.DataFrame(lens).assign(measure="entropy"))
@@ -109,7 +105,7 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
         writer.table("texts", {"text": [0, 1]})
     run = open_run(tmp_path)
     assert contents_places(run) == ["future"]
-    lines = contents_sentences(run)
+    lines = contents_sentences([run])
     assert lines[0] == "toy: sinks by ε = 3, in 2 texts."
     assert lines[1] == "block (masked, in the block being written): no such positions."
     assert lines[2].startswith(
@@ -128,7 +124,7 @@ def test_sentences_count_differences_that_are_sure(tmp_path: Path) -> None:
 def test_runs_of_another_kind_are_refused(tmp_path: Path) -> None:
     with RunWriter(tmp_path, kind="study", model={}, settings={}, seed=0):
         pass
-    with pytest.raises(ValueError, match=re.escape("is of kind 'study'. Make one with `sinklab probe`")):
+    with pytest.raises(ValueError, match=re.escape("is of kind 'study'; make one with `sinklab probe`")):
         contents_places(open_run(tmp_path))
 
 

@@ -12,7 +12,7 @@ from sinklab.cli.command import checked, conduct, typed
 from sinklab.cli.reports import onetoken, table1
 from sinklab.records import RunWriter, open_run
 from sinklab.studies.base import folder_names
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.curve import Curve, CurveSettings
 from tiny_diffusion import TEXT, save_tiny
 

@@ -244,12 +244,7 @@ def test_a_streamer_sees_the_prompt_the_drafts_and_the_text() -> None:
 def test_a_streamer_of_an_infilling_sees_the_whole_text_once() -> None:
     model, streamer = tiny_model(), FakeStreamer()
     out = model.generate(torch.tensor([[40, MASK, 42]]), streamer=streamer)
-    assert streamer.events == [
-        ("put", []),
-        ("draft", out[0].tolist()),
-        ("put", out[0].tolist()),
-        ("end", []),
-    ]
+    assert streamer.events == [("put", []), ("draft", out[0].tolist()), ("put", out[0].tolist()), ("end", [])]
 
 
 def test_the_streamer_of_transformers_prints_it(capsys: pytest.CaptureFixture) -> None:

@@ -286,7 +286,7 @@ class TestRefusals:
 
     def test_wanted_outside_the_block(self):
         for nth in (0, 1):
-            with pytest.raises(ValueError, match=r"must lie in the block that runs, columns slice\(9, 14"):
+            with pytest.raises(ValueError, match=r"must lie in the columns that run, slice\(9, 14"):
                 self.session(self.ids_BS, self.wanted_BS, self.policy.work(9, 14, 0, nth))
             self.session(self.ids_BS, self.wanted_BS & (torch.arange(20) > 8), self.policy.work(9, 14, 0, 0))
 

@@ -11,14 +11,7 @@ import pytest
 import torch
 from dense_twin import dense, received, top
 
-from sinklab.probing import (
-    MaskPositions,
-    MaskSinks,
-    TruncateContext,
-    WindowAttention,
-    intervene,
-    trace,
-)
+from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
 from sinklab.probing.intervention import TABLE_COLUMNS
 from sinklab.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model

@@ -177,10 +177,7 @@ def test_wrong_use_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="state_of must be one of predicted, own, but is 'next'"), states:
         pass
     states = trace(model, ("received_by_state",), canvas=canvas)
-    with (
-        pytest.raises(ValueError, match=r"of shape \(1, 5\), .* of shape \(1, 4\); give trace the canvas"),
-        states,
-    ):
+    with pytest.raises(ValueError, match=r"of shape \(1, 5\), .* of shape \(1, 4\); give trace the canvas"), states:
         model(ids)
     with trace(model) as recording:
         model(ids)

@@ -213,11 +213,7 @@ def test_a_copy_made_while_a_model_is_traced_is_another_model(other_thread):
         buffer = io.BytesIO()
         torch.save(model, buffer)
         buffer.seek(0)
-        copies = [
-            copy.deepcopy(model),
-            pickle.loads(pickle.dumps(model)),
-            torch.load(buffer, weights_only=False),
-        ]
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
         for twin in copies:
             assert not is_watched(twin)
             assert torch.equal(other_thread(lambda twin=twin: twin(IDS).logits), twin(IDS).logits)

@@ -179,10 +179,7 @@ def test_a_run_killed_in_its_very_first_write_begins_anew(tmp_path, call, how):
     ("how", "message"),
     [
         ({}, r"is written once: .*run already holds notes.txt\."),
-        (
-            {"resume": True},
-            r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json",
-        ),
+        ({"resume": True}, r"resume=True continues a run and nothing else: .*run holds notes.txt but no run.json"),
         ({"overwrite": True}, r"overwrite=True replaces a run and nothing else: .*run holds notes.txt but no run.json"),
     ],
 )

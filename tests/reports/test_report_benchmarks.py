@@ -24,7 +24,6 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
-from sinklab.studies.benchmarks.published import ONE_TOKEN, TABLE1, Benchmark, found_in, paired_drop, published_model
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_figure,
@@ -33,6 +32,7 @@ from sinklab.studies.benchmarks.table1_report import (
     verdict,
     write_table1,
 )
+from sinklab.studies.benchmarks.tables import ONE_TOKEN, TABLE1, Benchmark, found_in, paired_drop, published_model
 from sinklab.studies.curve.figures import (
     as_curves,
     masking_curve_figure,
@@ -393,7 +393,8 @@ def curve(folder: Path, family: str, rise: float, *, controls: tuple[str, ...] =
 def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     runs = [curve(tmp_path / "tiny", "diffusion", 0.1), curve(tmp_path / "llama", "autoregressive", 0.002)]
     axes = masking_curve_figure(runs)
-    handles, names = axes.get_legend_handles_labels()
+    handles, _ = axes.get_legend_handles_labels()
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == ["tiny (DLM)", "llama (AR)", "sinks", "random columns"]
     assert [line.get_linestyle() for line in axes.lines[:4]] == ["-", ":", "-", ":"]
     assert axes.lines[1].get_ydata() == pytest.approx([0, 0.01, 0.05])

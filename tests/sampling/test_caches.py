@@ -41,23 +41,11 @@ def asked(cache, canvas=None, **settings):
 
 
 def test_the_prefix_cache_recomputes_the_block_and_what_follows():
-    assert asked(PrefixCache()) == [
-        ([3, 4, 5], None),
-        ([4, 5], (3, 8)),
-        ([5], (3, 8)),
-        ([6, 7], None),
-        ([7], (6, 8)),
-    ]
+    assert asked(PrefixCache()) == [([3, 4, 5], None), ([4, 5], (3, 8)), ([5], (3, 8)), ([6, 7], None), ([7], (6, 8))]
 
 
 def test_the_dual_cache_recomputes_the_block_alone():
-    assert asked(DualCache()) == [
-        ([3, 4, 5], None),
-        ([4, 5], (3, 6)),
-        ([5], (3, 6)),
-        ([6, 7], None),
-        ([7], (6, 8)),
-    ]
+    assert asked(DualCache()) == [([3, 4, 5], None), ([4, 5], (3, 6)), ([5], (3, 6)), ([6, 7], None), ([7], (6, 8))]
 
 
 def test_without_a_cache_everything_is_asked_afresh():

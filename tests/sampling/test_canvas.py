@@ -102,12 +102,7 @@ def test_bad_infilling_is_refused():
     [
         ([[1, 9]], [[True, False]], [[False, True]], "open and padding at once"),
         ([[1, 9]], [[True, True]], [[True, True]], "must hold mask_id 9, but row 0 position 0 holds 1"),
-        (
-            [[1, 9]],
-            [[True, True]],
-            [[True]],
-            r"open_BS must be bool of shape \(1, 2\), .* \(1, 1\); as the ids",
-        ),
+        ([[1, 9]], [[True, True]], [[True]], r"open_BS must be bool of shape \(1, 2\), .* \(1, 1\); as the ids"),
         ([[1, 9]], [[1, 1]], [[False, True]], "attention_BS must be bool .*is int64.*mask.bool"),
         (
             [1, 9],

@@ -42,10 +42,7 @@ def start(seed=0, **settings):
         ({"rule": "entropy", "schedule": "threshold"}, r"Entropy\(alg_temp=None\), which gives no confidence"),
         ({"rule": "origin", "schedule": "threshold"}, r"Origin\(\), which gives no confidence"),
         ({"rule": "positional", "schedule": "factor"}, r"PositionalOrder\(\), which gives no probability of"),
-        (
-            {"rule": TopkMargin(), "schedule": Factor()},
-            r"TopkMargin.*, which gives no probability of the",
-        ),
+        ({"rule": TopkMargin(), "schedule": Factor()}, r"TopkMargin.*, which gives no probability of the"),
         (
             {"rule": "low_confidence", "schedule": "entropy_bound"},
             r"'entropy_bound' does not go with the rule LowConfidence\(.*\), which gives no entropy; use entropy",
@@ -55,10 +52,7 @@ def start(seed=0, **settings):
             {"rule": "origin", "schedule": "even"},
             r"the schedule 'even' does not go with the rule Origin\(\), which decides on every position alone",
         ),
-        (
-            {"rule": Origin(), "schedule": Timed(pooled=True)},
-            r"'timed \(pooled\)' does not go .* leave pooled out",
-        ),
+        ({"rule": Origin(), "schedule": Timed(pooled=True)}, r"'timed \(pooled\)' does not go .* leave pooled out"),
         (
             {"schedule": "threshold", "steps": 4},
             "the schedule 'threshold' runs until each block is done, got steps=4; leave steps out, or use",

@@ -95,12 +95,7 @@ def test_a_padded_row_keeps_what_it_keeps_alone(score):
     budget = Budget(0.4, score=score)
     row = kept(budget, received_BGS, aligned_BS, padding=(0, 3), layer=1, number=2)[1]
     alone = kept_columns(
-        budget,
-        (received_BGS[1:, :, 3:], aligned_BS[1:, 3:], 1, 2),
-        candidates((3,))[:, 3:],
-        None,
-        slice(5, 9),
-        2,
+        budget, (received_BGS[1:, :, 3:], aligned_BS[1:, 3:], 1, 2), candidates((3,))[:, 3:], None, slice(5, 9), 2
     )
     assert row == (alone[0] + 3).tolist()
     assert len(row[0]) == 3

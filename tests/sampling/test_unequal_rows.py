@@ -49,14 +49,8 @@ def test_unequal_rows_get_what_they_get_alone(settings):
             {"steps": 4, "block_length": 2},
             r"'even' splits steps=4 over 3 block\(s\) .* same in every row, got rows with 2, 5; leave steps or block",
         ),
-        (
-            {"schedule": "timed"},
-            r"'timed' splits steps=None over 1 .* with 2, 5; decode these rows one by one",
-        ),
-        (
-            {"schedule": "timed", "block_length": 2},
-            r"'timed' splits steps=None over 3 .*, or give steps and no block",
-        ),
+        ({"schedule": "timed"}, r"'timed' splits steps=None over 1 .* with 2, 5; decode these rows one by one"),
+        ({"schedule": "timed", "block_length": 2}, r"'timed' splits steps=None over 3 .*, or give steps and no block"),
         ({"schedule": "timed", "block_length": 2, "steps": 9}, r"'timed' splits steps=9 over 3 block\(s\)"),
     ],
     ids=str,

@@ -44,11 +44,7 @@ def counts_keys(received: Any, queries: Any, exists: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("judge", "message"),
-    [
-        (looks_at_all_heads, "other heads"),
-        (changes_its_input, "changes what it is given"),
-        (counts_keys, "padding"),
-    ],
+    [(looks_at_all_heads, "other heads"), (changes_its_input, "changes what it is given"), (counts_keys, "padding")],
 )
 def test_a_rule_that_breaks_the_contract_is_named(scratch_rules: Registry, judge: Any, message: str) -> None:
     @dataclass(frozen=True)

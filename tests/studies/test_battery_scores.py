@@ -21,7 +21,6 @@ from sinklab.scoring import writing
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.studies.battery import run as battery
-from sinklab.studies.battery import study as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer
 from sinklab.studies.battery.study import Battery, BatterySettings, Condition, score_battery
 from sinklab.studies.processes import Meter, Progress
@@ -301,8 +300,8 @@ def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: 
 
 
 def test_the_names_are_those_of_the_generator() -> None:
-    assert tuple(SKILLS) == battery_settings.SKILLS
-    assert battery_settings.LEVELS == LEVELS
+    settings = BatterySettings()
+    assert (tuple(SKILLS), LEVELS) == (settings.skills, settings.levels)
 
 
 @pytest.mark.parametrize(

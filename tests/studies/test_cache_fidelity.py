@@ -220,7 +220,7 @@ def test_the_study_conforms(corpus):
 
 
 def test_the_figure_is_drawn(run, tmp_path):
-    path = draw_caches(run, tmp_path / "caches.png")
+    (path,) = draw_caches([run], tmp_path, None)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

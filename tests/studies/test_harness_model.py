@@ -18,7 +18,7 @@ from sinklab.scoring import exact, rolling, score
 from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.studies.benchmarks.requests import likelihood_settings
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.request_cache import request_key, request_number
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama

@@ -14,7 +14,7 @@ pytest.importorskip("lm_eval")
 from sinklab.records import Run, open_run
 from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.run import evaluate
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.benchmarks.tables import rows_of, score_lines
 from sinklab.studies.request_cache import RequestCache
 from tiny_diffusion import tiny_loaded

@@ -17,7 +17,7 @@ from sinklab.scoring.prompts import Prompt
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import WritingRequest, ended, is_over, seeded
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.run import follow
 from sinklab.studies.trace.study import StudySettings

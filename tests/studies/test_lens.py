@@ -54,7 +54,7 @@ def test_of_two_forwards_the_first_is_kept() -> None:
         model(one)
         model(other)
         assert torch.equal(seen.depths_BSD[0], model.model.embed_tokens(one))
-        seen.clear()
+        seen.depths_BSD.clear()
         model(other)
     assert torch.equal(seen.depths_BSD[0], model.model.embed_tokens(other))
 

@@ -14,9 +14,9 @@ from sinklab.records import Run, open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.studies.contents.lens import LogitLens
+from sinklab.studies.contents.run import READ
 from sinklab.studies.contents.samples import sample_text
 from sinklab.studies.contents.study import TARGETS, ContentsSettings, Probe, sink_contents
-from sinklab.studies.contents.tables import READ
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama

@@ -197,10 +197,7 @@ def test_models_and_folders_that_do_not_fit_are_refused(settings: StudySettings,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"statistics": ("key_norms",)},
-            "unknown statistic 'key_norms'; known are .*; did you mean 'key_norm'",
-        ),
+        ({"statistics": ("key_norms",)}, "unknown statistic 'key_norms'; known are .*; did you mean 'key_norm'"),
         ({"every": 0}, "every must be at least 1, but is 0"),
         ({"only_steps": (3, -1)}, "only_steps must be at least 0, but is -1"),
         ({"only_steps": (2,), "every": 2}, "every=2 and only_steps both choose the steps"),

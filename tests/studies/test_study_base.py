@@ -16,7 +16,7 @@ from sinklab.errors import Checked, limited
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run
 from sinklab.registry import interventions, load_plugin, studies
-from sinklab.studies.base import Study, Work, as_record, field_names, from_record
+from sinklab.studies.base import Study, Work, as_record, from_record, leaves
 from sinklab.studies.curve import Curve, CurveSettings
 from sinklab.studies.trace.study import Mask, MaskSettings, StudySettings, Trace
 from sinklab.testing import check_study
@@ -132,7 +132,7 @@ def test_a_plugin_is_a_command(lengths: Study, capsys: pytest.CaptureFixture) ->
 def test_settings_in_groups_are_flat_in_a_run_folder_and_on_the_command_line() -> None:
     record = as_record(Composed(texts=4))
     assert record == {"texts": 4, "rows": 8, "block_length": 32, "edits": ["mask_sinks:k=2"]}
-    assert list(field_names(Composed())) == list(record)
+    assert list(leaves(Composed())) == list(record)
     assert from_record(Composed(), record) == Composed(texts=4)
     assert from_record(Composed(), {"rows": 2}).source == Source(2, 32)
     with pytest.raises(ValueError, match="settings of Composed has no field 'text'; did you mean 'texts'"):

@@ -8,7 +8,7 @@ import pytest
 
 from sinklab.records import Run, open_run
 from sinklab.studies.trace.recording import Selection
-from sinklab.studies.trace.run import Truncation, agreement
+from sinklab.studies.trace.run import agreement, truncation_table
 from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
@@ -127,8 +127,7 @@ def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:
         "positions": np.full(3, 8.0, np.float32),
         "step_number": np.array([2, 3, 4]),
     }
-    plan = Truncation(start=3, stop=5, step=3, prefix=1)
-    table = plan.table(arrays, Selection((6,), (1, 3), 8, 4), sample=9)
+    table = truncation_table(arrays, slice(4, 6), Selection((6,), (1, 3), 8, 4), sample=9)
     assert set(table["sample"]) == {9}
     assert table["step"].tolist() == [3, 3, 4, 4]
     assert table["layer"].tolist() == [6] * 4

@@ -9,7 +9,7 @@ import pytest
 
 from sinklab.records import RunWriter, open_run
 from sinklab.studies.benchmarks.run import cell_name, table1
-from sinklab.studies.benchmarks.settings import EvalSettings, Plan
+from sinklab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

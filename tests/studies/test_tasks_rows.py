@@ -10,11 +10,7 @@ import pytest
 
 from sinklab.studies.benchmarks.rows import rows_of
 
-ARC = {
-    "question": "What falls?",
-    "choices": {"text": ["Rain", "Fire"], "label": ["A", "B"]},
-    "answerKey": "B",
-}
+ARC = {"question": "What falls?", "choices": {"text": ["Rain", "Fire"], "label": ["A", "B"]}, "answerKey": "B"}
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -126,10 +122,7 @@ def test_parquet_parts_are_joined(tmp_path: Path) -> None:
     [
         ("", "is empty; get the file again"),
         ('{"question": "Q"}\n', "document 1 needs the field answer, but has question"),
-        (
-            '{"question": "Q", "answer": "1"}\n{"question": \n',
-            "line 2: each line must be one .* this one is no JSON",
-        ),
+        ('{"question": "Q", "answer": "1"}\n{"question": \n', "line 2: each line must be one .* this one is no JSON"),
         ("[1]\n", "line 1: each line must be one JSON object, but this one is a list"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks
 from sinklab.sampling import DecodingSettings
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.benchmarks.two_stage import (
     TwoStage,
     TwoStageAnswer,

@@ -151,15 +151,10 @@ def test_weights_that_are_no_numbers_are_measured_as_none() -> None:
     assert math.isnan(monitor.rows[0]["sink_share"])
 
 
-def test_rows_are_spread_over_the_text_and_bad_settings_refused() -> None:
+def test_rows_are_spread_over_the_text() -> None:
     text = torch.arange(20)[:, None].expand(20, 16)
     assert SinkMonitor(text, every=1, rows=4).ids_RS[:, 0].tolist() == [0, 5, 10, 15]
     assert len(SinkMonitor(HELD, every=1, rows=100).ids_RS) == 6
-    for settings in ({"every": 0}, {"every": 1, "rows": 0}):
-        with pytest.raises(ValueError, match="set monitor_every to 0 for no monitor"):
-            SinkMonitor(HELD, **settings)
-    with pytest.raises(ValueError, match="got 0 rows"):
-        SinkMonitor(HELD[:0], every=1)
     assert "text_mobility" in MEASURES
 
 

@@ -1,7 +1,5 @@
 """What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self

@@ -2,8 +2,6 @@
 
 # N resamples, S samples (texts, problems, rows, seeds: whatever is independent)
 # T steps, "..." any other axes
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -59,24 +57,6 @@ class Estimate:
     low: float
     high: float
     samples: int
-
-
-def paired_difference(before: Any, after: Any) -> Estimate:
-    """Mean of ``after - before``, numbers of the same samples (S,), with Student's t interval.
-
-    NaN for what cannot be estimated: the interval of a single sample. Raises ValueError for none and unequal numbers.
-    """
-    one_S, other_S = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    if one_S.shape != other_S.shape or one_S.ndim != 1 or not one_S.size:
-        raise ValueError(
-            f"paired numbers are of the same samples, one each, got shapes {one_S.shape} and {other_S.shape}; align "
-            "them by sample first"
-        )
-    apart_S, samples = other_S - one_S, len(one_S)
-    stderr = float(apart_S.std(ddof=1)) / math.sqrt(samples) if samples > 1 else math.nan
-    reach = stderr * float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
-    mean = float(apart_S.mean())
-    return Estimate(mean, stderr, mean - reach, mean + reach, samples)
 
 
 def resampled_weights(samples: int, resamples: int, seed: int) -> np.ndarray:

@@ -1,8 +1,6 @@
 """Linear probes: what a ridge regression reads in states, scored on texts it has not seen."""
 
 # N rows, D state size, C target columns, F folds, G texts, A penalties, R resamples
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar

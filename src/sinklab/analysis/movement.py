@@ -214,13 +214,7 @@ class Motion:
 
 
 def motion(
-    received: Any,
-    visible: Any = None,
-    positions: Any = None,
-    *,
-    rule: Rule = DEFAULT,
-    added: int = 0,
-    jump: int = 4,
+    received: Any, visible: Any = None, positions: Any = None, *, rule: Rule = DEFAULT, added: int = 0, jump: int = 4
 ) -> Motion:
     """Follow the main sinks of ``received`` (..., step, layer, head, key); any axes in front are samples.
 

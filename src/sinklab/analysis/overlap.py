@@ -1,8 +1,6 @@
 """How much sinks have in common: from step to step, from layer to layer, from head to head."""
 
 # T steps, G states of a query (masked, committed, prompt), L layers, H heads, K keys
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

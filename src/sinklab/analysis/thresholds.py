@@ -1,8 +1,6 @@
 """Sink rules side by side: how many heads, how many keys and how much attention each of them flags."""
 
 # E thresholds, L layers, H heads, K keys
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,19 +49,9 @@ class EpsilonCurve(Counts):
             )
         return float(self.filtered[found[0]])
 
-    @property
-    def holds_96(self) -> bool:
-        """Whether epsilon = 3 filters at least 96 % of the tokens, as stated for three published models (App. B)."""
-        return self.at(3.0) >= 0.96
-
 
 def epsilon_curve(
-    received: Any,
-    visible: Any = None,
-    positions: Any = None,
-    *,
-    epsilons: Any = EPSILONS,
-    scale: str = "sum",
+    received: Any, visible: Any = None, positions: Any = None, *, epsilons: Any = EPSILONS, scale: str = "sum"
 ) -> EpsilonCurve:
     """Count the sinks of ``Excess(epsilon, scale)`` over epsilon.
 

@@ -173,16 +173,6 @@ class Explained:
         return self._adjusted(*self._additive)
 
     @property
-    def unique_class(self) -> float:
-        """What the class explains beyond the position."""
-        return self.by_both - self.by_position
-
-    @property
-    def unique_position(self) -> float:
-        """What the position explains beyond the class."""
-        return self.by_both - self.by_class
-
-    @property
     def shared(self) -> float:
         """What either explains, because certain tokens stand at certain positions."""
         return self.by_class + self.by_position - self.by_both

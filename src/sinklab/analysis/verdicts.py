@@ -1,7 +1,5 @@
 """Statements about a model, held against measured numbers: each one says yes, no or not measured, in one sentence."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 """Softmax rows in chunks of queries: the one loop behind every statistic, O(S) in memory."""
 
 # B batch, H query heads, Q queries, S keys, D head dim, R = B·H of one block, C queries of a chunk
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,18 +36,16 @@ class Chunk:
     keys: int
     weights_BHCS: Tensor
     total_BHC: Tensor
+    inverse_BHC: Tensor
+    """1 / row sum, and 0 for a query that may see no key (as scaled_dot_product_attention does)."""
     shift_BHC: Tensor | float
     exponents_BHCS: Tensor | None
     """score - shift in units of log 2, finite; None unless requested. Its last reader may overwrite it."""
 
-    def inverse_total(self) -> Tensor:
-        """1 / row sum, and 0 for a query that may see no key (as scaled_dot_product_attention does)."""
-        return torch.where(self.total_BHC > 0, self.total_BHC.reciprocal(), 0.0)
-
 
 def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False) -> Iterator[Chunk]:
     """Softmax rows, block by block of heads and queries. Peak memory: a few buffers of about chunk x S numbers."""
-    batch, heads, queries = scores.rows_shape
+    batch, heads, queries = scores.shape
     keys, device = scores.k_BKSD.shape[2], scores.q_BHQD.device
     product: Product | None = fast_path(fast_products, device, scores.dtype, queries * keys)
     on_cpu = device.type == "cpu"
@@ -71,9 +67,9 @@ def chunks(scores: Scores, chunk: int | None = None, *, exponents: bool = False)
             block = _Block(scores, batches, some, product, buffer, exponents)
             for start in range(0, queries, width):
                 part = slice(start, min(start + width, queries))
-                result = None if shifted else block.unshifted(part)
-                shifted = result is None
-                yield block.shifted(part) if result is None else result
+                result = block.chunk(part, shifted)
+                shifted = isinstance(result.shift_BHC, Tensor)
+                yield result
                 # The reader drops it as well: the room is wanted for the next.
                 del result
 
@@ -87,8 +83,7 @@ class _Block:
         self.scores, self.batches, self.heads = scores, batches, heads
         self.product, self.buffer, self.exponents = product, buffer, exponents
         self.shape = (batches.stop - batches.start, heads.stop - heads.start)
-        self.q_RQD = scores.queries(batches, heads).flatten(0, 1)
-        self.k_RSD = scores.keys(batches, heads).flatten(0, 1)
+        self.q_RQD, self.k_RSD = (factor.flatten(0, 1) for factor in scores.factors(batches, heads))
         if product is not None:
             self.q_RQD, self.k_RSD = self.q_RQD.contiguous(), self.k_RSD.contiguous()
         self.is_masked = scores.mask is not None or scores.is_causal
@@ -114,24 +109,28 @@ class _Block:
             x_BHCS[..., part.start :].masked_fill_(corner.triu_(1), -math.inf)
         return x_BHCS
 
-    def _chunk(self, part: slice, x_BHCS: Tensor, shift_BHC: Tensor | float) -> Chunk:
+    def chunk(self, part: slice, shifted: bool) -> Chunk:
+        """Exponentials; `shifted`, less the row maximum: so for any scores, also rows without a single visible key.
+
+        Else they are shifted only where a row sum comes near under- or overflow.
+        """
+        x_BHCS = self._scores(part)
+        shift_BHC: Tensor | float = 0.0
+        if shifted:
+            shift_BHC = x_BHCS.amax(-1)
+            shift_BHC = shift_BHC.masked_fill(shift_BHC == -math.inf, 0.0)
+            x_BHCS.sub_(shift_BHC.unsqueeze(-1))
         weights_BHCS = x_BHCS.exp2() if self.exponents else x_BHCS.exp2_()
         kept = None
         if self.exponents:
             # A weight of zero times an exponent of -inf would not be zero.
             kept = x_BHCS.clamp_min_(_NEVER) if self.is_masked else x_BHCS
         total_BHC, keys = weights_BHCS.sum(-1), weights_BHCS.shape[-1]
-        return Chunk(self.batches, self.heads, part, keys, weights_BHCS, total_BHC, shift_BHC, kept)
-
-    def unshifted(self, part: slice) -> Chunk | None:
-        """Exponentials without subtracting the row maximum; None where a row sum comes near under- or overflow."""
-        result = self._chunk(part, self._scores(part), 0.0)
-        low, high = result.total_BHC.aminmax()
-        return result if low.item() > 1 / _SAFE and high.item() < _SAFE else None
-
-    def shifted(self, part: slice) -> Chunk:
-        """Exponentials less the row maximum: any scores, also rows without a single visible key."""
-        x_BHCS = self._scores(part)
-        shift_BHC = x_BHCS.amax(-1)
-        shift_BHC = shift_BHC.masked_fill(shift_BHC == -math.inf, 0.0)
-        return self._chunk(part, x_BHCS.sub_(shift_BHC.unsqueeze(-1)), shift_BHC)
+        if not shifted:
+            low, high = total_BHC.aminmax()
+            if not (low.item() > 1 / _SAFE and high.item() < _SAFE):
+                # their room is wanted
+                del x_BHCS, weights_BHCS, kept
+                return self.chunk(part, shifted=True)
+        inverse_BHC = torch.where(total_BHC > 0, total_BHC.reciprocal(), 0.0)
+        return Chunk(self.batches, self.heads, part, keys, weights_BHCS, total_BHC, inverse_BHC, shift_BHC, kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -45,9 +45,8 @@ def unobserved() -> AbstractContextManager[None]:
     return _during(_OBSERVED, False)
 
 
-def is_observed() -> bool:
-    """Whether an attention call made now is to be seen: False inside `unobserved()`."""
-    return _OBSERVED.get()
+is_observed: Callable[[], bool] = _OBSERVED.get
+"""Whether an attention call made now is to be seen: False inside `unobserved()`."""
 
 
 @contextmanager
@@ -88,9 +87,8 @@ def decoding(run: object) -> AbstractContextManager[None]:
     return _during(_DECODING, run)
 
 
-def decoding_run() -> object | None:
-    """The run of the innermost `decoding(…)` block of this thread; None outside of one."""
-    return _DECODING.get()
+decoding_run: Callable[[], object | None] = _DECODING.get
+"""The run of the innermost `decoding(…)` block of this thread; None outside of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +116,8 @@ def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> AbstractCo
     return _during(_RUNNING, RunningCanvas(ids_BS, columns))
 
 
-def running_canvas() -> RunningCanvas | None:
-    """The canvas of the innermost `running(…)` block; None where no denoiser has announced one.
+running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
+"""The canvas of the innermost `running(…)` block; None where no denoiser has announced one.
 
-    Ask inside an attention call that is watched: a denoiser need not announce others.
-    """
-    return _RUNNING.get()
+Ask inside an attention call that is watched: a denoiser need not announce others.
+"""

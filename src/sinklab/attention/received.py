@@ -5,8 +5,6 @@
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query groups,
 # C queries of a chunk, R = B·H of a chunk, M removed keys
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import TypedDict, Unpack
 
@@ -48,7 +46,7 @@ def attention_statistics(
     """
     for name in names:
         one_of("a statistic of a pass", name, STATISTICS)
-    batch, heads, queries = scores.rows_shape
+    batch, heads, queries = scores.shape
     device, groups = scores.q_BHQD.device, groups_BGQ
     if groups is not None:
         check_tensor("groups_BGQ", groups, (batch, None, queries))
@@ -56,7 +54,7 @@ def attention_statistics(
     n_groups = 1 if groups is None else groups.shape[1]
     results = {}
     for name in names:
-        shape = (batch, heads, n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.rows_shape
+        shape = (batch, heads, n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.shape
         results[name] = torch.zeros(shape, dtype=scores.dtype, device=device)
     norms_BHS = None
     if "noop_bound" in names:
@@ -77,7 +75,7 @@ def attention_statistics(
 def _measure(part: Chunk, results: dict[str, Tensor], groups: Tensor | None, norms_BHS: Tensor | None) -> None:
     """Write what this chunk of rows says into the results."""
     rows = (part.batches, part.heads, part.queries)
-    inverse_BHC = part.inverse_total()
+    inverse_BHC = part.inverse_BHC
     if "received" in results:
         weight_BHGC = inverse_BHC.unsqueeze(2)
         if groups is not None:
@@ -156,10 +154,10 @@ def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -
     Raises ValueError when shapes do not fit, or for a head that is not there.
     """
     scores, device = Scores.of(q_BHQD, k_BKSD, **call), q_BHQD.device
-    map_BHQS = torch.zeros(*scores.rows_shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
+    map_BHQS = torch.zeros(*scores.shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for part in chunks(scores):
-            weights_BHCS = part.weights_BHCS * part.inverse_total().unsqueeze(-1)
+            weights_BHCS = part.weights_BHCS * part.inverse_BHC.unsqueeze(-1)
             map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
     return map_BHQS
 

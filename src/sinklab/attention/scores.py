@@ -27,6 +27,12 @@ class Scores:
     scale: float
     chosen: tuple[int, ...]
     """The query heads to compute, in this order: the H axis of every result."""
+    dtype: torch.dtype
+    """float32, or float64 for float64 inputs: probabilities summed in half precision drift by percents."""
+    shape: tuple[int, int, int]
+    """(B, H, Q) of the selected heads."""
+    groups: int
+    """Query heads that share one key head."""
 
     @classmethod
     def of(
@@ -65,32 +71,21 @@ class Scores:
             mask = mask[:, :, :1] if mask.stride(2) == 0 else mask
             if any(own not in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
                 raise ValueError(f"mask must broadcast to (batch, head, query, key) = {whole}, got {tuple(mask.shape)}")
-        return cls(q_BHQD.detach(), k_BKSD.detach(), mask, is_causal, scale, chosen)
+        dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
+        shape = (q_BHQD.shape[0], len(chosen), q_BHQD.shape[2])
+        q_BHQD, k_BKSD = q_BHQD.detach(), k_BKSD.detach()
+        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32, or float64 for float64 inputs: probabilities summed in half precision drift by percents."""
-        return torch.promote_types(self.q_BHQD.dtype, torch.float32)
+    def factors(self, batches: slice, heads: slice) -> tuple[Tensor, Tensor]:
+        """Queries of some rows and chosen heads, scaled, (B, H, Q, D), and the keys that these read, (B, H, S, D).
 
-    @property
-    def rows_shape(self) -> tuple[int, int, int]:
-        """(B, H, Q) of the selected heads."""
-        return (self.q_BHQD.shape[0], len(self.chosen), self.q_BHQD.shape[2])
-
-    @property
-    def groups(self) -> int:
-        """Query heads that share one key head."""
-        return self.q_BHQD.shape[1] // self.k_BKSD.shape[1]
-
-    def queries(self, batches: slice, heads: slice) -> Tensor:
-        """Queries of some rows and chosen heads, scaled, (B, H, Q, D), in units of log 2."""
-        part = _heads(self.q_BHQD[batches], self.chosen[heads])
+        Their products are scores in units of log 2.
+        """
+        chosen = self.chosen[heads]
+        q_BHQD = _heads(self.q_BHQD[batches], chosen).to(self.dtype)
+        k_BHSD = _heads(self.k_BKSD[batches], [head // self.groups for head in chosen]).to(self.dtype)
         # The factor log2(e) turns exp into exp2, which is four times cheaper on CPU.
-        return part.to(self.dtype) * (self.scale * LOG2E)
-
-    def keys(self, batches: slice, heads: slice) -> Tensor:
-        """The keys that these heads read, (B, H, S, D)."""
-        return _heads(self.k_BKSD[batches], [head // self.groups for head in self.chosen[heads]]).to(self.dtype)
+        return q_BHQD * (self.scale * LOG2E), k_BHSD
 
     def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
         """What the mask adds to these scores, in units of log 2; None without a mask."""
@@ -179,18 +174,3 @@ class Visibility:
         if self.is_causal:
             allowed_BHQS = allowed_BHQS & torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
         return allowed_BHQS.expand(batch, -1, -1, keys)
-
-    @property
-    def visible_BS(self) -> Tensor:
-        """Queries that may see each key, int64 (B, S), in the head that sees most."""
-        return self.visible_BHS.amax(1)
-
-    @property
-    def columns_Q(self) -> Tensor | None:
-        """Canvas positions of the queries, int64 on the CPU; None when no canvas was announced."""
-        return None if self.running is None else self.running.columns_Q
-
-    @property
-    def prefix(self) -> int | None:
-        """Sink columns in front of the keys; None when no canvas was announced."""
-        return None if self.running is None else self.shape[2] - self.running.ids_BS.shape[1]

@@ -209,15 +209,10 @@ class SinkRefreshCache(ChoosingCache):
     evaluation. Raises ValueError for a number of sinks below 1.
     """
 
-    sinks: int = 8
+    sinks: int = limited(8, at_least=1, remedy="without any this is the dual cache")
     """Columns outside the block that are recomputed with it."""
 
     evicts: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sinks < 1:
-            raise ValueError(f"sinks must be at least 1, but is {self.sinks}; without any this is the dual cache")
 
     def counts(self, candidates_BS: Tensor) -> Tensor:
         """The number of sinks, or all where they are fewer."""

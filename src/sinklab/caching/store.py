@@ -2,8 +2,6 @@
 
 # B batch, H query heads, G key/value heads, Q queries or columns wanted, S canvas, W columns that run, N sinks, C kept,
 # K = N + S, D dim, E hidden size, M wanted positions (row-major), V vocabulary
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -226,17 +224,17 @@ class BlockSession:
         self._store = None
         if not work.is_choice:
             return self.denoiser.full_pass(ids_BS, wanted_BS)
-        start = max(work.block.start - 1, 0) if self.denoiser.model.config.logit_shift else work.block.start
+        run, output_index_Q = self.denoiser.columns_to_run(work.block, wanted_BS)
+        assert isinstance(run, slice), "of a slice the columns to run are one"
         padding_BS = self.denoiser.attention_BS
         real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
-        store = BlockStore(geometry.sinks, Window(work, slice(start, work.block.stop), real_BS.bool()), self._history)
-        logits_MV = self._choosing(ids_BS, wanted_BS, store)
+        store = BlockStore(geometry.sinks, Window(work, run, real_BS.bool()), self._history)
+        logits_MV = self._choosing(ids_BS, wanted_BS, output_index_Q, store)
         self._store = store
         return logits_MV
 
-    def _choosing(self, ids_BS: Tensor, wanted_BS: Tensor, store: BlockStore) -> Tensor:
+    def _choosing(self, ids_BS: Tensor, wanted_BS: Tensor, output_index_Q: Tensor, store: BlockStore) -> Tensor:
         denoiser, run = self.denoiser, store.window.run
-        output_index_Q = self._where(wanted_BS, run)
         if denoiser.is_fast:
             # the last layer runs the queries of the whole window too, since it chooses by them
             window_W = torch.arange(run.start, run.stop, device=ids_BS.device)
@@ -264,7 +262,7 @@ class BlockSession:
                 "begin a block with a full evaluation that chooses"
             )
         is_fast = denoiser.is_fast
-        columns, output_index_Q = store.resume(spread=not is_fast), self._where(wanted_BS, store.window.run)
+        columns, (_, output_index_Q) = store.resume(spread=not is_fast), denoiser.columns_to_run(work.block, wanted_BS)
         fast: dict[str, Any] = {"mask": store.compact_mask()} if self.policy.evicts else {}
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
@@ -278,13 +276,6 @@ class BlockSession:
                 hooks.enter_context(layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True))
             states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)
         return denoiser.logits(states_BQE, wanted_BS)
-
-    def _where(self, wanted_BS: Tensor, run: slice) -> Tensor:
-        """Where in the window those columns stand whose outputs predict the wanted positions."""
-        at_Q = self.denoiser.predictors(wanted_BS)
-        if len(at_Q) and not (run.start <= int(at_Q[0]) and int(at_Q[-1]) < run.stop):
-            raise ValueError(f"wanted positions must lie in the block that runs, columns {run}, but some do not")
-        return at_Q - run.start
 
 
 def _masked(mask: Tensor, attention: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -1,8 +1,6 @@
 """From a causal checkpoint to a diffusion language model: its [MASK], and a tokenizer that knows it."""
 
 # V rows of the embedding, D hidden size
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -57,9 +55,14 @@ def from_causal(
     """
     if "mask_token_id" in settings:
         raise ValueError("from_causal takes mask_token= (auto, unused, add or an id), and no mask_token_id")
-    wanted = _choice(mask_token)
+    wanted = int(mask_token) if str(mask_token).isdecimal() else str(mask_token)
+    if isinstance(wanted, str):
+        one_of("mask_token", wanted, (*CHOICES, "an id"))
     place: dict[str, Any] = {"dtype": dtype, "device": device, "revision": revision}
-    _check_causal(str(name_or_folder), revision)
+    # a diffusion model is refused before its weights are read
+    if (plan := read_plan(str(name_or_folder), revision)[0]).settings is not None:
+        fact = f"{name_or_folder} is a diffusion model of the family {plan.family.name} already; use load"
+        raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
     loaded = load(name_or_folder, as_diffusion=True, mask_token_id=None, **place, **settings)
     model: Any = loaded.model
     if loaded.tokenizer is not None:
@@ -76,23 +79,6 @@ def from_causal(
         notes.append("the gate starts near 0.5, which halves the attention of a trained backbone; gate_bias=4 opens it")
     special = dataclasses.replace(loaded.special, mask=token_id)
     return dataclasses.replace(loaded, special=special, notes=(*loaded.notes, *notes))
-
-
-def _choice(mask_token: str | int) -> str | int:
-    """The choice, a number as such."""
-    text = str(mask_token)
-    if text.isdecimal():
-        return int(text)
-    one_of("mask_token", text, (*CHOICES, "an id"))
-    return text
-
-
-def _check_causal(name: str, revision: str | None) -> None:
-    """Refuse a diffusion model before its weights are read."""
-    plan, _ = read_plan(name, revision)
-    if plan.settings is not None:
-        fact = f"{name} is a diffusion model of the family {plan.family.name} already; use load"
-        raise ValueError(f"from_causal starts from a causal model ({', '.join(BACKBONES)}), but {fact}")
 
 
 def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:

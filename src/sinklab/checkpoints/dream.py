@@ -1,25 +1,12 @@
 """Dream checkpoints, also DiffuCoder and Dream-Coder: Qwen2 made bidirectional, with shifted logits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transformers import Qwen2Config, Qwen2Tokenizer
 
-from sinklab.checkpoints.families import CheckpointPlan, Family, Published, Shapes, SpecialIds
+from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 from sinklab.registry import families
-
-# under the names that Qwen2Config has too
-_FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-_FIELDS += ["num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"]
-_FIELDS += ["attention_dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"]
-_PLAIN = SpecialIds(mask=151666, eos=151643, pad=151643, stop=(151643,))
-_CHAT = SpecialIds(mask=151666, eos=151643, pad=151643, eot=151645, stop=(151643, 151645))
-
-
-def _published(special: SpecialIds = _PLAIN, context: int | None = None, template: str | None = None) -> Published:
-    return Published("dream", 152064, special, context, template, logit_shift=True)
 
 
 @families.register("dream")
@@ -31,22 +18,14 @@ class Dream(Family):
     represented: ClassVar = {"use_sliding_window": (False, None), "use_mrope": (False, None), "hidden_act": ("silu",)}
     end_of_turn = "<|im_end|>"
     tokenizer_class = Qwen2Tokenizer
-    published: ClassVar = {
-        "Dream-org/Dream-v0-Base-7B": _published(context=2048),
-        "Dream-org/Dream-v0-Instruct-7B": _published(_CHAT, 2048, "chatml"),
-        "Dream-org/Dream-Coder-v0-Base-7B": _published(),
-        "Dream-org/Dream-Coder-v0-Instruct-7B": _published(),
-        "apple/DiffuCoder-7B-Base": _published(),
-        "apple/DiffuCoder-7B-Instruct": _published(),
-        "apple/DiffuCoder-7B-cpGRPO": _published(),
-    }
+    published: ClassVar = published("dream")
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """Qwen2 with logits at position i − 1 for the token at i."""
         rope = config.get("rope_scaling") or {"rope_type": "default"}
         rope_type = rope.get("rope_type") or rope.get("type") or "default"
         backbone = Qwen2Config(
-            **{name: config[name] for name in _FIELDS if name in config},
+            **{name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config},
             rope_parameters={**rope, "rope_type": rope_type, "rope_theta": self.field(config, "rope_theta")},
             use_sliding_window=False,
         )

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from sinklab.errors import near
+from sinklab.errors import near, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.registry import families
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor names of a checkpoint and their shapes."""
+FORMATS: dict[str, Any] = tomllib.loads((files(__package__) / "formats.toml").read_text("utf-8"))
+"""Of the built-in families: names of tensors and config fields, published checkpoints, chat formats; special texts."""
 Source = tuple[str, Callable[[Tensor], Tensor] | None]
 """Name of a tensor in the checkpoint, and what to take from it; None takes all of it."""
 
@@ -60,7 +64,15 @@ class Published:
     """Tokens, as its authors state it; its positions may reach further."""
     chat_template: str | None = None
     """Name of the chat format: of a family that has one, or the tokenizer's own (``chatml``, ``llama3``)."""
-    logit_shift: bool = False
+
+
+def published(family: str) -> dict[str, Published]:
+    """Name on the Hub -> what :data:`FORMATS` knows of it, for a built-in family."""
+    rows = {}
+    for name, row in FORMATS[family]["published"].items():
+        special = SpecialIds(**{**row["special"], "stop": tuple(row["special"]["stop"])})
+        rows[name] = Published(family, **{**row, "special": special})
+    return rows
 
 
 @dataclass(frozen=True)
@@ -195,18 +207,6 @@ def without_code(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: without_code(one) for key, one in value.items() if not _CODE.match(str(key))}
     return [without_code(one) for one in value] if isinstance(value, list) else value
-
-
-@contextmanager
-def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds, by default any that damage may lead to, into a ValueError that states the fault."""
-    try:
-        yield
-    except Exception as error:
-        if kinds and not isinstance(error, kinds):
-            raise
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{fault}: {why}") from error
 
 
 def blamed_on(name: str) -> AbstractContextManager[None]:

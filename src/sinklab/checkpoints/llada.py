@@ -1,36 +1,15 @@
 """LLaDA and MMaDA checkpoints: a Llama under other names, its attention bidirectional."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from sinklab.checkpoints.families import CheckpointPlan, Family, Published, Shapes, SpecialIds
+from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 from sinklab.registry import families
 
-# what the authors' sampler names for every LLaDA; bos and end of turn are seen in the tokenizer
-_PLAIN = SpecialIds(mask=126336, eos=126081, stop=(126081,))
-_INSTRUCT = SpecialIds(mask=126336, eos=126081, pad=126081, bos=126080, eot=126348, stop=(126081, 126348))
-_MMADA = SpecialIds(mask=126336, eos=126081, pad=126081, stop=(126081,))
-
-
-# field of LlamaConfig -> field of LLaDA's
-_NEEDED = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
-_NEEDED |= {"max_position_embeddings": "max_sequence_length", "rms_norm_eps": "rms_norm_eps"}
 # what a Llama does not have
 _OFF = ("bias_for_layer_norm", "attention_layer_norm", "input_emb_norm", "alibi", "scale_logits", "include_bias")
-
-
-def _headers(after: str) -> str:
-    """A chat in Llama-3 headers, opened by LLaDA's start token; ``after`` stands between a header and its text."""
-    header = "'<|start_header_id|>' + {} + '<|end_header_id|>" + after + "'"
-    said = header.format("message['role']") + " + message['content'] + '<|eot_id|>'"
-    return (
-        "{{ '<|startoftext|>' }}{% for message in messages %}{{ " + said + " }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ " + header.format("'assistant'") + " }}{% endif %}"
-    )
 
 
 @families.register("llada")
@@ -52,32 +31,15 @@ class LLaDA(Family):
         "embedding_dropout": (0, None),
         "residual_dropout": (0, None),
     }
-    tensor_names: ClassVar = {
-        "model.embed_tokens": "model.transformer.wte",
-        "model.norm": "model.transformer.ln_f",
-        "lm_head": "model.transformer.ff_out",
-        "model.layers.{}.input_layernorm": "model.transformer.blocks.{}.attn_norm",
-        "model.layers.{}.self_attn.q_proj": "model.transformer.blocks.{}.q_proj",
-        "model.layers.{}.self_attn.k_proj": "model.transformer.blocks.{}.k_proj",
-        "model.layers.{}.self_attn.v_proj": "model.transformer.blocks.{}.v_proj",
-        "model.layers.{}.self_attn.o_proj": "model.transformer.blocks.{}.attn_out",
-        "model.layers.{}.post_attention_layernorm": "model.transformer.blocks.{}.ff_norm",
-        "model.layers.{}.mlp.gate_proj": "model.transformer.blocks.{}.ff_proj",
-        "model.layers.{}.mlp.up_proj": "model.transformer.blocks.{}.up_proj",
-        "model.layers.{}.mlp.down_proj": "model.transformer.blocks.{}.ff_out",
-    }
+    tensor_names: ClassVar = FORMATS["llada"]["tensors"]
     end_of_turn = "<|eot_id|>"
-    chat_template = _headers(2 * r"\n")
+    chat_template = FORMATS["llada"]["chat_template"]
     tokenizer_class = PreTrainedTokenizerFast
-    published: ClassVar = {
-        "GSAI-ML/LLaDA-8B-Base": Published("llada", 126464, _PLAIN),
-        "GSAI-ML/LLaDA-8B-Instruct": Published("llada", 126464, _INSTRUCT, 4096, "llada"),
-        "GSAI-ML/LLaDA-1.5": Published("llada", 126464, _PLAIN),
-    }
+    published: ClassVar = published("llada")
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """A Llama, or with biases on query, key and value a Qwen2."""
-        fields = self.fields(config, _NEEDED)
+        fields = self.fields(config, FORMATS["llada"]["fields"])
         width, heads = fields["hidden_size"], fields["num_attention_heads"]
         backbone = (Qwen2Config if config.get("include_qkv_bias") else LlamaConfig)(
             **fields,
@@ -103,12 +65,9 @@ class MMaDA(LLaDA):
 
     architectures = ("MMadaModelLM",)
     model_types = ("mmada",)
-    chat_template = _headers(r"\n")
+    chat_template = FORMATS["mmada"]["chat_template"]
     replaces_chat_template = True
-    published: ClassVar = {
-        "Gen-Verse/MMaDA-8B-Base": Published("mmada", 134656, _MMADA, None, "mmada"),
-        "Gen-Verse/MMaDA-8B-MixCoT": Published("mmada", 134656, _MMADA, None, "mmada"),
-    }
+    published: ClassVar = published("mmada")
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """As LLaDA; the ids of the text end where the image codes begin."""

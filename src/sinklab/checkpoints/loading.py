@@ -4,8 +4,6 @@ Read are the packaged pair, our own format, LLaDA, MMaDA, Dream (also DiffuCoder
 the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -19,7 +17,7 @@ from sinklab.checkpoints import families, materialize, published, sinkfile, toke
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
-from sinklab.errors import one_of
+from sinklab.errors import one_of, refused
 from sinklab.models.config import DiffusionLMConfig, refuse_unknown
 from sinklab.models.sinks.base import sink_of
 
@@ -163,9 +161,8 @@ def _filled(
         config.backbone.dtype = dtype
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
-    materialize.check(tensors, model, weights, name)
     devices = materialize.plan_devices(model, device_map, dtype)
-    with families.refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
+    with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
 
@@ -177,7 +174,7 @@ def _assembled(
     is_diffusion = isinstance(config, DiffusionLMConfig)
     # baselines write with the settings their authors publish; ours take theirs as arguments
     if not is_diffusion and (folder / "generation_config.json").is_file():
-        with families.refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
+        with refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
             model.generation_config = GenerationConfig.from_pretrained(str(folder))
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     row, facts = published.facts_of(name, raw, plan, config, tokenizer)

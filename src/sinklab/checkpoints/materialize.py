@@ -1,7 +1,5 @@
 """Building a model without memory and filling it tensor by tensor, so that the host never holds it twice."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
 from sinklab.checkpoints.weights import Weights
 from sinklab.compat import choose_attention, indivisible_layers, mark_initialized
-from sinklab.errors import near
+from sinklab.errors import near, one_of, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
@@ -33,8 +31,6 @@ class TensorPlan:
     """Name in the model's state dict -> where it is in the checkpoint."""
     new: set[str]
     """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's settings add."""
-    removed: set[str]
-    """Tensors of the checkpoint that nothing is filled from: a sink or gate that the caller's settings remove."""
 
 
 def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype) -> dict[str, Any]:
@@ -67,11 +63,7 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    if word not in BALANCED:
-        raise ValueError(
-            f"device_map must be one of {', '.join(BALANCED)} or a dict of modules and devices, but is {word!r}; for "
-            "one device use device="
-        )
+    one_of("device_map", word, (*BALANCED, "or a dict of modules and devices (for one device use device=)"))
     whole: Any = {"no_split_module_classes": indivisible_layers(model), "dtype": dtype}
     low = word == "balanced_low_0"
     memory = None if word == "sequential" else get_balanced_memory(model, low_zero=low, **whole)
@@ -84,7 +76,7 @@ def usable_device(device: Any) -> torch.device:
         f"device must be one that torch can use here (cpu{' or cuda' * torch.cuda.is_available()}), but is {device!r}; "
         "pass device='cpu', or install a torch that knows the device"
     )
-    with families.refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
+    with refused(fault, RuntimeError, AssertionError, TypeError, NotImplementedError):
         return torch.empty(0, device=torch.device(device)).device
 
 
@@ -142,7 +134,7 @@ def names_to_fill(model: PreTrainedModel) -> list[str]:
 def tensor_plan(
     plan: CheckpointPlan, model: PreTrainedModel, weights: Weights, overrides: Mapping[str, Any], name: str
 ) -> TensorPlan:
-    """Where each tensor of the model comes from.
+    """Where each tensor of the model comes from; names and shapes are compared, in the names of the checkpoint.
 
     Args:
         plan: of the checkpoint.
@@ -151,6 +143,9 @@ def tensor_plan(
         overrides: the caller's settings. What they add to the checkpoint's own model (a sink, a gate, its bias) may be
             absent; what they remove may be there.
         name: of the checkpoint, for messages.
+
+    Raises:
+        ValueError: that names what is missing, surplus or misshapen.
     """
     names = before = names_to_fill(model)
     others = {one: value for one, value in overrides.items() if not one.startswith(("sink", "gate"))}
@@ -159,20 +154,17 @@ def tensor_plan(
     sources = {target: plan.family.source(plan, target) for target in names}
     new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
-    return TensorPlan({target: sources[target] for target in names if target not in new}, new, removed)
+    filled = TensorPlan({target: sources[target] for target in names if target not in new}, new)
+    _check(filled, removed, model, weights, name)
+    return filled
 
 
-def check(plan: TensorPlan, model: PreTrainedModel, weights: Weights, name: str) -> None:
-    """Compare names and shapes, in the names of the checkpoint.
-
-    Raises:
-        ValueError: that names what is missing, surplus or misshapen.
-    """
+def _check(plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights: Weights, name: str) -> None:
     theirs, ours = weights.shapes, {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
     sources = dict.fromkeys(source for source, _ in plan.sources.values())
     # old Llama files keep the rotary frequencies; some files of a tied model have its head all the same
     harmless = ("rotary_emb.inv_freq", *([HEAD] if model.config.tie_word_embeddings else []))
-    known = sources.keys() | plan.removed
+    known = sources.keys() | removed
     wrong: dict[str, list[str]] = {
         "missing": [source for source in sources if source not in theirs],
         "unexpected": [one for one in theirs if one not in known and not one.endswith(harmless)],

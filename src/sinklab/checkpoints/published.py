@@ -4,8 +4,6 @@ The weights' own config always has the last word; what is known fills in what it
 the vocabulary agree.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Published, known_families
 from sinklab.checkpoints.tokens import special_ids
-from sinklab.errors import near
+from sinklab.errors import near, refused
 from sinklab.models.config import DiffusionLMConfig
 
 PACKAGED = ("tiny", "tiny-sink")
@@ -118,24 +116,18 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     # without a slash it is no Hub name, and a mistyped one is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")
-    from huggingface_hub import (
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        snapshot_download,
-        try_to_load_from_cache,
-    )
+    import huggingface_hub as hub
 
     # those of the HTTP library, whose name depends on the version of huggingface_hub
-    with families.refused(f"no model can be loaded from {name!r}; {hint}"):
-        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+    with refused(f"no model can be loaded from {name!r}; {hint}"):
+        if not isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             # one question without retries: without a network a download asks, and prints, for half a minute
-            get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision))
-        config = hf_hub_download(name, "config.json", revision=revision)
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision))
+        config = hub.hf_hub_download(name, "config.json", revision=revision)
         if not weights:
             return Path(config).parent
         wanted = [*DATA, *weights]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
 
 
 def read_plan(name: str, revision: str | None = None) -> tuple[CheckpointPlan, dict[str, Any]]:

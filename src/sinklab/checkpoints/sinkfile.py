@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from sinklab.checkpoints.families import refused
+from sinklab.errors import refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.sinks.base import tensors_of
 from sinklab.registry import sinks

@@ -1,8 +1,6 @@
 """SMDM and One-Token checkpoints: lit-gpt names, query, key and value in one matrix, sink and gate as tensors."""
 
 # G key/value heads, P query heads for each of them, D head dim, E hidden size
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,16 +10,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from sinklab.checkpoints.families import CheckpointPlan, Family, Shapes, Source
+from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source
 from sinklab.registry import families
 
 EMBEDDING = "transformer.wte.weight"
 # lit-gpt's build_rope_cache; its Config has no field for it
 ROPE_THETA = 10000.0
-NEEDED = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-NEEDED |= {"intermediate_size": "intermediate_size", "max_position_embeddings": "block_size"}
-NEEDED |= {"rms_norm_eps": "norm_eps"}
-"""Field of LlamaConfig -> field of lit-gpt's Config."""
 
 
 @families.register("smdm")
@@ -39,20 +33,7 @@ class SMDM(Family):
         "_norm_class": ("RMSNorm", "FusedRMSNorm"),
         "_mlp_class": ("LLaMAMLP",),
     }
-    tensor_names: ClassVar = {
-        "model.embed_tokens": "transformer.wte",
-        "model.norm": "transformer.ln_f",
-        "model.layers.{}.input_layernorm": "transformer.h.{}.norm_1",
-        "model.layers.{}.post_attention_layernorm": "transformer.h.{}.norm_2",
-        "model.layers.{}.self_attn.q_proj": "transformer.h.{}.attn.attn",
-        "model.layers.{}.self_attn.k_proj": "transformer.h.{}.attn.attn",
-        "model.layers.{}.self_attn.v_proj": "transformer.h.{}.attn.attn",
-        "model.layers.{}.self_attn.o_proj": "transformer.h.{}.attn.proj",
-        "model.layers.{}.mlp.gate_proj": "transformer.h.{}.mlp.swiglu.w1",
-        "model.layers.{}.mlp.up_proj": "transformer.h.{}.mlp.swiglu.w2",
-        "model.layers.{}.mlp.down_proj": "transformer.h.{}.mlp.swiglu.w3",
-        "gates.{}": "transformer.h.{}.attn.gate",
-    }
+    tensor_names: ClassVar = FORMATS["smdm"]["tensors"]
     tokenizer_class = PreTrainedTokenizerFast
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
@@ -65,7 +46,7 @@ class SMDM(Family):
         rows = (shapes or {}).get(EMBEDDING, (text + 1,))[0]
         gated = any(name.endswith(".attn.gate.weight") for name in shapes or ())
         sinks = 1 if rows == text + 2 else 0
-        fields = self.fields(config, NEEDED)
+        fields = self.fields(config, FORMATS["smdm"]["fields"])
         # the sink takes a place of its own
         fields["max_position_embeddings"] += sinks
         backbone = LlamaConfig(
@@ -111,8 +92,8 @@ class SMDM(Family):
             return ""
         return (
             f"; for SMDM's {pickled[0]} write one beside it, a JSON object with the fields of the lit-gpt Config it "
-            f"was trained with: {', '.join(['padded_vocab_size', *NEEDED.values()])}, n_query_groups where key/value "
-            "heads are shared, and, where they differ from "
+            f"was trained with: {', '.join(['padded_vocab_size', *FORMATS['smdm']['fields'].values()])}, "
+            "n_query_groups where key/value heads are shared, and, where they differ from "
             f"{', '.join(f'{field}={values[0]!r}' for field, values in self.represented.items())}, these too"
         )
 

@@ -1,16 +1,17 @@
 """Tokenizers of checkpoints, read as data, and special tokens: their ids, and what each is there for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families, refused
+from sinklab.checkpoints import families
+from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, Family, Published, SpecialIds, known_families
+from sinklab.errors import refused
 from sinklab.models.config import DiffusionLMConfig
 
 PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -38,7 +39,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     reader: Any = AutoTokenizer
     settings: dict[str, Any] = {"trust_remote_code": False}
     kind = _named_class(folder / "tokenizer_config.json")
-    foreign = kind is not None and not hasattr(transformers, kind)
+    foreign = kind is not None and not hasattr(transformers, str(kind))
     family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
         own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
@@ -62,15 +63,11 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
 
 def _named_class(settings: Path) -> str | None:
     """The class that a ``tokenizer_config.json`` names; one that only code has is called ``code``."""
-    try:
+    # where it is absent or no object, the reader will say what is wrong with it
+    with suppress(OSError, ValueError, TypeError, AttributeError):
         named = json.loads(settings.read_text("utf-8"))
-    except (OSError, ValueError):
-        # absent, or the reader will say what is wrong with it
-        return None
-    if not isinstance(named, dict):
-        return None
-    kind = named.get("tokenizer_class")
-    return "code" if "auto_map" in named else None if kind is None else str(kind)
+        return "code" if "auto_map" in named else named.get("tokenizer_class")
+    return None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = "the model") -> None:
@@ -90,15 +87,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str = 
 
 ROLES = ("mask", "bos", "eos", "eot", "pad", "template", "image", "other")
 """Every role a special token may have; a token of text has none."""
-
-# Conventional texts of published tokenizers. They go before the ids: Qwen names <|endoftext|> as bos, eos and padding.
-_TEXTS = {
-    "bos": ("<|startoftext|>", "<|beginoftext|>", "<|begin_of_text|>", "<s>"),
-    "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
-    "eot": ("<|eot_id|>", "<|eom_id|>", "<|im_end|>"),
-    "pad": ("<pad>", "[PAD]", "<|pad|>"),
-    "template": ("<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<role>", "</role>"),
-}
+_TEXTS: dict[str, list[str]] = families.FORMATS["special_texts"]
 
 
 def special_ids(

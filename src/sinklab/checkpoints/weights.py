@@ -1,7 +1,5 @@
 """The weight files of a checkpoint folder, read a piece at a time; pickles only on request."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile
@@ -13,7 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sinklab.checkpoints.families import Shapes, refused
+from sinklab.checkpoints.families import Shapes
+from sinklab.errors import refused
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE_BYTES = 64 * 2**20

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from sinklab.studies.base import Study, field_names, folder_names
+from sinklab.studies.base import Study, folder_names, leaves
 from sinklab.studies.processes import Processes, Progress, refuse_taken
 
 if TYPE_CHECKING:
@@ -161,9 +161,15 @@ def checked(given: Any, **changes: Any) -> Any:
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """The value of a flag that decides the defaults of all others, so that it is read before them."""
+    return next(reversed(values_of(arguments, flag)[0]), None)
+
+
+def values_of(arguments: Sequence[str], flag: str) -> tuple[list[str | None], list[str]]:
+    """What stands behind each occurrence of a flag, None behind a bare one, and the arguments without them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(flag, dest="value", nargs="?")
-    return parser.parse_known_args(arguments)[0].value
+    parser.add_argument(flag, dest="values", nargs="?", action="append", default=[])
+    given, rest = parser.parse_known_args(arguments)
+    return given.values, rest
 
 
 def command(name: str, study: Study, again: Path | None = None) -> Callable[..., None]:
@@ -175,7 +181,7 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
         again: run folder whose settings are the defaults.
     """
     settings = study.Settings() if again is None else study.settings_of(again)
-    takes_prompts = "prompts" in field_names(settings)
+    takes_prompts = "prompts" in leaves(settings)
     several = isinstance(study.model, tuple)
     kinds: dict[str, tuple[Any, Any]] = {}
     if takes_prompts:

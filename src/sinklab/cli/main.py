@@ -1,8 +1,5 @@
 """`sinklab COMMAND`: every registered study has one, and there are a few others; `--help` is made from docstrings."""
 
-from __future__ import annotations
-
-import argparse
 import dataclasses
 import inspect
 import os
@@ -16,7 +13,7 @@ from typing import Annotated
 import tyro
 
 from sinklab import registry
-from sinklab.cli.command import command, value_of
+from sinklab.cli.command import command, value_of, values_of
 from sinklab.cli.models import generate, info, train_command
 from sinklab.cli.reports import compare, onetoken, report, table1, tour
 
@@ -95,10 +92,8 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 def _plugged(arguments: Sequence[str]) -> list[str]:
     """The arguments without ``--plugin FILE``; the files are loaded. Raises ValueError for one that cannot be."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--plugin", nargs="?", action="append", default=[])
-    given, rest = parser.parse_known_args(arguments)
-    for file in given.plugin:
+    files, rest = values_of(arguments, "--plugin")
+    for file in files:
         if not file:
             raise ValueError("--plugin takes a Python file: --plugin FILE.py")
         registry.load_plugin(file)

@@ -1,8 +1,6 @@
 """`sinklab train`, `generate` and `info`: a model is made, writes, and is described."""
 
 # B batch rows, P prompt positions
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Sequence

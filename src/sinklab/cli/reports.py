@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sinklab.cli.command import MARK, Reading, checked, typed, working
 from sinklab.studies.base import folder_names
-from sinklab.studies.benchmarks.settings import EvalSettings, Plan
+from sinklab.studies.benchmarks.study import EvalSettings, Plan
 from sinklab.studies.processes import Processes
 
 if TYPE_CHECKING:
@@ -110,9 +110,7 @@ def report(
 
 
 def compare(
-    a: Annotated[Path, tyro.conf.Positional],
-    b: Annotated[Path, tyro.conf.Positional],
-    out: Path = Path("runs/compare"),
+    a: Annotated[Path, tyro.conf.Positional], b: Annotated[Path, tyro.conf.Positional], out: Path = Path("runs/compare")
 ) -> None:
     """Compare two runs side by side: a table of numbers on the terminal, and one page that shows both.
 
@@ -127,7 +125,7 @@ def compare(
     """
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report as build
-    from sinklab.reports.comparison import compare as compared
+    from sinklab.reports.tables import compare as compared
 
     runs = [open_run(run) for run in (a, b)]
     Console(highlight=False).print(_table(compared(*runs)))

@@ -4,8 +4,6 @@ Each skill asks for the way to the answer and not for its end alone, so that gue
 tokens is written. All of it is single letters and digits: a byte-level vocabulary is enough.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re
@@ -142,12 +140,7 @@ SKILLS: dict[str, Callable[[int, random.Random], tuple[str, str]]] = {
 
 
 def problems(
-    split: str,
-    count: int,
-    *,
-    seed: int = 0,
-    skills: Iterable[str] = tuple(SKILLS),
-    levels: Iterable[int] = LEVELS,
+    split: str, count: int, *, seed: int = 0, skills: Iterable[str] = tuple(SKILLS), levels: Iterable[int] = LEVELS
 ) -> Iterator[Problem]:
     """Problems of a split; no two questions of one call are the same, and none is in both splits.
 

@@ -1,7 +1,5 @@
 """Documents from files, from the Hub, or from the documentation that comes with every CPython."""
 
-from __future__ import annotations
-
 import ast
 import bz2
 import gzip
@@ -16,6 +14,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from sinklab.errors import refused
 
 PYTHON_DOCS = "python-docs"
 HUB = "hub:"
@@ -101,11 +101,7 @@ def _from_files(source: Path, text_field: str) -> Iterator[Callable[[], str]]:
             for line, where in placed_lines(path):
                 yield partial(_from_line, line, text_field, where)
         else:
-            yield partial(_whole, path)
-
-
-def _whole(path: Path) -> str:
-    return "".join(text_lines(path))
+            yield partial("".join, text_lines(path))
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -115,12 +111,11 @@ def text_lines(path: Path) -> Iterator[str]:
         ValueError: if it cannot be read, naming it.
     """
     opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-    try:
-        # utf-8-sig: a byte-order mark is no text
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
-            yield from lines
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}; get the file again") from error
+    fault = f"{path} cannot be read as UTF-8 text: get the file again"
+    kinds = (OSError, UnicodeDecodeError, EOFError, zlib.error)
+    # utf-8-sig: a byte-order mark is no text
+    with refused(fault, *kinds), opener(path, "rt", encoding="utf-8-sig") as lines:
+        yield from lines
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -134,10 +129,8 @@ def json_object(line: str, where: str) -> dict[str, Any]:
     Raises:
         ValueError: if it is none, naming the place.
     """
-    try:
+    with refused(f"{where}: each line must be one JSON object, but this one is no JSON"):
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: each line must be one JSON object, but this one is no JSON: {error.msg}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: each line must be one JSON object, but this one is a {type(row).__name__}")
     return row
@@ -166,35 +159,25 @@ def _from_parquet(path: Path, text_field: str) -> Iterator[Callable[[], str]]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            # the row's other fields are named where the text is missing, but not read
-            columns = [text_field] if text_field in names else names
-            number = 0
-            for batch in table.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    yield partial(text_of, row, text_field, f"{path}, row {number}")
-                    number += 1
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
+    fault = f"{path} cannot be read as Parquet"
+    with refused(fault, OSError, pyarrow.ArrowException), pyarrow.parquet.ParquetFile(path) as table:
+        names = table.schema_arrow.names
+        # the row's other fields are named where the text is missing, but not read
+        columns = [text_field] if text_field in names else names
+        batches = table.iter_batches(batch_size=256, columns=columns)
+        for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield partial(text_of, row, text_field, f"{path}, row {number}")
 
 
 def _from_hub(source: str, text_field: str, start: int) -> Iterator[str]:
     name, _, config = source.removeprefix(HUB).partition(":")
     if not name:
         raise ValueError(f"a dataset of the Hub is named as hub:NAME or hub:NAME:CONFIG, but the corpus is {source!r}")
-    try:
+    fault = f"{source} needs the package datasets, which is not installed; pip install 'sinklab[data]'"
+    with refused(fault, ImportError):
         import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{source} is read with the package datasets, which is not installed; pip install 'sinklab[data]'"
-        ) from error
-    try:
+    with refused(f"the corpus {source} must be a dataset with a split train, but", OSError, ValueError):
         rows = datasets.load_dataset(name, config or None, split="train", streaming=True)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"the corpus {source} must be a dataset with a split train, but: {reason}") from error
     for number, row in enumerate(rows.skip(start), start):
         yield text_of(row, text_field, f"{source}, row {number}")
 

@@ -8,18 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from sinklab.data.battery import BATTERY, named_problems
 from sinklab.data.corpora import json_object, placed_lines, text_of
 from sinklab.data.rows import Rows, check_packing, encode_texts
 from sinklab.errors import one_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 ARITHMETIC = "arithmetic"
 _NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")

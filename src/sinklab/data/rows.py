@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|pad|>", "<|endoftext|>", "<|mask|>")
 
@@ -28,7 +26,6 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedToke
         ValueError: if the vocabulary cannot hold the bytes and special tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     least = 256 + len(SPECIAL_TOKENS)
     if vocab_size < least:
@@ -144,6 +141,11 @@ def place_generator(seed: int, *place: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
+COLUMNS = {"input_ids": "ids_RS", "documents": "documents_RS"}
+COLUMNS |= {"maskable": "maskable_RS", "attention_mask": "attention_RS"}
+"""What a batch calls the tensors of `Rows`."""
+
+
 @dataclass(eq=False)
 class Rows(Dataset[dict[str, Tensor]]):
     """Rows in memory in the order in which a run consumes them: item n is row n of the run.
@@ -175,8 +177,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         ids_RS = self.ids_RS
         if ids_RS.dim() != 2 or not ids_RS.numel():
             raise ValueError(f"rows must be a matrix with at least one token, but their shape is {tuple(ids_RS.shape)}")
-        named = {"documents": self.documents_RS, "maskable": self.maskable_RS, "attention_mask": self.attention_RS}
-        self.columns = {"input_ids": ids_RS} | {name: given for name, given in named.items() if given is not None}
+        self.columns = {key: given for key, name in COLUMNS.items() if (given := getattr(self, name)) is not None}
         for name, given in self.columns.items():
             if given.shape != ids_RS.shape:
                 raise ValueError(
@@ -194,8 +195,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
     def part(self, rows: slice | Tensor) -> Rows:
         """Some of the rows, in their own order."""
-        names = ("ids_RS", "documents_RS", "maskable_RS", "attention_RS")
-        return Rows(**{name: given[rows] for name in names if (given := getattr(self, name)) is not None})
+        return Rows(**{COLUMNS[key]: given[rows] for key, given in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.ids_RS) if self.total is None else self.total

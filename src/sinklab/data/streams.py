@@ -1,25 +1,20 @@
 """Rows of a corpus larger than memory: read, tokenized, packed and shuffled while training, resumed exactly."""
 
 # S sequence, T tokens
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count, islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
+from transformers import PreTrainedTokenizerBase
 
 from sinklab.data.corpora import corpus_documents
 from sinklab.data.rows import Rows, check_packing, encode, place_generator, row_of_batch
 from sinklab.errors import check_limits, limited
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class Layer:
         self.input_norm, self.post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         norms: list[Any] = [_norm(norm) for norm in _head_norms(attention)] or [None, None]
         self.q_norm, self.k_norm = norms
-        self.q, self.k, self.v = map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj))
+        projections = attention.q_proj, attention.k_proj, attention.v_proj
+        self.q, self.k, self.v = (_stock(module) or module for module in projections)
         # A gate multiplies through a hook on the output projection: that one is called as a module.
         self.gate, self.o = gate, _added(attention.o_proj, None if gate is not None else _stock(attention.o_proj))
         self.mlp = _added(layer.mlp, _mlp(layer.mlp))
@@ -159,10 +160,6 @@ def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
         return None
     weight, bias = module.weight, module.bias
     return lambda x: F.linear(x, weight, bias)
-
-
-def _linear(module: Any) -> Callable[[Tensor], Tensor]:
-    return _stock(module) or module
 
 
 def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:

@@ -118,13 +118,7 @@ class InSequence:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=input_ids.device)
         if real_BS is not None or visible is not None or backend == "eager":
             mask = masks.attention_mask(
-                real_BS,
-                length,
-                sinks=self.count,
-                causal=causal,
-                backend=backend,
-                like=text_BSE,
-                visible=visible,
+                real_BS, length, sinks=self.count, causal=causal, backend=backend, like=text_BSE, visible=visible
             )
         if mask is not None and mask.shape[2] > 1:
             # the sinks are queries too; what they see is thrown away

@@ -6,8 +6,6 @@ say nothing, so the gradient is looked at once on a small problem and not taken 
 """
 
 # M positions, C positions of a chunk, D hidden size, R rows of the head
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from functools import cache

@@ -1,8 +1,6 @@
 """q · kᵀ of one head in float32: the product that costs most of a statistic, by the fastest exact kernel there is."""
 
 # C queries of a chunk, S keys, D head dim
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

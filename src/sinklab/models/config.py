@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from sinklab.compat import config_keys
 from sinklab.errors import check_count, check_limits, limited, near, one_of
-from sinklab.models.sinks.base import SIDES, Sink, sink_of
+from sinklab.models.sinks.base import SIDES, sink_of
 from sinklab.registry import sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3")
@@ -31,7 +31,8 @@ def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
             raise ValueError(f"{name!r} is no setting of a diffusion language model; {hint}")
 
 
-def _check_sink(config: DiffusionLMConfig) -> None:
+def _check(config: DiffusionLMConfig) -> None:
+    """Raises ValueError where sink, backbone and vocabulary do not fit together."""
     kind = config.sink_kind
     kinds = ("none", *sorted(sinks, key=lambda name: -sinks[name].positions))
     remedy = "if a plug-in defines it, install that or name its file: --plugin"
@@ -43,21 +44,6 @@ def _check_sink(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
             f"position, but is {config.sink_side!r}; leave it out"
         )
-
-
-def _check_numbers(settings: Mapping[str, Any]) -> None:
-    for name in WHOLE_NUMBERS:
-        value: Any = settings.get(name)
-        several = name == "eos_token_id" and isinstance(value, list | tuple)
-        if any(type(one) is not int for one in (value if several else [value]) if one is not None):
-            raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
-    bias, context = settings.get("gate_bias"), settings.get("context")
-    if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
-        raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
-    check_count("context", context, "leave it out for no limit")
-
-
-def _check_vocabulary(config: DiffusionLMConfig) -> None:
     size, rows = config.backbone.vocab_size, config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
         raise ValueError(
@@ -72,6 +58,18 @@ def _check_vocabulary(config: DiffusionLMConfig) -> None:
             f"a head of {rows} rows cannot be tied to an embedding of {size}; set tie_word_embeddings=False in the "
             "backbone"
         )
+
+
+def _check_numbers(settings: Mapping[str, Any]) -> None:
+    for name in WHOLE_NUMBERS:
+        value: Any = settings.get(name)
+        several = name == "eos_token_id" and isinstance(value, list | tuple)
+        if any(type(one) is not int for one in (value if several else [value]) if one is not None):
+            raise ValueError(f"{name} must be a whole number or None, but is {value!r}; give it without quotes")
+    bias, context = settings.get("gate_bias"), settings.get("context")
+    if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
+        raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
+    check_count("context", context, "leave it out for no limit")
 
 
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
@@ -149,8 +147,7 @@ class DiffusionLMConfig(PreTrainedConfig):
             if field.name in OWN and field.name != "backbone":
                 setattr(self, field.name, settings.pop(field.name, field.default))
                 check_limits(field, getattr(self, field.name))
-        _check_sink(self)
-        _check_vocabulary(self)
+        _check(self)
         if self.gate_bias is not None:
             # an int would make a bias of whole numbers
             self.gate_bias = float(self.gate_bias)
@@ -159,10 +156,7 @@ class DiffusionLMConfig(PreTrainedConfig):
             settings.setdefault(name, getattr(self.backbone, name, None))
         super().__init__(**settings)
 
-    @property
-    def sink(self) -> Sink | None:
-        """The added sink; None without one."""
-        return sink_of(self)
+    sink = property(sink_of, doc="The added sink; None without one.")
 
     @property
     def vocab_size(self) -> int:

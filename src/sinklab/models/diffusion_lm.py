@@ -18,9 +18,8 @@ from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.denoising import CanvasGeometry, ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
 from sinklab.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
-from sinklab.models.sinks import prefix
 from sinklab.models.sinks.base import tensors_of
-from sinklab.models.sinks.prefix import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix, take_prefix
 from sinklab.registry import fast_path, fast_sinks
 
 
@@ -100,7 +99,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
         if config.rope_dtype == "bfloat16":
             self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
-        prefix.attach(self.model)
+        for layer in self.model.layers:
+            layer.self_attn.register_forward_pre_hook(take_prefix, with_kwargs=True)
         if (sink := config.sink) is not None:
             for form in fast_sinks.values() if sink.positions else ():
                 form.attach(self.model)
@@ -230,7 +230,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         Raises:
             ValueError: for shapes that disagree, a row of padding, too long a text, a wrong label, or an absent Liger.
         """
-        targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss)
+        is_trained = bool(loss) or labels is not None
+        targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss) if is_trained else None
         states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible)
         if self.config.logit_shift:
             states_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)

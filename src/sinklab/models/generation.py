@@ -107,8 +107,15 @@ class GenerateByDenoising:
             ValueError: for ids outside the vocabulary, and for settings that make no sense, or that this canvas cannot
                 have.
         """
-        config = self.config
-        _check_ids(canvas.ids_BS, config.vocab_size)
+        config, ids_BS = self.config, canvas.ids_BS
+        wrong_BS = (ids_BS < 0) | (ids_BS >= config.vocab_size)
+        if bool(wrong_BS.any()):
+            row, position = wrong_BS.nonzero()[0].tolist()
+            raise ValueError(
+                f"token ids must lie in the vocabulary, 0 to {config.vocab_size - 1}, but row {row} position "
+                f"{position} holds {int(ids_BS[row, position])}; check the tokenizer (padding needs an id too; -100 "
+                "is for labels alone)."
+            )
         return (settings or DecodingSettings()).decode(
             self.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS),
             canvas,
@@ -128,16 +135,6 @@ _INSTEAD = {
     "use_cache": "give cache='prefix' or cache='dual'; without it everything is computed afresh.",
 }
 """What to give instead of options of transformers' `generate` that have no meaning here."""
-
-
-def _check_ids(ids_BS: Tensor, vocabulary: int) -> None:
-    wrong_BS = (ids_BS < 0) | (ids_BS >= vocabulary)
-    if bool(wrong_BS.any()):
-        row, position = wrong_BS.nonzero()[0].tolist()
-        raise ValueError(
-            f"token ids must lie in the vocabulary, 0 to {vocabulary - 1}, but row {row} position {position} holds "
-            f"{int(ids_BS[row, position])}; check the tokenizer (padding needs an id too; -100 is for labels alone)."
-        )
 
 
 def _with_options(settings: DecodingSettings, options: dict[str, Any]) -> DecodingSettings:

@@ -1,8 +1,6 @@
 """Attention masks for padded or causal passes; a full pass without padding needs none."""
 
 # B batch, S sequence, Q queries, K keys = N sinks + S
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """`intervene`: edits on the attention calls of a model, for the length of a block; and the log of what they did."""
 
 # B batch, L layers, H query heads that were edited, M keys taken away (-1 fills rows that lost fewer)
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +70,8 @@ class InterventionLog(Listener):
     idle: dict[str, str] = field(default_factory=dict)
     """Edits that had no opportunity to act, by label, and why; filled when the block ends. See `allow_idle`."""
     prefix: int | None = None
-    """Sink columns in front of the keys, as the first forward of the sequence shows them."""
+    """Sink columns in front of the keys, which are no columns of the canvas: from the canvas that runs, where the
+    denoiser announces one, else from the first call of the sequence, which should be a full one."""
     measure: bool = True
     """Whether handlers measure what they take away (`RemovalRecord.realised_BLH`, `left_BLH`)."""
     layers: dict[str, int] = field(default_factory=dict, repr=False)
@@ -93,7 +92,15 @@ class InterventionLog(Listener):
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         self.layers.setdefault(call.layer, len(self.layers))
-        self.prefix_of(call)
+        if self.prefix is None:
+            running, queries = call.visibility.running, call.query_BHQD.shape[2]
+            if running is not None:
+                self.prefix = call.key_BKSD.shape[2] - running.ids_BS.shape[1]
+            else:
+                # a full call: its keys that are seen, less the queries that are not padding
+                real_BQ = call.visibility.real_BQ
+                seen_B = (call.visibility.visible_BHS.amax(1) > 0).sum(-1).cpu()
+                self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
         return call
 
     def finish(self) -> None:
@@ -172,20 +179,6 @@ class InterventionLog(Listener):
             table["keys"] = [keys for removal in self.removals for keys in rows[id(removal.columns_BLHM)]]
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
-    def prefix_of(self, call: AttentionCall) -> int:
-        """Used by handlers: the number of sink columns, the keys that are no columns of the canvas.
-
-        Taken from the canvas that runs where the denoiser announces one, else from the first call of the sequence,
-        which should be a full one: keys that are seen, less the queries that are not padding.
-        """
-        if self.prefix is None:
-            self.prefix = call.visibility.prefix
-            if self.prefix is None:
-                real_BQ, queries = call.visibility.real_BQ, call.query_BHQD.shape[2]
-                seen_B = (call.visibility.visible_BS > 0).sum(-1).cpu()
-                self.prefix = int((seen_B - (queries if real_BQ is None else real_BQ.sum(-1).cpu())).max())
-        return self.prefix
-
 
 TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", "removed", "mass", "realised", "overlap", "left")
 """Columns of `InterventionLog.table`, in order."""
@@ -208,15 +201,6 @@ class Intervention(Protocol):
     """
 
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener: ...
-
-
-def count_layers(model: nn.Module) -> int | None:
-    """The number of layers the model's config names; None where it names none."""
-    for module in model.modules():
-        number = getattr(getattr(module, "config", None), "num_hidden_layers", None)
-        if isinstance(number, int):
-            return number
-    return None
 
 
 @contextmanager
@@ -251,9 +235,11 @@ def intervene(
         if isinstance(edit, type) or not hasattr(edit, "handler"):
             raise ValueError(f"intervene takes edits such as MaskSinks(k=1), got {edit!r}: pass instances, not classes")
     check_count("forwards_per_step", forwards_per_step, "it counts the forwards of a step")
-    log = InterventionLog(measure=measure, layer_count=count_layers(model) if isinstance(model, nn.Module) else None)
+    log = InterventionLog(measure=measure)
     with ExitStack() as stack:
         tap = stack.enter_context(tapped(model, log))
+        named = [getattr(getattr(module, "config", None), "num_hidden_layers", None) for module in model.modules()]
+        log.layer_count = next((number for number in named if isinstance(number, int)), None)
         for edit in edits:
             stack.enter_context(tapped(model, edit.handler(log, forwards_per_step)))
         seen_before = tap.forwards

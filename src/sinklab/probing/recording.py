@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy
 
 
+@dataclass(eq=False)
 class LayerStack:
     """Tensors of one layer after another, in one float32 buffer made when the first comes.
 
@@ -25,37 +27,31 @@ class LayerStack:
     again: a forward would need several times their size.
     """
 
-    def __init__(self, expected: int, axis: int) -> None:
-        self._expected, self._axis = max(expected, 1), axis
-        self._store: Tensor | None = None
-        # What does not fit the buffer (layers of another shape, or on another device) turns all into a list.
-        self._parts: list[Tensor] = []
+    expected: int
+    """How many layers, at least 1."""
+    axis: int
+    _store: Tensor | None = None
+    _parts: list[Tensor] = field(default_factory=list)
+    """What does not fit the buffer (layers of another shape, or on another device) turns all into a list."""
 
     def add(self, value: Tensor) -> None:
         """The next layer's."""
         count = len(self._parts)
         if self._store is None and not count:
-            self._store = torch.empty((self._expected, *value.shape), dtype=torch.float32, device=value.device)
+            self._store = torch.empty((self.expected, *value.shape), dtype=torch.float32, device=value.device)
         store = self._store
         if store is not None:
-            if count < self._expected and value.shape == store.shape[1:] and value.device == store.device:
+            if count < self.expected and value.shape == store.shape[1:] and value.device == store.device:
                 value = store[count].copy_(value)
             else:
                 self._store = None
         self._parts.append(value)
 
     def stacked(self, rows: list[int]) -> Tensor:
-        """These layers along their axis: an ordinary tensor on the CPU, also where the model runs in inference mode."""
-        with torch.inference_mode(False), torch.no_grad():
-            if self._store is not None:
-                return self._store[rows].cpu().movedim(0, self._axis).contiguous()
-            return padded_stack([self._parts[row].cpu().float() for row in rows], self._axis)
-
-
-def cpu_copy(tensor: Tensor) -> Tensor:
-    """A tensor of its own on the CPU, which may be changed outside inference mode."""
-    with torch.inference_mode(False), torch.no_grad():
-        return tensor.cpu().clone()
+        """These layers along their axis, on the CPU."""
+        if self._store is not None:
+            return self._store[rows].cpu().movedim(0, self.axis).contiguous()
+        return padded_stack([self._parts[row].cpu().float() for row in rows], self.axis)
 
 
 def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
@@ -64,7 +60,8 @@ def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
     if len(shapes) == 1:
         return torch.stack(tensors, dim)
     widest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device)
+    dtype = max((tensor.dtype for tensor in tensors), key=attrgetter("itemsize"))
+    padded = torch.full((len(tensors), *widest), torch.nan, device=tensors[0].device, dtype=dtype)
     for row, tensor in zip(padded, tensors, strict=True):
         row[tuple(slice(0, size) for size in tensor.shape)] = tensor
     return padded.movedim(0, dim)
@@ -94,17 +91,20 @@ class Frame:
     """Canvas positions, padding included."""
 
     def close(self, measured: list[int]) -> None:
-        """Keep these layers, of what was measured on suspicion as well; stack them and leave the device."""
+        """Keep these layers, of what was measured on suspicion as well; stack them and leave the device.
+
+        Called outside inference mode, it leaves ordinary tensors, also where the model ran in one.
+        """
         rows = [row for row, index in enumerate(self.indices) if index in measured]
         self.indices = [self.indices[row] for row in rows]
         if rows:
             self.values = {name: parts.stacked(rows) for name, parts in self.parts.items()}
         self.parts.clear()
-        self.columns_Q = cpu_copy(self.columns_Q)
+        self.columns_Q = self.columns_Q.cpu().clone()
         # layers under one mask share one tensor, which is moved once
-        moved = {id(part): cpu_copy(part) for part in self.visible}
+        moved = {id(part): part.cpu().clone() for part in self.visible}
         self.visible = [moved[id(self.visible[row])] for row in rows]
-        self.state_BQ = None if self.state_BQ is None else cpu_copy(self.state_BQ)
+        self.state_BQ = None if self.state_BQ is None else self.state_BQ.cpu().clone()
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """Which layers, heads, steps and whole maps: what a trace records and where an intervention applies."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 
 # B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim
 # G groups of queries: all real ones, then those in each state
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -11,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.received import STATISTICS, attention_statistics, key_norms, value_norms
+from sinklab.attention.received import STATISTICS, attention_statistics, value_norms
 from sinklab.errors import check_tensor, one_of
 from sinklab.probing.call import AttentionCall
 from sinklab.registry import statistics
@@ -30,15 +28,10 @@ class CallView:
     """Numbers of the query heads that are recorded, in their order; None for all."""
     state_BQ: Tensor | None
     """Number of each query's state in `STATES`, int8, −1 for padding; None without a canvas."""
-    out: Tensor
-    """What the call gave, in the layout of the model."""
+    output_BHQD: Tensor
+    """What every head gave every query."""
     shared: dict[str, Tensor] = field(default_factory=dict)
     """What the statistics of this call read (`Statistic.reads`), computed in one pass over the scores."""
-
-    @property
-    def output_BHQD(self) -> Tensor:
-        """What every head gave every query."""
-        return self.call.unrolled(self.out)
 
     def of_heads(self, x_BH: Tensor) -> Tensor:
         """The recorded heads of a tensor (B, H, …) over all query heads."""
@@ -105,19 +98,17 @@ class ValueNorm(Statistic):
     """The norm of every token's value vector, averaged over all heads."""
 
     axes = ("batch", "layer", "key")
+    vectors = "value_BKSD"
 
     def measure(self, view: CallView) -> Tensor:
-        return value_norms(view.call.value_BKSD)
+        return value_norms(getattr(view.call, self.vectors))
 
 
 @statistics.register("key_norm")
-class KeyNorm(Statistic):
+class KeyNorm(ValueNorm):
     """The norm of every token's key vector as it enters the scores, averaged over all heads."""
 
-    axes = ("batch", "layer", "key")
-
-    def measure(self, view: CallView) -> Tensor:
-        return key_norms(view.call.key_BKSD)
+    vectors = "key_BKSD"
 
 
 @statistics.register("row_entropy")

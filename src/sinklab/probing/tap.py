@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -142,11 +143,8 @@ class Tap(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and self._stack and is_observed():
-            return self._attend(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _attend(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        if func is not F.scaled_dot_product_attention or not (self._stack and is_observed()):
+            return func(*args, **kwargs)
         path = self._stack[-1]
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.
         replay = is_replayed()
@@ -172,12 +170,12 @@ class Tap(TorchFunctionMode):
         return path if count == 0 else f"{path}#{count + 1}"
 
 
+@dataclass(eq=False)
 class _Hook:
     """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not the tapped one."""
 
-    def __init__(self, act: Callable[..., None], path: str) -> None:
-        self.act: Callable[..., None] | None = act
-        self.path = path
+    act: Callable[..., None] | None
+    path: str
 
     def __call__(self, module: nn.Module, *given: Any) -> None:
         if self.act is not None:
@@ -204,7 +202,15 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     if is_compiled(model):
         raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
     with watching(model):
-        tap = _joined(model, listener)
+        parts = set(model.modules())
+        with _LOCK:
+            for other in _ATTACHED.values():
+                if other.is_elsewhere() and not parts.isdisjoint(other.model.modules()):
+                    raise other.refusal("asks for one")
+            tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
+            tap.flush()
+            listener.tap = tap
+            tap.listeners.append(listener)
         try:
             yield tap
         finally:
@@ -218,19 +224,6 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
                         tap.listen(False)
                         for handle in tap.handles:
                             handle.remove()
-
-
-def _joined(model: nn.Module, listener: Listener) -> Tap:
-    parts = set(model.modules())
-    with _LOCK:
-        for tap in _ATTACHED.values():
-            if tap.is_elsewhere() and not parts.isdisjoint(tap.model.modules()):
-                raise tap.refusal("asks for one")
-        tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
-        tap.flush()
-        listener.tap = tap
-        tap.listeners.append(listener)
-    return tap
 
 
 def no_call_message(model: nn.Module, forwards: int) -> str:

@@ -1,8 +1,6 @@
 """`trace`: watch every attention layer of a model for the length of a block."""
 
 # B batch, L layers, H query heads, Q queries, S keys
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
@@ -13,16 +11,9 @@ from torch import Tensor, nn
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.recording import Frame, Frames, LayerStack, Recording, cpu_copy
+from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
-from sinklab.probing.statistics import (
-    STATE_OF,
-    CallView,
-    QueryStates,
-    Statistic,
-    chosen_statistics,
-    read_in_one_pass,
-)
+from sinklab.probing.statistics import STATE_OF, CallView, QueryStates, Statistic, chosen_statistics, read_in_one_pass
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
@@ -70,7 +61,8 @@ class FrameRecorder(Listener):
         total = call.query_BHQD.shape[1]
         for key, head in self.scope.maps_of(frame.number, index, call.layer, total).items():
             map_BHQS = attention_map(call.query_BHQD, call.key_BKSD, **call.masking, heads=(head,))
-            frame.maps[(key, index)] = cpu_copy(map_BHQS[:, 0].float())
+            with torch.inference_mode(False):
+                frame.maps[(key, index)] = map_BHQS[:, 0].float().cpu().clone()
         if frame.is_recorded and self.scope.has_layer(index, call.layer):
             frame.indices.append(index)
             self._measure(frame, call, out)
@@ -78,8 +70,16 @@ class FrameRecorder(Listener):
     def _measure(self, frame: Frame, call: AttentionCall, out: Tensor) -> None:
         heads = self.scope.heads_of(call.layer, call.query_BHQD.shape[1])
         if self.states is not None and frame.state_BQ is None:
-            frame.state_BQ = self.states.of(self._ids(call), frame.columns_Q)
-        view = CallView(call, heads, frame.state_BQ, out)
+            running = call.visibility.running
+            ids_BS = self.tap.ids_BS if running is None else running.ids_BS
+            if ids_BS is None:
+                raise ValueError(
+                    "states of queries are told by token ids, but the model was given none (no integer tensor among "
+                    "its arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass "
+                    "input_ids"
+                )
+            frame.state_BQ = self.states.of(ids_BS, frame.columns_Q)
+        view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
             for label, one in self.frames.statistics.items():
@@ -94,32 +94,20 @@ class FrameRecorder(Listener):
                     expected = len(self.scope.chosen_layers()) or self.tap.alike(call.layer)
                     frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
                 frame.parts[label].add(value)
-        frame.visible.append(call.visibility.visible_BS)
+        frame.visible.append(call.visibility.visible_BHS.amax(1))
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""
-        queries, keys = call.query_BHQD.shape[2], call.key_BKSD.shape[2]
-        announced = call.visibility.prefix
-        if announced is not None:
-            self.frames.prefix = announced
+        queries, keys, running = call.query_BHQD.shape[2], call.key_BKSD.shape[2], call.visibility.running
+        if running is not None:
+            self.frames.prefix = keys - running.ids_BS.shape[1]
         elif self.frames.prefix is None:
             self.frames.prefix = max(keys - queries, 0)
         frame.prefix, frame.length = self.frames.prefix, keys - self.frames.prefix
-        columns_Q = call.visibility.columns_Q
-        frame.columns_Q = torch.arange(queries) + frame.length - queries if columns_Q is None else columns_Q
-
-    def _ids(self, call: AttentionCall) -> Tensor:
-        """Token ids of the canvas. Raises ValueError where neither the denoiser nor the arguments show them."""
-        if call.visibility.running is not None:
-            return call.visibility.running.ids_BS
-        if self.tap.ids_BS is None:
-            raise ValueError(
-                "states of queries are told by token ids, but the model was given none (no integer tensor among its "
-                "arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass input_ids"
-            )
-        return self.tap.ids_BS
+        last_Q = torch.arange(queries) + frame.length - queries
+        frame.columns_Q = last_Q if running is None else running.columns_Q
 
     def finish(self) -> None:
         frame, self._open = self._open, None
@@ -133,7 +121,8 @@ class FrameRecorder(Listener):
                 for (key, index), map_BQS in frame.maps.items()
                 if index in (key[1], key[1] + total)
             }
-            frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
+            with torch.inference_mode(False), torch.no_grad():
+                frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
         self.frames.pending.append(frame)
 
     def discard(self) -> None:

@@ -1,7 +1,5 @@
 """What run.json says, and what is wrong with one that no run wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

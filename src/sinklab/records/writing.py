@@ -1,7 +1,5 @@
 """Writing a run folder: each file is written under a temporary name and renamed, so a reader never sees half a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import platform
@@ -12,17 +10,18 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sinklab import __version__
-from sinklab.errors import known_fields
+from sinklab.errors import known_fields, refused
 from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def begun_before(path: Path, given: RunInfo) -> RunInfo:
@@ -173,8 +172,6 @@ class RunWriter:
         Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
         table that is written whole and in parts.
         """
-        import pyarrow.parquet as pq
-
         with self._file("table", TABLES, name, part) as target:
             table = _as_table(name, columns)
             write_beside(target, lambda beside: pq.write_table(table, beside))
@@ -228,14 +225,10 @@ class RunWriter:
 
 
 def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
-    import pyarrow as pa
-
-    try:
+    with refused(f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError):
         if isinstance(columns, Mapping):
             return pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
         return pa.Table.from_pandas(columns, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(f"The columns of table {name!r} do not form a table: {error}") from error
 
 
 def _versions() -> dict[str, str]:
@@ -244,13 +237,9 @@ def _versions() -> dict[str, str]:
 
 
 def _json_ready(value: dict[str, Any], what: str) -> dict[str, Any]:
-    try:
+    fault = f"{what} is written to {RUN_FILE} and must be made of JSON values"
+    with refused(f"{fault} (strings, finite numbers, booleans, lists, dictionaries)", TypeError, ValueError):
         return json.loads(json.dumps(value, default=_plain, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{what} is written to {RUN_FILE} and must be made of JSON values: {error}. "
-            "Use strings, finite numbers, booleans, lists and dictionaries."
-        ) from error
 
 
 def _plain(value: Any) -> Any:

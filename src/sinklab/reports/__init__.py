@@ -5,7 +5,6 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     build="report summary",
-    comparison="compare",
     drawing="Curve Drawn Figure draw_all figure figures_of",
     figures=(
         "block_moves epsilon_curve heldout_loss main_holders massive_activations mobility_over_training optimization "
@@ -17,6 +16,6 @@ __getattr__, __dir__, __all__ = exports(
     runs="as_studies as_trainings",
     samples="NotRecorded Reader Sample",
     study="Study",
-    tables="TABLES TRAINING_TABLES table write_tables",
+    tables="TABLES TRAINING_TABLES compare table write_tables",
     training="Training",
 )

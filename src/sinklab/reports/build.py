@@ -1,7 +1,5 @@
 """From run folders to report.html: what stands on the page, as data; page.jinja makes markup of it."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
@@ -11,6 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
@@ -18,14 +17,13 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
-from sinklab.reports.comparison import compare
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
 from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
-from sinklab.reports.tables import enrichment_table, rules_table, write_tables
+from sinklab.reports.tables import compare, enrichment_table, rules_table, write_tables
 from sinklab.reports.training import Training
 from sinklab.reports.words import interval, number, percent, words_of
 from sinklab.sinks.rules import Rule
@@ -109,8 +107,6 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
 
 def picture(draw: Callable[..., Any], words: str) -> Picture | None:
     """What ``draw(theme=…)`` draws; None where the runs did not record enough for it."""
-    import matplotlib
-
     addresses = []
     for name, theme in THEMES.items():
         written = io.BytesIO()
@@ -221,9 +217,8 @@ def _of_studies(studies: list[Study]) -> list[Part]:
         cards = [Card(study.label, tables=_token_tables(study)) for study in known]
         found.append(_part("tokens", cards, say.told_of(known, "tokens", "explained")))
     if recorded:
-        rules = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
-        cards = [Card(study.label, tables=[table]) for study, table in zip(recorded, rules, strict=True)]
-        found.append(_part("rules", cards))
+        tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
+        found.append(_part("rules", [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]))
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
 

@@ -1,16 +1,18 @@
 """What a figure is: a registered function that draws runs of one kind, declared over a table of facts or by hand."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
+import matplotlib
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 
 from sinklab.errors import near, unknown
 from sinklab.records.storage import write_beside
@@ -30,12 +32,6 @@ from sinklab.reports.style import (
     whole_numbers,
 )
 from sinklab.reports.words import words_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
 
 NEW: Any = None
 """axes that are made for a figure, of its ``size``, before it draws"""
@@ -331,15 +327,11 @@ def file_names(readers: list[Reader]) -> list[str]:
 
 def figure_of(drawn: Any) -> Canvas:
     """The figure of axes, or the figure itself."""
-    from matplotlib.figure import Figure as Canvas
-
     return drawn if isinstance(drawn, Canvas) else drawn.figure
 
 
 def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
     """Write a figure; the same figure gives the same bytes."""
-    import matplotlib
-
     # No dates and no random ids.
     metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}[form]
     with matplotlib.rc_context({"svg.hashsalt": "sinklab"}):

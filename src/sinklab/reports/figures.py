@@ -1,10 +1,9 @@
 """Figures over layers and over steps, most of them declared over the table of facts, and figures of scores."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import LogLocator
 
 from sinklab.reports.drawing import NEW, Curve, drawn_as, figure, finish, line
 from sinklab.reports.maps import place_of
@@ -22,11 +21,6 @@ from sinklab.reports.style import (
     whole_numbers,
 )
 from sinklab.reports.training import Training
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
 
 WARM_UP = 0.05
 """part of a training run whose training loss does not set the scale"""
@@ -228,8 +222,6 @@ def training_loss(runs: list[Training], axes: Axes = NEW, *, look: Theme) -> Non
 @figure("optimization", kind="training", needs="history")
 def optimization(runs: list[Training], *, look: Theme) -> Canvas:
     """Learning rate, gradient norm and tokens per second over steps, those of them that were logged."""
-    from matplotlib.figure import Figure as Canvas
-
     panels = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
     logged = {name: [one for one in drawn_as(runs, look) if name in one.run.history] for name in panels}
     known = [name for name, looks in logged.items() if any(one.run.history[name].notna().any() for one in looks)]
@@ -320,8 +312,6 @@ def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes = NEW, *
     token counts as a sink where at least one head has a sink on it. Received attention is the mean over heads, in
     multiples of an even share. Horizontal lines are the means of the groups. Raises ValueError for an unknown layer.
     """
-    from matplotlib.ticker import LogLocator
-
     drawn = run.measured.scatter
     if layer is not None:
         drawn = drawn[drawn["place"] == place_of(run, "layer", layer)]

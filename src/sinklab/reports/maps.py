@@ -1,11 +1,14 @@
 """Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step of training."""
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first), S positions
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure as Canvas
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sinklab.errors import near
 from sinklab.reports.drawing import NEW, drawn_as, figure, finish
@@ -13,12 +16,6 @@ from sinklab.reports.samples import STATES, NotRecorded, Sample
 from sinklab.reports.study import Study
 from sinklab.reports.style import Theme, colormap, legend_of_dots, own_axes, whole_numbers
 from sinklab.reports.training import Training
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-    from matplotlib.image import AxesImage
-
 
 MOST_LAYERS = 12
 FLOOR = 0.5
@@ -55,8 +52,6 @@ def received_map(
 @figure("received_maps", alone=True, needs="attention")
 def received_maps(run: Study, *, sample: int = 0, top: float | None = None, look: Theme) -> Canvas:
     """The heat maps of all recorded layers (at most 12, evenly spaced) on one figure of two columns."""
-    from matplotlib.figure import Figure as Canvas
-
     watched = recorded_sample(run, sample)
     places = np.unique(np.linspace(0, len(run.layers) - 1, min(len(run.layers), MOST_LAYERS)).round().astype(int))
     shown = [run.layers[place] for place in places]
@@ -155,16 +150,16 @@ def _edges(middles: np.ndarray) -> np.ndarray:
 
 def recorded_sample(study: Study, sample: int) -> Sample:
     """The sample of this number. ValueError naming those with attention."""
-    numbers = [study.samples.numbers[place] for place in study.recorded]
-    return study.samples[study.recorded[_place(study, "sample", sample, numbers)]]
+    return study.samples[study.recorded[place_of(study, "sample", sample)]]
 
 
 def place_of(study: Study, what: str, number: int) -> int:
-    """Where layer or head ``number`` of the model stands on its axis. ValueError naming the recorded ones."""
-    return _place(study, what, number, study.layers if what == "layer" else study.heads)
+    """Where this "layer" or "head" of the model, or this "sample", stands on its axis.
 
-
-def _place(study: Study, what: str, number: int, known: list[int]) -> int:
+    ValueError naming the recorded ones.
+    """
+    samples = [study.samples.numbers[place] for place in study.recorded]
+    known = {"layer": study.layers, "head": study.heads, "sample": samples}[what]
     if number not in known:
         hint = near(number, known) if len(known) > 1 else ""
         raise ValueError(f"{study.run.path} has {what}s {spoken(known)}: got {what}={number}. {hint}".rstrip())
@@ -190,8 +185,6 @@ def received_mean(study: Study, sample: Sample, layer: int | None, head: int | N
 
 
 def _draw_map(axes: Axes, received_TK: np.ndarray, sample: Sample, look: Theme, top: float) -> AxesImage:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
     image = _draw_image(axes, received_TK, sample.added, look, top)
     numbers = sample.step_numbers_T
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -203,9 +196,6 @@ def _draw_map(axes: Axes, received_TK: np.ndarray, sample: Sample, look: Theme, 
 
 
 def _draw_image(axes: Axes, values: np.ndarray, added: int, look: Theme, top: float) -> AxesImage:
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator
-
     rows, length = len(values), values.shape[1] - added
     drawn, norm = np.clip(values, FLOOR, None), LogNorm(FLOOR, max(top, 4 * FLOOR))
     style: dict[str, Any] = {"cmap": colormap(look), "norm": norm, "aspect": "auto", "interpolation": "nearest"}

@@ -1,8 +1,6 @@
 """What one pass over the samples of a study leaves behind: sums and small tables, no arrays of the run."""
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
-from __future__ import annotations
-
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ import pandas as pd
 
 from sinklab.analysis import overlap, thresholds
 from sinklab.analysis.counts import ratio
-from sinklab.analysis.movement import Motion, MotionSummary, motion
+from sinklab.analysis.movement import Motion, MotionSummary, motion, motion_word
 from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
 from sinklab.reports.samples import Sample, Samples, rule_name
 from sinklab.sinks.normalize import main_sink
@@ -146,6 +144,7 @@ class Measured:
         layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
         columns: dict[str, Any] = {"sample": sample.index, "layer": layer_LH.ravel(), "head": head_LH.ravel()}
         columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
+        columns["word"] = [motion_word(value) for value in columns["mobility"]]
         return parts | {"motions": pd.DataFrame(columns)}
 
     def _borders(self, sample: Sample, found: Motion) -> dict[str, Any]:
@@ -214,10 +213,10 @@ class Measured:
         key = name, layer
         return self._counts[key] if key in self._counts else self._means.mean(key)
 
-    @property
-    def main_share_LH(self) -> np.ndarray:
-        """Mean attention weight on the greatest key."""
-        return (self._share_LH / np.maximum(self._steps_L, 1)[:, None]).astype(np.float64)
+    main_share_LH = cached_property[np.ndarray](
+        lambda found: (found._share_LH / np.maximum(found._steps_L, 1)[:, None]).astype(np.float64)
+    )
+    """Mean attention weight on the greatest key."""
 
     @property
     def scores(self) -> tuple[np.ndarray, np.ndarray]:

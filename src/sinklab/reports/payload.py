@@ -81,12 +81,7 @@ def pack(array: np.ndarray, row: int = 0) -> dict[str, Any]:
             best, delta = smaller, row
     if len(best) >= WORTH * flat.nbytes:
         best, delta, deflate = flat.tobytes(), 0, False
-    return {
-        "bytes": flat.itemsize,
-        "delta": delta,
-        "deflate": deflate,
-        "data": base64.b64encode(best).decode("ascii"),
-    }
+    return {"bytes": flat.itemsize, "delta": delta, "deflate": deflate, "data": base64.b64encode(best).decode("ascii")}
 
 
 def size(packed: dict[str, Any]) -> int:

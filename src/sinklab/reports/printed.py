@@ -1,23 +1,17 @@
 """Tables of text as files, Markdown, LaTeX and CSV, and the figure beside one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import FORMATS, write_figure
 from sinklab.reports.style import theme_named, themed
 from sinklab.reports.tables import markdown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _ESCAPES |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -60,13 +54,19 @@ def write_printed(
     return Printed(title, text, tuple(notes), paths)
 
 
-def save_figure(draw: Callable[[], Figure], stem: Path, formats: Iterable[str]) -> list[Path]:
-    """A figure of the light theme as files STEM.png, …; the paths. Raises ValueError for an unknown format."""
-    wanted, look = tuple(formats), theme_named("light")
+def save_figure(
+    draw: Callable[[], Figure], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
+) -> list[Path]:
+    """A figure as files STEM.png, … in a folder that is made; the paths.
+
+    Raises ValueError for an unknown format.
+    """
+    wanted, look = tuple(formats), theme_named(theme)
     for form in wanted:
         if form not in FORMATS:
             raise unknown("format of a figure", form, FORMATS)
     if not wanted:
         return []
+    stem.parent.mkdir(parents=True, exist_ok=True)
     with themed(look):
         return write_figure(draw(), stem, wanted, look)

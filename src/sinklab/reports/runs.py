@@ -1,7 +1,5 @@
 """Which runs are shown, of one kind, and the names that tell them apart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,7 +45,7 @@ def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None
                 f"A report shows runs of one kind: {training.path} is of kind 'training', {run.path} of kind "
                 f"{found!r}. Make a report of each kind."
             )
-        remedy = ("" if found in READERS else words_of("kinds", found)) or words_of("kinds", expected)
+        remedy = words_of("kinds", found) or words_of("makes", expected)
         raise ValueError(
             f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
         )

@@ -2,8 +2,6 @@
 
 # T recorded steps, L recorded layers, H recorded heads, K keys (added sinks first, then canvas positions), S positions,
 # G states of queries (masked, committed, prompt)
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,10 +47,8 @@ class Reader:
     columns: ClassVar[dict[str, set[str]]] = {}
     """columns that a table must have"""
 
-    @property
-    def sink_count(self) -> int:
-        """Number of added sinks: columns in front of the keys."""
-        return int(self.run.info.model.get("sink_count") or 0)
+    sink_count = cached_property[int](lambda reader: int(reader.run.info.model.get("sink_count") or 0))
+    """Number of added sinks: columns in front of the keys."""
 
     @property
     def causal_steps(self) -> int:
@@ -77,10 +73,7 @@ class Reader:
 
 MASK = "[MASK]"
 ADDED = "added sink"
-_COLUMNS = {
-    "tokens": {"sample", "step", "position", "token_id", "text", "state"},
-    "steps": {"sample", "step", "block"},
-}
+_COLUMNS = {"tokens": {"sample", "step", "position", "token_id", "text", "state"}, "steps": {"sample", "step", "block"}}
 # Runs of checkpoints without special tokens may lack the last two columns.
 _ABSENT: dict[str, tuple[object, str]] = {
     "token_id": (-1, "i8"), "text": (None, "O"), "state": (None, "O"), "special": ("", "O"), "template": (False, "?"),
@@ -138,15 +131,10 @@ class Sample:
             raise NotRecorded(f"This needs recorded attention: {self.run.path} has none of sample {self.index}.")
         return array
 
-    @cached_property
-    def step_numbers_T(self) -> np.ndarray:
-        """Numbers of the recorded steps."""
-        return self._needed("step_number")
-
-    @cached_property
-    def positions_T(self) -> np.ndarray:
-        """Number of canvas positions at each step (it grows in an autoregressive decoder)."""
-        return self._needed("positions")
+    step_numbers_T = cached_property[np.ndarray](methodcaller("_needed", "step_number"))
+    """Numbers of the recorded steps."""
+    positions_T = cached_property[np.ndarray](methodcaller("_needed", "positions"))
+    """Number of canvas positions at each step (it grows in an autoregressive decoder)."""
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
@@ -160,10 +148,8 @@ class Sample:
         visible_TK, positions_T = self._needed("visible"), self.positions_T
         return even_share(self._needed("received"), visible_TK[:, None, None], positions_T[:, None, None])[0]
 
-    @cached_property
-    def exists_TK(self) -> np.ndarray:
-        """Whether some query sees the key."""
-        return np.nan_to_num(self.visible_TK) > 0
+    exists_TK = cached_property[np.ndarray](lambda sample: np.nan_to_num(sample.visible_TK) > 0)
+    """Whether some query sees the key."""
 
     @cached_property
     def share_TLHK(self) -> np.ndarray:
@@ -171,10 +157,10 @@ class Sample:
         visible_TK = np.where(self.exists_TK, self.visible_TK, np.nan)
         return self.received_TLHK / visible_TK[:, None, None]
 
-    @cached_property
-    def mean_share_TK(self) -> np.ndarray:
-        """The same, mean over layers and heads."""
-        return self.share_TLHK.mean((1, 2))
+    mean_share_TK = cached_property[np.ndarray](lambda sample: sample.share_TLHK.mean((1, 2)))
+    """The same, mean over layers and heads."""
+    main_TLH = cached_property[np.ndarray](lambda sample: main_sink(sample.share_TLHK))
+    """Key with the greatest share, -1 where nothing is there."""
 
     @cached_property
     def sinks_TLHK(self) -> np.ndarray:
@@ -189,29 +175,22 @@ class Sample:
         except (AttributeError, ValueError):
             return np.full(len(self.positions_T), np.nan)
 
-    @cached_property
-    def events_TK(self) -> np.ndarray:
-        """Number of (layer, head) pairs that have a sink at the key."""
-        return self.sinks_TLHK.sum((1, 2))
+    events_TK = cached_property[np.ndarray](lambda sample: sample.sinks_TLHK.sum((1, 2)))
+    """Number of (layer, head) pairs that have a sink at the key."""
 
-    @cached_property
-    def main_TLH(self) -> np.ndarray:
-        """Key with the greatest share, -1 where nothing is there."""
-        return main_sink(self.share_TLHK)
-
-    value_norm_TLK = cached_property(methodcaller("array", "value_norm"))
+    value_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "value_norm"))
     """Length of value vectors, mean over heads."""
-    key_norm_TLK = cached_property(methodcaller("array", "key_norm"))
+    key_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "key_norm"))
     """Length of key vectors, mean over heads."""
-    main_by_state_TGLH = cached_property(methodcaller("array", "main_by_state"))
+    main_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "main_by_state"))
     """Main sink of the queries of one state; -1 where there are none."""
-    share_by_state_TGLH = cached_property(methodcaller("array", "share_by_state"))
+    share_by_state_TGLH = cached_property[np.ndarray | None](methodcaller("array", "share_by_state"))
     """Mean weight the queries of one state give to their main sink."""
-    row_entropy_TGLH = cached_property(methodcaller("array", "row_entropy"))
+    row_entropy_TGLH = cached_property[np.ndarray | None](methodcaller("array", "row_entropy"))
     """Entropy of attention rows in nats, mean over the queries of one state."""
-    output_norm_TGLH = cached_property(methodcaller("array", "output_norm"))
+    output_norm_TGLH = cached_property[np.ndarray | None](methodcaller("array", "output_norm"))
     """Length of a head's output, mean over the queries of one state."""
-    noop_bound_TGLH = cached_property(methodcaller("array", "noop_bound"))
+    noop_bound_TGLH = cached_property[np.ndarray | None](methodcaller("array", "noop_bound"))
     """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
@@ -261,25 +240,14 @@ class Sample:
                 grid[name][place] = frame[name].to_numpy()
         return grid
 
-    @property
-    def has_tokens(self) -> bool:
-        """Whether the tokens of this sample were kept."""
-        return self._has("tokens")
-
-    @property
-    def ids_TS(self) -> np.ndarray:
-        """Token ids before each step, -1 where the position is not there."""
-        return self._grid["token_id"]
-
-    @property
-    def texts_TS(self) -> np.ndarray:
-        """Token texts before each step, None where the position is not there."""
-        return self._grid["text"]
-
-    @property
-    def specials_TS(self) -> np.ndarray:
-        """Special role of a token ("" for ordinary ones)."""
-        return self._grid["special"]
+    has_tokens = cached_property[bool](methodcaller("_has", "tokens"))
+    """Whether the tokens of this sample were kept."""
+    ids_TS = cached_property[np.ndarray](lambda sample: sample._grid["token_id"])
+    """Token ids before each step, -1 where the position is not there."""
+    texts_TS = cached_property[np.ndarray](lambda sample: sample._grid["text"])
+    """Token texts before each step, None where the position is not there."""
+    specials_TS = cached_property[np.ndarray](lambda sample: sample._grid["special"])
+    """Special role of a token ("" for ordinary ones)."""
 
     @cached_property
     def states_TS(self) -> np.ndarray:
@@ -287,13 +255,11 @@ class Sample:
         names = self._grid["state"]
         return pd.Index(STATES).get_indexer(names.ravel()).reshape(names.shape).astype(np.int8)
 
-    @cached_property
-    def ages_TS(self) -> np.ndarray:
-        """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is; object.
+    ages_TS = cached_property[np.ndarray](lambda sample: token_ages(sample.states_TS))
+    """One of ``sinks.AGES`` (masked, just committed, committed, prompt), None where no position is; object.
 
-        Just committed: masked, or not there yet, at the recorded step before.
-        """
-        return token_ages(self.states_TS)
+    Just committed: masked, or not there yet, at the recorded step before.
+    """
 
     @cached_property
     def classes_TS(self) -> np.ndarray:
@@ -309,10 +275,8 @@ class Sample:
         blocks = checked(self.run, "steps", _COLUMNS["steps"], self.index).groupby("step")["block"].last()
         return blocks.reindex(self.step_numbers_T, fill_value=-1).to_numpy(int)
 
-    @property
-    def borders(self) -> np.ndarray:
-        """Rows of the recorded steps at which another block begins."""
-        return np.flatnonzero(np.diff(self.blocks_T)) + 1
+    borders = cached_property[np.ndarray](lambda sample: np.flatnonzero(np.diff(sample.blocks_T)) + 1)
+    """Rows of the recorded steps at which another block begins."""
 
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
         """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where they are there."""
@@ -323,20 +287,14 @@ class Sample:
         over[~self.exists_TK] = None
         return over
 
-    @property
-    def labels_TK(self) -> np.ndarray:
-        """What each key held: the text of its token, MASK, or ADDED; None where the key is not there."""
-        return self.over_keys(np.where(self.states_TS == 0, MASK, self.texts_TS), ADDED)
-
-    @property
-    def classes_TK(self) -> np.ndarray:
-        """Class of each key; the added sink columns are "sink"."""
-        return self.over_keys(self.classes_TS, "sink")
-
-    @property
-    def ages_TK(self) -> np.ndarray:
-        """Name of the age of each key; ADDED for the added sink columns."""
-        return self.over_keys(self.ages_TS, ADDED)
+    labels_TK = cached_property[np.ndarray](
+        lambda sample: sample.over_keys(np.where(sample.states_TS == 0, MASK, sample.texts_TS), ADDED)
+    )
+    """What each key held: the text of its token, MASK, or ADDED; None where the key is not there."""
+    classes_TK = cached_property[np.ndarray](lambda sample: sample.over_keys(sample.classes_TS, "sink"))
+    """Class of each key; the added sink columns are "sink"."""
+    ages_TK = cached_property[np.ndarray](lambda sample: sample.over_keys(sample.ages_TS, ADDED))
+    """Name of the age of each key; ADDED for the added sink columns."""
 
 
 class Samples:

@@ -4,8 +4,6 @@ Repeats of a training run, which differ in their seed alone, share a sentence: t
 other.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

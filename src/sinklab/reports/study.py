@@ -1,13 +1,11 @@
 """A study run folder, read sample by sample and measured: the numbers of figures, tables and sentences."""
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, methodcaller
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -51,35 +49,28 @@ class Study(Reader):
         "truncation": {"sample", "step", "layer", "head", "lost", "recovered"},
     }
 
-    @property
-    def family(self) -> str:
-        """ "diffusion" or "autoregressive"."""
-        return str(self.run.info.model.get("family", "diffusion"))
+    family = cached_property[str](lambda study: str(study.run.info.model.get("family", "diffusion")))
+    """ "diffusion" or "autoregressive"."""
 
     @property
     def rule_words(self) -> str:
         """The sink rule in words."""
         return "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
 
-    @cached_property
-    def samples(self) -> Samples:
-        """The samples, a new object at each access."""
-        return Samples(self.run, self.sink_count, self.rule)
+    samples = cached_property[Samples](lambda study: Samples(study.run, study.sink_count, study.rule))
+    """The samples, a new object at each access."""
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Places in ``samples`` of those with attention."""
         return tuple(place for place, sample in enumerate(self.samples) if sample.names)
 
-    layers = cached_property(lambda run: run._numbers(1, "recorded_layers"))
+    _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
+    """The first sample with attention."""
+    layers = cached_property[list[int]](lambda study: study._numbers(1, "recorded_layers"))
     """Numbers of the recorded layers, in the order of the layer axis; empty without attention."""
-    heads = cached_property(lambda run: run._numbers(2, "recorded_heads"))
+    heads = cached_property[list[int]](lambda study: study._numbers(2, "recorded_heads"))
     """Numbers of the recorded heads, in the order of the head axis; empty without attention."""
-
-    @cached_property
-    def _first(self) -> Sample:
-        """The first sample with attention."""
-        return self.samples[self.recorded[0]]
 
     def _numbers(self, axis: int, name: str) -> list[int]:
         if not self.recorded:
@@ -98,13 +89,13 @@ class Study(Reader):
         measured = {"layer": "by_layer", "step": "by_step"}
         return getattr(self.measured, measured[axis]) if axis in measured else super().over(axis)
 
-    generations = cached_property(methodcaller("table", "generations"))
+    generations = cached_property[pd.DataFrame | None](methodcaller("table", "generations"))
     """sample, prompt, completion, and what else the run noted."""
 
-    truncation = cached_property(methodcaller("table", "truncation"))
+    truncation = cached_property[pd.DataFrame | None](methodcaller("table", "truncation"))
     """What hiding the middle of the context did to the main sinks, per step, layer and head."""
 
-    removals = cached_property(methodcaller("table", "removals"))
+    removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
     """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
 
     @cached_property
@@ -117,10 +108,10 @@ class Study(Reader):
         loss, error = (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
         return frame.assign(delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error))
 
-    @cached_property
-    def measured(self) -> Measured:
-        """Everything that needs the arrays, from one pass over the samples."""
-        return Measured(self.samples, self.recorded, self.layers, self.heads)
+    measured = cached_property[Measured](
+        lambda study: Measured(study.samples, study.recorded, study.layers, study.heads)
+    )
+    """Everything that needs the arrays, from one pass over the samples."""
 
     curve = property(attrgetter("measured.curve"))
     """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without attention."""
@@ -132,11 +123,11 @@ class Study(Reader):
     """The same among text positions alone; None without added sinks."""
     explained = property(attrgetter("measured.explained"))
     """How much of received attention the class and the position of tokens explain; None without tokens."""
-    sink_tokens = cached_property(lambda run: run.measured.enriched("text"))
+    sink_tokens = cached_property[Any](lambda study: study.measured.enriched("text"))
     """Which tokens the sinks are under the rule, an `Enrichment` over all layers, heads, steps and samples."""
-    classes = cached_property(lambda run: run.measured.enriched("class"))
+    classes = cached_property[Any](lambda study: study.measured.enriched("class"))
     """Which classes of tokens the sinks are."""
-    ages = cached_property(lambda run: run.measured.enriched("age"))
+    ages = cached_property[Any](lambda study: study.measured.enriched("age"))
     """In which state the positions are that sinks stand on: masked, just committed, committed, prompt."""
 
     @cached_property

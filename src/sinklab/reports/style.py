@@ -1,21 +1,23 @@
 """One look for every figure, light and dark. Colours are from Okabe and Ito's set, apart also without colour vision."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib import rc_params_from_file
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from sinklab.errors import one_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-
 
 DPI = 170
 MARKERS = ("o", "s", "D", "^", "v", "P")
@@ -58,8 +60,6 @@ def theme_named(name: str) -> Theme:
 
 @lru_cache(maxsize=1)
 def _style_file() -> dict[str, Any]:
-    from matplotlib import rc_params_from_file
-
     with resources.as_file(resources.files("sinklab.reports").joinpath("figures.mplstyle")) as path:
         found: Any = rc_params_from_file(path, use_default_template=False)
         return dict(found)
@@ -68,8 +68,6 @@ def _style_file() -> dict[str, Any]:
 @contextmanager
 def themed(theme: Theme) -> Iterator[None]:
     """matplotlib settings of ``theme`` inside the block; drawing and saving both belong inside."""
-    import matplotlib
-
     settings: Any = {
         **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.surface),
         **dict.fromkeys(("text.color", "axes.titlecolor", "legend.labelcolor"), theme.ink),
@@ -82,8 +80,6 @@ def themed(theme: Theme) -> Iterator[None]:
 
 def colormap(theme: Theme) -> Colormap:
     """Colours for amounts: the surface for nothing."""
-    from matplotlib.colors import LinearSegmentedColormap
-
     return LinearSegmentedColormap.from_list(f"sinklab-{theme.name}", theme.scale)
 
 
@@ -91,8 +87,6 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     """``axes``, or new ones on a figure of their own (inches), without pyplot's global state."""
     if axes is not None:
         return axes
-    from matplotlib.figure import Figure
-
     return Figure(figsize=(width, height), layout="constrained").subplots()
 
 
@@ -102,8 +96,6 @@ def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tu
     columns: 0 takes two, or one where an entry is long.
     extra: more entries, as (line style, words), in the colour of labels.
     """
-    from matplotlib.lines import Line2D
-
     handles, names = axes.get_legend_handles_labels()
     columns = columns or (1 if any(len(name) > 24 for name in names) else 2)
     muted = axes.xaxis.label.get_color()
@@ -134,8 +126,6 @@ def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: t
 
 def whole_numbers(axis: Any) -> None:
     """Ticks at whole numbers alone."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -157,6 +147,4 @@ def printable(text: str, most: int = 14) -> str:
 
 @lru_cache(maxsize=1)
 def _font() -> frozenset[int]:
-    from matplotlib.font_manager import findfont, get_font
-
     return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

@@ -1,9 +1,6 @@
-"""The numbers of a run as tables, in memory and as Parquet, CSV and Markdown files."""
+"""The numbers of runs as tables, in memory and as Parquet, CSV and Markdown files, and of two side by side."""
 
 # L layers, H heads
-from __future__ import annotations
-
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.intervals import Estimate
-from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
 from sinklab.errors import unknown
+from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.runs import Runs, as_shown
+from sinklab.reports.runs import Runs, as_shown, as_studies
+from sinklab.reports.samples import MASK
 from sinklab.reports.study import Study
 from sinklab.reports.training import Training
 
@@ -44,6 +42,7 @@ TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
 
 
 MARKDOWN_ROWS = 60
+TEXT_SINK = "greatest text sink"
 
 
 def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
@@ -54,11 +53,6 @@ def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
     return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
 
 
-def sink_tokens_table(study: Study) -> pd.DataFrame:
-    """Which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token."""
-    return enrichment_table(study.sink_tokens, "token")
-
-
 def classes_table(study: Study) -> pd.DataFrame:
     """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
     parts = [
@@ -66,14 +60,6 @@ def classes_table(study: Study) -> pd.DataFrame:
         for by, found in (("class", study.classes), ("age", study.ages))
     ]
     return pd.concat(parts, ignore_index=True)
-
-
-def motion_table(study: Study) -> pd.DataFrame:
-    """Motion of the main sink of every (sample, layer, head); the fields are those of ``sinks.Motion``."""
-    table = study.measured.motions
-    if table.empty:
-        return table
-    return table.assign(word=[motion_word(value) for value in table["mobility"]])
 
 
 def rules_table(study: Study) -> pd.DataFrame:
@@ -93,20 +79,17 @@ def curve_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
 
 
-def verdicts_table(study: Study) -> pd.DataFrame:
-    """Failure signatures and statements: whether they hold, the number that decides, what it is held against."""
-    table = pd.DataFrame([dataclasses.asdict(verdict) for verdict in study.verdicts])
-    return table.assign(holds=table["holds"].astype("boolean"))
-
-
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
-    "sink_tokens": sink_tokens_table,
+    # which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token
+    "sink_tokens": lambda study: enrichment_table(study.sink_tokens, "token"),
     "classes": classes_table,
     "layers": lambda study: study.over("layer"),
-    "motion": motion_table,
+    # motion of the main sink of every (sample, layer, head); the fields are those of ``sinks.Motion``
+    "motion": lambda study: study.measured.motions,
     "rules": rules_table,
     "curve": curve_table,
-    "verdicts": verdicts_table,
+    # failure signatures and statements: whether they hold, the number that decides, what it is held against
+    "verdicts": lambda study: pd.DataFrame(study.verdicts).astype({"holds": "boolean"}),
 }
 
 
@@ -183,3 +166,117 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
 
 def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return table[[column, *(name for name in table.columns if name != column)]]
+
+
+def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
+    """Measures of two runs: columns measure, the labels of the runs, difference (second less first).
+
+    Shares are in percent. A measure that neither run has is left out; one that a run lacks is NaN. The last rows say
+    how far the texts agree for prompts that both runs have: the share of tokens (of runs of the same weights) or of
+    words that stand at the same place.
+    """
+    one, other = as_studies([a, b])
+    frame = pd.concat([pd.Series(measures(study), name=study.label) for study in (one, other)], axis=1)
+    frame = frame.dropna(how="all")
+    if not (one.sink_count or other.sink_count):
+        frame = frame[[TEXT_SINK not in name for name in frame.index]]
+    common, agreement, unit = text_agreement(one, other)
+    if common:
+        frame.loc["prompts that both runs have"] = common
+        frame.loc[f"{unit} that stand at the same place in both, %"] = [math.nan, 100 * agreement]
+    return frame.assign(difference=frame.iloc[:, 1] - frame.iloc[:, 0]).rename_axis("measure").reset_index()
+
+
+def measures(study: Study) -> dict[str, float]:
+    """The numbers that runs are compared by, name -> value; NaN for what the run did not record."""
+    found: dict[str, float] = {"samples": float(len(study.samples))}
+    if study.layers:
+        found |= _sinks(study) | _motion(study) | _tokens(study)
+    return found | _losses(study)
+
+
+def _sinks(study: Study) -> dict[str, float]:
+    measured: Any = study.measured
+    means = study.over("layer").mean(numeric_only=True)
+    split = measured.split.share if measured.split is not None else math.nan
+    return {
+        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0),
+        "sinks per head and step": means["sinks"],
+        "heads with a sink, %": 100 * measured.rules[0].rate,
+        "attention on sinks, %": 100 * means["absorbed"],
+        "attention on the added sink, %": 100 * means["added_share"],
+        "attention on the greatest text position, %": 100 * means["text_share"],
+        "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
+        "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
+        "heads with split sinks, %": 100 * split,
+        "change of sinks per head from first to last layer": measured.layer_sinks.trend,
+    }
+
+
+def _motion(study: Study) -> dict[str, float]:
+    found: dict[str, float] = {}
+    # without an added sink every sink is one on text
+    for motion, what in ((study.motion, "main sink"), (study.text_motion or study.motion, TEXT_SINK)):
+        found |= {
+            f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
+            f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
+            f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
+        }
+    found["overlap of sinks with those of the next step, %"] = 100 * study.over("step")["overlap"].mean()
+    blocks = study.measured.blocks
+    for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
+        moves, pairs = (sum(getattr(effect, f"{name}_{key}") for effect in blocks) for key in ("moves", "pairs"))
+        found[f"moves of the main sink {what}, % of steps"] = 100 * moves / pairs if pairs else math.nan
+    return found
+
+
+def _tokens(study: Study) -> dict[str, float]:
+    found: dict[str, float] = {}
+    tokens, explained = study.sink_tokens, study.explained
+    if tokens is not None and tokens.events.any() and MASK in tokens.label:
+        row = tokens.label.index(MASK)
+        found["sinks that are masks, %"] = 100 * tokens.frequency[row]
+        found["enrichment of masks among sinks"] = float(tokens.enrichment[row])
+    if explained is not None:
+        found["attention explained by class of token, %"] = 100 * explained.by_class
+        found["attention explained by position, %"] = 100 * explained.by_position
+    return found
+
+
+def _losses(study: Study) -> dict[str, float]:
+    frame = study.heldout
+    if frame is None:
+        return {}
+    base = frame[frame["k"] == 0]
+    found = {"held-out loss, nothing hidden": float(base["loss"].iloc[0])} if len(base) else {}
+    for _, row in frame[frame["k"] > 0].iterrows():
+        what = "greatest sinks" if row["control"] == "sinks" else f"{row['control']} columns"
+        found[f"change of held-out loss, {int(row['k'])} {what} hidden"] = float(row["delta"])
+    return found
+
+
+def text_agreement(one: Study, other: Study) -> tuple[int, float, str]:
+    """Prompts that both runs have, and the share of "tokens" or "words" (the last value) at the same place in them.
+
+    Ids mean the same tokens where the weights are the same.
+    """
+    frames = [study.generations for study in (one, other) if study.generations is not None]
+    if len(frames) < 2:
+        return 0, math.nan, ""
+    hashes = {study.run.info.model.get("weights_sha256") for study in (one, other)}
+    by_id = len(hashes) == 1 and None not in hashes and all("token_ids" in frame for frame in frames)
+    texts = pd.concat([_texts(frame, by_id) for frame in frames], axis=1, join="inner")
+    shares = []
+    for left, right in texts.itertuples(index=False):
+        same = sum(x == y for x, y in zip(left, right, strict=False))
+        shares.append(same / max(len(left), len(right), 1) if len(left) or len(right) else 1.0)
+    return len(shares), float(np.mean(shares)) if shares else math.nan, "tokens" if by_id else "words"
+
+
+def _texts(frame: pd.DataFrame, by_id: bool) -> pd.Series:
+    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks left out."""
+    if "masked_sinks" in frame:
+        frame = frame[frame["masked_sinks"] == 0]
+    frame = frame.sort_values("sample", kind="stable").assign(prompt=lambda table: table["prompt"].fillna("").map(str))
+    words = frame["token_ids"] if by_id else frame["completion"].map(lambda text: str(text).split())
+    return words.set_axis([frame["prompt"], frame.groupby("prompt").cumcount()])

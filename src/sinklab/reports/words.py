@@ -1,7 +1,5 @@
 """Numbers, shares and tokens as they stand in sentences and tables."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from functools import lru_cache
@@ -60,7 +58,8 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 
 def words_of(what: str, name: str) -> Any:
-    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs, of what a figure "needs".
+    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs without one, of what
+    "makes" a run and what a figure "needs".
 
     Empty where it says nothing.
     """

@@ -1,7 +1,5 @@
 """Caches: which columns of the canvas are computed anew at each evaluation of a block, and which are remembered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -231,17 +231,16 @@ class Block:
         return canvas_BS.new_full(self.columns_BC.shape, fill).masked_scatter(self.real_BC, values_N)
 
 
-def block_sizes(open_BS: Tensor, block_length: int | None) -> list[int]:
-    """Positions in each block of the fullest row. Raises ValueError for block_length < 1."""
+def numbered_blocks(open_BS: Tensor, block_length: int | None) -> tuple[list[int], Tensor]:
+    """Positions in each block of the fullest row; and the block of every open position, int64 (B, S), -1 elsewhere.
+
+    The block of a position is its rank in the row // the first block's size. Raises ValueError for block_length < 1.
+    """
     check_count("block_length", block_length, "leave it out for a single block.")
     fullest = int(open_BS.sum(1).max())
     length = min(block_length or fullest, fullest)
-    return [min(length, fullest - start) for start in range(0, fullest, length)]
-
-
-def block_numbers(open_BS: Tensor, sizes: list[int]) -> Tensor:
-    """int64 (B, S), the block of every open position (its rank in the row // the first block's size), -1 elsewhere."""
-    return torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
+    sizes = [min(length, fullest - start) for start in range(0, fullest, length)]
+    return sizes, torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
 
 
 def blocks(open_BS: Tensor, sizes: list[int]) -> Iterator[Block]:

@@ -1,7 +1,5 @@
 """A denoiser maps token ids to logits; guidance and suppression are functions from denoiser to denoiser."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

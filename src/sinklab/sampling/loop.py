@@ -1,7 +1,5 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ from sinklab.attention.context import decoding
 from sinklab.errors import check_count, check_tensor
 from sinklab.registry import schedules, unmasking_rules, value_of
 from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
-from sinklab.sampling.canvas import Block, Canvas, block_numbers, block_sizes, blocks
+from sinklab.sampling.canvas import Block, Canvas, blocks, numbered_blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.rules import Candidates, LowConfidence, UnmaskingRule
 from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
@@ -213,14 +211,14 @@ def denoise(
     plan = planned(chosen, schedule, sampling)
     if sampling.temperature > 0:
         required(generator, "a temperature above 0")
-    if getattr(chosen, "needs_generator", False):
+    if getattr(chosen, "needs_generator", False) or getattr(chosen, "alg_temp", None):
         required(generator, f"the rule {chosen}")
     check_count("steps", steps, "leave steps out to commit one token per step.")
-    sizes = block_sizes(canvas.open_BS, block_length)
+    sizes, block_BS = numbered_blocks(canvas.open_BS, block_length)
     limits = plan.evaluations(sizes, steps)
     check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
-    evaluate = evaluator(denoiser, cache_of(cache), block_numbers(canvas.open_BS, sizes))
+    evaluate = evaluator(denoiser, cache_of(cache), block_BS)
     return _steps(_Run(canvas, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
 
 

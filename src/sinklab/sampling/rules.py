@@ -1,7 +1,5 @@
 """Which proposals are committed first: every rule gives each candidate a score, and the highest go first."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,12 +36,12 @@ class Candidates:
     @cached_property
     def shaped_MV(self) -> Tensor:
         """Logits after temperature, top-p and top-k, float32 or better; -inf where a token was cut away."""
-        return shaped(_at_least_float32(self.logits_MV), self.sampling)
+        return shaped(self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), self.sampling)
 
     @cached_property
     def probability_MV(self) -> Tensor:
         """softmax(logits_MV), float32 or better."""
-        return torch.softmax(_at_least_float32(self.logits_MV), -1)
+        return torch.softmax(self.logits_MV.to(torch.promote_types(self.logits_MV.dtype, torch.float32)), -1)
 
     @cached_property
     def shaped_probability_MV(self) -> Tensor:
@@ -72,17 +70,13 @@ class Candidates:
         return self.candidates_BC.nonzero()[:, 0]
 
 
-def _at_least_float32(logits_MV: Tensor) -> Tensor:
-    return logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
-
-
 class UnmaskingRule(Protocol):
     """Scores the candidates of a step. A plain function of the same signature is a rule too.
 
     Optional attributes: `measure` says what the scores are ("probability", "margin", "entropy", "order", "chance"), so
-    that a schedule that reads them can refuse others; `alg_temp` draws the positions; `reads_shaped` says that top-p
-    and top-k change the scores; `needs_generator` is checked before the first step; `start(open_BS, generator)` returns
-    the rule to use for one run, for what is drawn in advance.
+    that a schedule that reads them can refuse others; `alg_temp`, above 0, draws the positions; `reads_shaped` says
+    that top-p and top-k change the scores; `needs_generator`, that the rule draws (checked before the first step, as
+    `alg_temp` is); `start(open_BS, generator)` returns the rule to use for one run, for what is drawn in advance.
     """
 
     def __call__(self, candidates: Candidates) -> Tensor:
@@ -96,10 +90,6 @@ class _Confidence(Checked):
 
     measure: ClassVar[str] = "probability"
     reads_shaped: ClassVar[bool] = True
-
-    @property
-    def needs_generator(self) -> bool:
-        return bool(self.alg_temp)
 
 
 @unmasking_rules.register("low_confidence")

@@ -1,7 +1,5 @@
 """How many of the scored candidates are committed at each evaluation, and so how many evaluations a block takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol

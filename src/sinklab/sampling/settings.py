@@ -190,7 +190,8 @@ class DecodingSettings:
             denoiser = limited(denoiser, text_vocabulary)
         if self.suppress_ids:
             denoiser = suppressed(denoiser, self.suppress_ids)
-        denoiser = guided(denoiser, self.cfg_scale, canvas.prompt_BS, canvas.mask_id)
+        if self.cfg_scale:
+            denoiser = guided(denoiser, self.cfg_scale, canvas.prompt_BS, canvas.mask_id)
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         generator = torch.Generator(canvas.ids_BS.device).manual_seed(seed)
         return denoise(denoiser, canvas, generator=generator, stop_ids=stop_ids or None, **values)

@@ -1,7 +1,5 @@
 """Token ids as callers give them: one or several. Imports nothing, for settings alone must not cost torch."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

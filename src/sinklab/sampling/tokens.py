@@ -1,7 +1,5 @@
 """Which token is proposed at a masked position: temperature, top-p, top-k."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

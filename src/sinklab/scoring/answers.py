@@ -1,8 +1,6 @@
 """Answers to several prompts at once, each up to its end, and what sinks did while they were written."""
 
 # B batch rows, L layers, H heads, K keys (sink columns first), S positions
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Masked-token loss on held-out text while sinks, or as many random columns, are hidden from every head."""
 
 # R rows, B batch, H query heads, S sequence, M masked positions or columns taken away, V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -141,7 +139,7 @@ class _Columns(Listener):
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         if self.log.is_probing:
             heads = list(range(call.query_BHQD.shape[1]))
-            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix_of(call), 0))
+            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix or 0, 0))
 
     def choose(self, options: MaskSinks) -> None:
         """Hide these from now on. Raises ValueError where there are too few keys."""
@@ -246,16 +244,14 @@ def heldout_curve(
         (k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))
     ]
     scored = hidden_losses(loaded, text.ids_RS, choices, seed=seed, progress=told)
-    columns: dict[str, list[Any]] = {}
+    rows = []
     for (k, control), one in zip(choices, scored, strict=True):
         delta_R = one.losses_R - scored[0].losses_R
         mean = one.losses_R.mean().item()
         row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
         row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
-        row["bits_per_byte"] = mean * tokens / math.log(2) / text.size if k == 0 else math.nan
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    return columns
+        rows.append(row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan})
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _stderr(values_R: Tensor) -> float:

@@ -4,8 +4,6 @@ ones; with interventions and guidance.
 
 # B rows of a forward, N rows of a job, S the longest text, L tokens of a continuation, M wanted positions, C columns
 # V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import Intervention
+from sinklab.sampling.tokens import TokenSampling, proposals
 from sinklab.scoring import requests as asked
 from sinklab.scoring.requests import Ids, Place, Plan, Request, edited, scoring_edits
 from sinklab.scoring.settings import LikelihoodSettings, Scored
@@ -33,23 +32,19 @@ MOST_LOGITS = 2**28
 _PIECE = 4096
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Job:
     """The rows of one request."""
 
     request: Request
     plan: Plan
-    sums_N: np.ndarray
-    likeliest_N: np.ndarray
-    """bool: every wanted token of the row is the likeliest one of all; read of autoregressive models alone."""
-    widest: int
-    """The most wanted tokens of a row."""
 
-    @classmethod
-    def of(cls, request: Request, plan: Plan) -> Job:
-        """A job that is still to be run."""
-        rows = len(plan.masked_NL)
-        return cls(request, plan, np.zeros(rows), np.zeros(rows, bool), max(plan.wanted_NL.sum(1).tolist(), default=0))
+    def __post_init__(self) -> None:
+        self.sums_N = np.zeros(len(self.plan.masked_NL))
+        self.is_likeliest = True
+        """Whether every wanted token so far is the likeliest one of all; read of autoregressive models alone."""
+        self.widest = max(self.plan.wanted_NL.sum(1).tolist(), default=0)
+        """The most wanted tokens of a row."""
 
 
 Row = tuple[Job, int]
@@ -64,7 +59,12 @@ class Scorer:
 
     def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention] = ()) -> None:
         """Raises ValueError for a model, guidance or edits that cannot score."""
-        asked.check_model(loaded, settings.cfg_scale)
+        asked.needs_mask(loaded, "a score")
+        if settings.cfg_scale and loaded.family != "diffusion":
+            raise ValueError(
+                f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
+                f"{loaded.family}; leave out cfg_scale"
+            )
         self.loaded, self.model = loaded, cast(Any, loaded.model)
         self.denoises = loaded.family == "diffusion"
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
@@ -111,21 +111,16 @@ class Scorer:
         if bool(logp_M.isnan().any()):
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
         sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
-        wrong: set[int] = set()
-        if not self.denoises:
-            wrong.update(rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist())
+        wrong = set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
         for row, (job, number) in enumerate(batch):
-            job.sums_N[number], job.likeliest_N[number] = sums_B[row], row not in wrong
+            job.sums_N[number] = sums_B[row]
+            job.is_likeliest &= row not in wrong
             if number + 1 == len(job.sums_N):
                 yield job
 
     @torch.inference_mode()
     def logits(
-        self,
-        requests: Sequence[Request],
-        masked: Sequence[Tensor],
-        wanted: Sequence[Tensor],
-        places: Sequence[Place],
+        self, requests: Sequence[Request], masked: Sequence[Tensor], wanted: Sequence[Tensor], places: Sequence[Place]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (M, V) at the wanted tokens of each row, on the model's device, the right tokens and the rows (M,).
 
@@ -137,10 +132,10 @@ class Scorer:
         """
         mask_id = self.model.config.mask_token_id if self.denoises else 0
         clean_BS = pad_sequence([torch.tensor(each.context + each.continuation) for each in requests], True)
-        before = [torch.zeros(len(request.context), dtype=torch.bool) for request in requests]
+        begins = [len(request.context) for request in requests]
         masked_BS, wanted_BS = (
-            pad_sequence([torch.cat(parts) for parts in zip(before, flags, strict=True)], True)
-            for flags in (masked, wanted)
+            pad_sequence([F.pad(flags_L, (begin, 0)) for flags_L, begin in zip(some, begins, strict=True)], True)
+            for some in (masked, wanted)
         )
         real_BS = torch.arange(clean_BS.shape[1]) < torch.tensor([[request.length] for request in requests])
         ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
@@ -148,13 +143,9 @@ class Scorer:
         if not self.cfg_scale:
             return self._evaluate(ids_BS, real_BS, wanted_BS, places), labels_M, rows_M
         # both readings of a row in one forward
-        begins_B1 = torch.tensor([[len(request.context)] for request in requests])
-        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < begins_B1, mask_id)
-        ids_BS, real_BS, wanted_BS = (
-            torch.cat(pair) for pair in ((ids_BS, bare_BS), (real_BS, real_BS), (wanted_BS, wanted_BS))
-        )
-        cond_MV, bare_MV = self._evaluate(ids_BS, real_BS, wanted_BS, [*places, *places]).chunk(2)
-        cond_MV, bare_MV = at_least_float32(cond_MV), at_least_float32(bare_MV)
+        bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < torch.tensor(begins)[:, None], mask_id)
+        twice = torch.cat([ids_BS, bare_BS]), real_BS.repeat(2, 1), wanted_BS.repeat(2, 1), [*places, *places]
+        cond_MV, bare_MV = map(at_least_float32, self._evaluate(*twice).chunk(2))
         return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
 
     def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
@@ -227,14 +218,11 @@ def is_greedy(scorer: Scorer, requests: Sequence[Request]) -> dict[int, bool]:
 def _proposed(logits_MV: Tensor, labels_M: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
     """Whether the proposed token is the right one, and its log-probability; on the CPU."""
     right, sure = [], []
-    # SMDM's [MASK] lies behind the text
-    never = torch.tensor([mask_id] if mask_id < logits_MV.shape[1] else [], dtype=torch.long, device=logits_MV.device)
     for some_MV, labels in zip(logits_MV.split(_PIECE), labels_M.split(_PIECE), strict=True):
         exact_MV = at_least_float32(some_MV)
-        total = exact_MV.logsumexp(-1)
-        best, tokens = exact_MV.index_fill(1, never, -torch.inf).max(-1)
+        best, tokens = proposals(exact_MV, None, TokenSampling(), mask_id, None)
         right.append(tokens.cpu() == labels)
-        sure.append((best - total).cpu())
+        sure.append((best - exact_MV.logsumexp(-1)).cpu())
     return torch.cat(right), torch.cat(sure)
 
 
@@ -285,9 +273,9 @@ def score(
     # under a random control equal masks meet different columns
     plan = partial(_plan, settings if is_diffusion else None, merge=not is_random(edits))
     results: dict[int, Scored] = {}
-    for job in scorer.run(Job.of(request, plan(request)) for request in todo):
+    for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
-        is_written = written.get(request.number, False) if is_diffusion else greedy and bool(job.likeliest_N.all())
+        is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
         results[request.number] = Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
         if progress is not None:
             progress()
@@ -354,5 +342,5 @@ def exact(
         )
     scorer = Scorer(loaded, LikelihoodSettings(cfg_scale=cfg_scale), edits)
     (request,) = scorer.read([(context, continuation)])
-    (job,) = scorer.run([Job.of(request, asked.every_mask(len(continuation)))])
+    (job,) = scorer.run([Job(request, asked.every_mask(len(continuation)))])
     return job.plan.result(job.sums_N)[0]

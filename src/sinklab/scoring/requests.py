@@ -5,13 +5,11 @@ Monte Carlo as in LLaDA (2502.09992, Eq. 6 and Alg. 3) and SMDM (2410.18514): bo
 """
 
 # N different masks (rows to run), n samples, L tokens of the continuation
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,16 +45,6 @@ class Request:
     def length(self) -> int:
         """Tokens of both."""
         return len(self.context) + len(self.continuation)
-
-
-def check_model(loaded: Loaded, cfg_scale: float) -> None:
-    """Raise ValueError for a diffusion model without mask token, and guidance of an autoregressive one."""
-    needs_mask(loaded, "a score")
-    if cfg_scale and loaded.family != "diffusion":
-        raise ValueError(
-            f"guidance masks the context, which only a diffusion model can read, but {loaded.name} is "
-            f"{loaded.family}; leave out cfg_scale"
-        )
 
 
 def needs_mask(loaded: Loaded, what: str) -> None:
@@ -263,16 +251,13 @@ def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> No
             )
 
 
-@contextmanager
-def edited(model: Any, edits: Sequence[Intervention], places: Sequence[Place]) -> Iterator[InterventionLog | None]:
+def edited(
+    model: Any, edits: Sequence[Intervention], places: Sequence[Place]
+) -> AbstractContextManager[InterventionLog | None]:
     """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
-    if not edits:
-        yield None
-        return
     drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
     # what was actually removed is not read here, and would cost a pass over the scores
-    with intervene(model, *drawn, measure=False) as log:
-        yield log
+    return intervene(model, *drawn, measure=False) if drawn else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """How a continuation is scored, and what comes out: plain values, no models."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

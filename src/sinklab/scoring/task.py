@@ -1,18 +1,14 @@
 """One text of a study: what is written, and what is refused before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
-
 from sinklab.checkpoints.loading import Loaded
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.sampling.tokens import sample_tokens
+from sinklab.sampling.tokens import TokenSampling
 from sinklab.scoring.prompts import Prompt
 from sinklab.scoring.requests import needs_mask, start_token
 from sinklab.scoring.writing import Moment, Writer, Writing, WritingRequest, canvas_of, check_context, needs_clean_pass
@@ -118,5 +114,4 @@ class Task:
             raise ValueError(f"new_tokens must be at least 1, got {settings.new_tokens}")
         check_context(self.loaded, self.positions)
         self.started()
-        cuts = {"top_p": settings.top_p, "top_k": settings.top_k}
-        sample_tokens(torch.zeros(1, 2), settings.temperature, torch.Generator(), **cuts)
+        TokenSampling(settings.temperature, settings.top_p, settings.top_k)

@@ -1,8 +1,6 @@
 """Received attention in multiples of an even share, and where the main sink is."""
 
 # K keys; "..." stands for any axes in front of the key axis
-from __future__ import annotations
-
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar

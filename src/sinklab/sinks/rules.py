@@ -5,8 +5,6 @@ front. NaN marks keys that do not exist (padding of ragged arrays); they are nev
 that is called with three arrays; see `Rule`, and ``examples/add_a_rule.py`` for one of your own.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sinklab.errors import free_fields, known_fields
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.storage import RUN_FILE, weights_hash
-from sinklab.records.writing import RunWriter
+from sinklab.records.writing import RunWriter, merge_runs
 from sinklab.registry import studies
 from sinklab.studies.processes import Processes, Progress, as_progress, rank_folders, refuse_taken
 
@@ -67,14 +67,11 @@ def labels_of(study: str) -> dict[str, dict[str, Any]]:
 
 def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
     """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
-    config: Any = loaded.model.config
-    denoises = loaded.family == "diffusion"
-    if denoises and config.mask_token_id is None:
-        raise ValueError(
-            f"the study {study!r} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
-            "its config"
-        )
-    limit = getattr(config, "text_positions" if denoises else "max_position_embeddings", positions)
+    from sinklab.scoring.requests import needs_mask
+
+    needs_mask(loaded, f"the study {study!r}")
+    named = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
+    limit = getattr(loaded.model.config, named, positions)
     if positions > limit:
         raise ValueError(
             f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got {positions}; {remedy}"
@@ -95,6 +92,10 @@ def text_of(loaded: Loaded, ids: Any) -> str:
     return str(loaded.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
+ABSENT = {"gate": "none", "sink_kind": "none", "sink_count": 0, "sink_side": "front"}
+"""Of a model, and what is said of one that has none."""
+
+
 def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
     """The model as ``run.json`` records it, and which of its layers and heads are recorded: all when left out."""
     config: Any = loaded.model.config
@@ -113,11 +114,8 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         # of several processes each may have a device of its own, of the same type
         "device": loaded.model.device.type,
-        "gate": getattr(config, "gate", "none"),
         "weights_sha256": weights_hash(loaded.model.state_dict()),
-        "sink_kind": getattr(config, "sink_kind", "none"),
-        "sink_count": getattr(config, "sink_count", 0),
-        "sink_side": getattr(config, "sink_side", "front"),
+        **{name: getattr(config, name, absent) for name, absent in ABSENT.items()},
     }
 
 
@@ -132,12 +130,12 @@ def folder_names(models: Iterable[str]) -> list[str]:
     return names
 
 
-def _leaves(settings: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
+def leaves(settings: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
     """Name -> field and value, those of groups (fields that are dataclasses) among them."""
     found: dict[str, tuple[dataclasses.Field, Any]] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        found |= _leaves(value) if _is_group(field, value) else {field.name: (field, value)}
+        found |= leaves(value) if _is_group(field, value) else {field.name: (field, value)}
     return found
 
 
@@ -145,15 +143,10 @@ def _is_group(field: dataclasses.Field, value: Any) -> bool:
     return dataclasses.is_dataclass(value) and "registry" not in field.metadata
 
 
-def field_names(settings: Any) -> list[str]:
-    """The names in a record of these settings, those of their groups among them."""
-    return [*_leaves(settings)]
-
-
 def as_record(settings: Any) -> dict[str, Any]:
     """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and registered values text."""
     record: dict[str, Any] = {}
-    for name, (field, value) in _leaves(settings).items():
+    for name, (field, value) in leaves(settings).items():
         if (registry := field.metadata.get("registry")) is not None and value is not None:
             value = [*map(registry.as_text, value)] if isinstance(value, tuple) else registry.as_text(value)
         record[name] = value
@@ -162,11 +155,11 @@ def as_record(settings: Any) -> dict[str, Any]:
 
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
     """These settings with what a record says. Raises ValueError for names that they do not have."""
-    known_fields(f"settings of {type(settings).__name__}", record, _leaves(settings))
+    known_fields(f"settings of {type(settings).__name__}", record, leaves(settings))
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         if _is_group(field, group := getattr(settings, field.name)):
-            changes[field.name] = from_record(group, {name: record[name] for name in _leaves(group) if name in record})
+            changes[field.name] = from_record(group, {name: record[name] for name in leaves(group) if name in record})
         elif field.name in record:
             value = record[field.name]
             changes[field.name] = tuple(value) if isinstance(value, list) else value
@@ -191,7 +184,7 @@ class Work:
 def deferred(function: str) -> Any:
     """A method that is the function ``module:name``, imported when it is called."""
     module, _, name = function.partition(":")
-    return lambda study, *given: getattr(import_module(module), name)(*given)
+    return lambda study, *given, **how: getattr(import_module(module), name)(*given, **how)
 
 
 class Study:
@@ -338,11 +331,15 @@ class Study:
             self.run(work)
             if processes.world == 1:
                 self.finish(work)
-        if processes.world > 1:
-            _join(processes, path)
-            if processes.is_first:
-                with RunWriter(path, **about, resume=True) as run:
-                    self.finish(dataclasses.replace(work, run=run))
+        if processes.world == 1:
+            return
+        processes.wait()
+        if processes.is_first:
+            merge_runs(rank_folders(path).values(), path)
+        processes.wait()
+        if processes.is_first:
+            with RunWriter(path, **about, resume=True) as run:
+                self.finish(dataclasses.replace(work, run=run))
 
     @property
     def name(self) -> str:
@@ -351,7 +348,7 @@ class Study:
 
     def seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
         """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one."""
-        if "seed" not in (leaves := _leaves(settings)) or leaves["seed"][1] is not None:
+        if "seed" not in (fields := leaves(settings)) or fields["seed"][1] is not None:
             return settings
         folders = [one for folder in self.folders(path) for one in (folder, *rank_folders(folder).values()) if resume]
         before = [read_info(folder / RUN_FILE).seed for folder in folders if (folder / RUN_FILE).is_file()]
@@ -385,12 +382,3 @@ def _is_finished(path: Path, about: dict[str, Any]) -> bool:
             f"{path} holds a run of another model or with other settings; choose another --out, or remove it"
         )
     return True
-
-
-def _join(processes: Processes, path: Path) -> None:
-    from sinklab.records.writing import merge_runs
-
-    processes.wait()
-    if processes.is_first:
-        merge_runs(rank_folders(path).values(), path)
-    processes.wait()

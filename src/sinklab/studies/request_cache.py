@@ -1,7 +1,5 @@
 """Answers of a benchmark run, one JSON line each: a request that is answered there is not run again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

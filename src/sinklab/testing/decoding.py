@@ -1,7 +1,5 @@
 """The conformance suites of unmasking rules and caches."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -29,8 +27,7 @@ def check_unmasking_rule(rule: Any) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    rule = unmasking_rules.parse(rule)
-    check_text_and_json(unmasking_rules, rule)
+    rule = check_text_and_json(unmasking_rules, rule)
     model, canvas = tiny_model().double(), _canvas(PROMPTS)
     times_BS = torch.zeros_like(canvas.ids_BS)
     for step in _steps(model, canvas, rule=rule):
@@ -38,7 +35,7 @@ def check_unmasking_rule(rule: Any) -> None:
         assert (step.confidence_BS.isnan() <= ~step.committed_BS).all(), f"{rule} commits what was no candidate"
         times_BS += step.committed_BS
     assert torch.equal(times_BS, canvas.open_BS.long()), f"{rule} does not commit every open position exactly once"
-    if not getattr(rule, "needs_generator", False):
+    if not (getattr(rule, "needs_generator", False) or getattr(rule, "alg_temp", None)):
         _check_rows(model, rule=rule)
 
 
@@ -55,8 +52,7 @@ def check_cache(cache: Any) -> None:
     Raises:
         AssertionError: for the first of these that does not hold.
     """
-    cache = caches.parse(cache)
-    check_text_and_json(caches, cache)
+    cache = check_text_and_json(caches, cache)
     for nth in range(6):
         columns = cache.columns(4, 6, 9, nth)
         assert nth or columns is None, f"{cache} does not compute everything first"

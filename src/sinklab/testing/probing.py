@@ -1,8 +1,6 @@
 """The conformance suites of sink rules, interventions and statistics."""
 
 # B batch, L layers, H query heads, S keys, M keys taken away
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -39,8 +37,7 @@ def check_rule(rule: Rule | str) -> None:
         AssertionError: naming what does not hold.
         ValueError: if the rule's class is not registered.
     """
-    judge: Rule = rules.parse(rule)
-    check_text_and_json(rules, judge)
+    judge: Rule = check_text_and_json(rules, rule)
     keys, random = 24, np.random.default_rng(0)
     received = random.dirichlet(np.full(keys, 0.1), size=(2, 3, 4, keys)).sum(-2)
     given = received.copy()
@@ -97,8 +94,7 @@ def check_intervention(edit: Intervention | str, model: Any = None) -> None:
         AssertionError: naming what does not hold.
         ValueError: if its class is not registered.
     """
-    edit = interventions.parse(edit)
-    check_text_and_json(interventions, edit)
+    edit = check_text_and_json(interventions, edit)
     name, model = interventions.as_text(edit), load("tiny").model.eval() if model is None else model
     hooks = _hooks(model)
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -176,8 +172,7 @@ def check_statistic(statistic: Statistic | str, model: Any = None) -> None:
         AssertionError: naming what does not hold.
         ValueError: if its class is not registered, or the tensor that it gives has other axes than it says.
     """
-    statistic = statistics.parse(statistic)
-    check_text_and_json(statistics, statistic)
+    statistic = check_text_and_json(statistics, statistic)
     name, model = statistics.as_text(statistic), load("tiny").model.eval() if model is None else model
     mask_id = model.config.mask_token_id
     canvas = Canvas.from_prompts([[5, 6, 7], [8, 9, 10, 11, 12]], new_tokens=11, mask_id=mask_id, pad_id=0)

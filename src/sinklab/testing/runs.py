@@ -1,7 +1,5 @@
 """The conformance suites of studies and figures: what makes run folders, and what is drawn of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import io

@@ -1,7 +1,5 @@
 """What the suites share: text and JSON of a registered value, what a call is refused with, and a tiny model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -15,13 +13,16 @@ from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.registry import Registry
 
 
-def check_text_and_json(registry: Registry, value: Any) -> None:
-    """Hold a registered value to what run folders and the command line rely on.
+def check_text_and_json(registry: Registry, value: Any) -> Any:
+    """Hold a registered value, or the one that a text stands for, to what run folders and the command line rely on.
+
+    Returns the value.
 
     Raises:
         AssertionError: unless its class is a documented frozen dataclass, and its text and its JSON are read as it is.
         ValueError: if its class is not registered.
     """
+    value = registry.parse(value)
     kind: Any = type(value)
     text, fields = registry.as_text(value), json.loads(json.dumps(registry.as_dict(value)))
     is_record = dataclasses.is_dataclass(value)
@@ -31,6 +32,7 @@ def check_text_and_json(registry: Registry, value: Any) -> None:
         again = registry.parse(written)
         assert again == value, f"{written!r} is read as {again!r}"
         assert hash(again) == hash(value), f"{text}: equal values have different hashes"
+    return value
 
 
 def refusal(of: type[ValueError], call: Callable[..., object], *args: Any) -> str:

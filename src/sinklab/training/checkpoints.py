@@ -1,7 +1,5 @@
 """Checkpoints, each complete or absent, and what a run may resume from."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

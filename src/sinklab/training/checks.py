@@ -1,7 +1,5 @@
 """What a training run refuses before it reads anything."""
 
-from __future__ import annotations
-
 import atexit
 import importlib.util
 import os
@@ -41,12 +39,13 @@ def check(settings: TrainSettings) -> None:
 def _check_sizes(settings: TrainSettings) -> None:
     if settings.init_from is not None:
         return
-    if settings.hidden_size % settings.heads:
+    width, left = divmod(settings.hidden_size, settings.heads)
+    if left:
         raise ValueError(f"hidden_size ({settings.hidden_size}) must be a multiple of heads ({settings.heads})")
-    if (settings.hidden_size // settings.heads) % 2:
+    if width % 2:
         raise ValueError(
             f"each head must have an even width, which rotary positions turn in pairs, but hidden_size "
-            f"{settings.hidden_size} over {settings.heads} heads gives {settings.hidden_size // settings.heads}"
+            f"{settings.hidden_size} over {settings.heads} heads gives {width}"
         )
     if settings.kv_heads is not None and settings.heads % settings.kv_heads:
         raise ValueError(f"kv_heads must divide heads ({settings.heads}), but is {settings.kv_heads}")
@@ -175,10 +174,8 @@ def trackers(log_to: str) -> list[str]:
         ValueError: for an unknown one, or one that is given by name and not installed.
     """
     names = [name.strip() for name in log_to.split(",") if name.strip()]
-    if names == ["none"]:
-        return []
-    if names == ["auto"]:
-        return [TENSORBOARD] if _installed(TENSORBOARD) else []
+    if names in (["none"], ["auto"]):
+        return [TENSORBOARD] if names == ["auto"] and _installed(TENSORBOARD) else []
     for name in names:
         one_of("log_to", name, ("auto", "none", *TRACKERS))
         if name in ("auto", "none"):

@@ -1,7 +1,5 @@
 """The model of a run: new, or from another one; and how it is saved."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from pathlib import Path
@@ -18,7 +16,7 @@ from sinklab.checkpoints.materialize import compute_rotary
 from sinklab.checkpoints.published import read_plan
 from sinklab.checkpoints.sinkfile import save_sink
 from sinklab.checkpoints.tokens import check_vocabulary
-from sinklab.errors import one_of
+from sinklab.errors import one_of, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.models.sinks.base import tensors_of
@@ -34,11 +32,8 @@ def started_from(settings: TrainSettings) -> Loaded:
         ValueError: if there is no such model, or it has a sink or gate other than the settings say.
     """
     name = str(settings.init_from)
-    fields: dict[str, Any] = variant(settings)
-    if settings.gate_bias is not None:
-        fields["gate_bias"] = settings.gate_bias
-    if settings.logit_shift:
-        fields["logit_shift"] = True
+    own = {"gate_bias": settings.gate_bias, "logit_shift": settings.logit_shift or None}
+    fields = variant(settings) | {key: value for key, value in own.items() if value is not None}
     torch.manual_seed(settings.seed)
     # what a diffusion checkpoint's config says besides its backbone; None of a causal one
     theirs = read_plan(name)[0].settings
@@ -274,10 +269,8 @@ def _add_adapters(model: Any, rank: int) -> None:
         raise ValueError(f"lora_rank must be a whole number of at least 1, but is {rank!r}")
     if _adapters(model):
         raise ValueError("this model has adapters already; merge them first, with merge_lora(model)")
-    try:
+    with refused("train_only='lora' needs peft, which is not installed; run pip install peft", ImportError):
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ValueError("train_only='lora' needs peft, which is not installed; run pip install peft") from error
     inject_adapter_in_model(
         LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=list(PROJECTIONS)), model.model
     )

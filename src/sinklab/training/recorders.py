@@ -4,8 +4,6 @@ A recorder keeps its rows in each checkpoint, so that a resumed run has the tabl
 """
 
 # R rows, S sequence
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -190,9 +188,6 @@ class SinkMonitor(Recorder):
         causal_steps: until this step the model is a causal one and is measured as one.
         rule: what counts as a sink.
         log: called with a few numbers of each measurement, by name (``sink/share``): the Trainer's own ``log``.
-
-    Raises:
-        ValueError: for a number below 1 or no text.
     """
 
     table = "monitor"
@@ -211,11 +206,6 @@ class SinkMonitor(Recorder):
         log: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
         super().__init__(earlier)
-        if every < 1 or rows < 1 or not len(ids_RS):
-            raise ValueError(
-                f"the sink monitor needs held-out rows and a number of steps between two measurements, but got "
-                f"{len(ids_RS)} rows, of which to read {rows}, and every={every}; set monitor_every to 0 for no monitor"
-            )
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
         self.every, self.causal_steps, self.rule, self.log = every, causal_steps, rule, log
 

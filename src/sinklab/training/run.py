@@ -1,8 +1,6 @@
 """One training run: text to rows to weights, written into a run folder."""
 
 # R rows, S sequence
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Recipes are values of it, in recipes.toml: the runs of «One Token Is Enough» a
 variant of the model. The variant is the one thing that differs between two runs of a recipe.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, replace
 from importlib.resources import files

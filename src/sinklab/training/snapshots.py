@@ -1,11 +1,9 @@
 """`snapshot`: where attention goes in a model on a fixed text, seen through masks that open one by one."""
 
 # R rows, B rows of one forward, T levels, L layers, H heads, S text positions, K keys = added sinks + S, D width
-from __future__ import annotations
-
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +27,9 @@ REDUCED: dict[str, Any] = {"added": torch.amax, "first": torch.amax, "other": to
 """How the numbers of all rows come to one: their maximum, but the mean of the medians."""
 
 
-def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, module: nn.Module, _: tuple, out: Any) -> None:
-    """Hook on a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
-    size_BSD = (out if isinstance(out, Tensor) else out[0]).detach().abs()
+def _note_states(seen: dict[tuple[str, int], list[Tensor]], layer: int, states_BSD: Tensor) -> None:
+    """After a layer: its states are of the text, or of the added sinks, which models run unobserved and apart."""
+    size_BSD = states_BSD.abs()
     if not is_observed():
         found = {"added": size_BSD.amax((1, 2))}
     else:
@@ -63,26 +61,32 @@ def _spread(size_BSD: Tensor) -> Tensor:
     return flat[:, ::stride]
 
 
+def decoder_of(model: Any) -> Any:
+    """The part of a transformers model that holds its layers."""
+    return getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
+
+
 @contextmanager
-def watched_activations(model: Any) -> Iterator[dict[tuple[str, int], list[Tensor]]]:
-    """Watch the states after every decoder layer of a transformers model: the greatest |x| of every row, by place and
-    layer, and its median.
+def after_layers(model: Any, see: Callable[[int, Tensor], None]) -> Iterator[nn.ModuleList]:
+    """Call ``see(number, states_BSD)`` after every decoder layer of a transformers model, detached; gives the layers.
 
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    decoder = getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
-    layers = getattr(decoder, "layers", None)
+    layers = getattr(decoder_of(model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
-            f"massive activations are read after each decoder layer, but {type(model).__name__} keeps no list `layers` "
-            "in its backbone; pass a DiffusionLM or a Llama-like transformers model"
+            f"states are read after each decoder layer, but {type(model).__name__} keeps no list `layers` in its "
+            "backbone; pass a DiffusionLM or a Llama-like transformers model"
         )
-    seen = defaultdict[tuple[str, int], list[Tensor]](list)
+
+    def hook(number: int, module: nn.Module, args: tuple, out: Any) -> None:
+        see(number, (out if isinstance(out, Tensor) else out[0]).detach())
+
     with ExitStack() as stack:
-        for index, module in enumerate(layers):
-            stack.callback(module.register_forward_hook(partial(_note_states, seen, index)).remove)
-        yield seen
+        for number, module in enumerate(layers):
+            stack.callback(module.register_forward_hook(partial(hook, number)).remove)
+        yield layers
 
 
 HOLDERS = ("added", "first", "early", "other")
@@ -240,7 +244,8 @@ def snapshot(
     clean, length = causal or mask_id is None, ids_RS.shape[1]
     device = next(model.parameters()).device
     parts: list[tuple[np.ndarray, ...]] = []
-    with _as_it_is(model, device), watched_activations(model) as activations:
+    activations = defaultdict[tuple[str, int], list[Tensor]](list)
+    with _as_it_is(model, device), after_layers(model, partial(_note_states, activations)):
         for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed).split(batch, 1):
             with trace(model) as recording:
                 for shown_BS in shown_TBS:

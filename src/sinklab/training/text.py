@@ -1,8 +1,6 @@
 """What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what they were."""
 
 # R rows, S sequence
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -18,6 +16,7 @@ from sinklab.data.corpora import fingerprint, read_corpus
 from sinklab.data.pairs import Pairs, pair_rows, read_pairs
 from sinklab.data.rows import Rows, pack_with_documents, train_tokenizer
 from sinklab.data.streams import StreamedRows
+from sinklab.errors import refused
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
@@ -89,15 +88,12 @@ def _read(corpus: str, settings: TrainSettings) -> Pairs | Iterable[str]:
 
 
 def _trained_tokenizer(documents: Pairs | Iterable[str], settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
-    texts: Iterable[str]
+    kind = "documents"
     if isinstance(documents, Pairs):
-        texts, named = [" ".join(pair.texts()) for pair in documents], f"{len(documents)} questions"
-    elif isinstance(documents, list):
-        texts, named = documents, f"{len(documents)} documents"
-    else:
-        texts, named = islice(documents, TOKENIZER_DOCUMENTS), f"the first {TOKENIZER_DOCUMENTS} documents"
-    say(f"training a tokenizer of {settings.vocab_size} entries on {named}")
-    return train_tokenizer(texts, settings.vocab_size)
+        documents, kind = [" ".join(pair.texts()) for pair in documents], "questions"
+    count = len(documents) if isinstance(documents, list) else f"the first {TOKENIZER_DOCUMENTS}"
+    say(f"training a tokenizer of {settings.vocab_size} entries on {count} {kind}")
+    return train_tokenizer(islice(documents, TOKENIZER_DOCUMENTS if settings.streaming else None), settings.vocab_size)
 
 
 def _rows(
@@ -143,11 +139,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: if there is none.
     """
-    try:
+    with refused(f"no tokenizer can be loaded from {name!r}", OSError, ValueError):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"no tokenizer can be loaded from {name!r}: {reason}") from error
 
 
 def data_hash(tokenizer: PreTrainedTokenizerBase, *rows: Tensor) -> str:

@@ -4,8 +4,6 @@ Noise belongs to a row of the run: it is the same on every rank, in every micro-
 """
 
 # B batch, S sequence, R rows (of the run or held out), M masked positions (row-major), V vocabulary
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,36 +135,6 @@ class Phases:
         return seen_SS if near_SS is None else seen_SS & near_SS
 
 
-def diffusion_call(batch: Mapping[str, Tensor], mask_id: int, tokens: Tensor | float) -> dict[str, Any]:
-    """Arguments of the model for the masked-token loss (Eq. 3–4 of «One Token Is Enough») of this micro-batch, as its
-    share of a step with ``tokens`` maskable tokens: Σ 1 / (t · tokens) · cross-entropy over the masks.
-    """
-    ids_BS, masked_BS = batch["input_ids"], batch["masked"]
-    weights_B = 1 / (batch["t"].float() * tokens)
-    return {
-        "input_ids": ids_BS.masked_fill(masked_BS, mask_id),
-        "labels": ids_BS.masked_fill(~masked_BS, IGNORE_INDEX),
-        "label_weights": weights_B[:, None].expand(ids_BS.shape).contiguous(),
-    }
-
-
-def causal_call(batch: Mapping[str, Tensor], tokens: Tensor | float, *, shifted: bool) -> dict[str, Any]:
-    """Arguments of the model for the next-token loss of this micro-batch, as its share of a step with ``tokens``
-    predicted tokens.
-
-    Args:
-        batch: of the run; ids that are not maskable (prompts, padding) are not predicted.
-        tokens: predicted tokens of the whole step.
-        shifted: the model moves its outputs by one itself (``logit_shift``).
-    """
-    ids_BS = batch["input_ids"]
-    labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
-    if not shifted:
-        labels_BS = torch.cat([labels_BS[:, 1:], torch.full_like(labels_BS[:, :1], IGNORE_INDEX)], dim=1)
-    weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
-    return {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS, "causal": True}
-
-
 def asked_causally(batch: Mapping[str, Tensor]) -> Tensor:
     """Bool (B, S): tokens that have a predecessor to be predicted from, in their own document where those are apart."""
     ids_BS = batch["input_ids"]
@@ -225,12 +193,25 @@ class Objective:
         return self.targets(batch, step, tokens) | {"head_chunk": self.head_chunk, "liger": self.liger}
 
     def targets(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
-        """What of these arguments says what is asked of the model."""
-        if self.phases.is_causal(step):
-            asked = causal_call(batch, tokens, shifted=self.shifted)
+        """What of these arguments says what is asked of the model: this micro-batch's share of the loss of a step.
+
+        That is the mean cross-entropy over ``tokens`` predicted tokens where the step is causal, else the masked-token
+        loss (Eq. 3–4 of «One Token Is Enough»): Σ 1 / (t · tokens) · cross-entropy over the masks.
+        """
+        ids_BS = batch["input_ids"]
+        if causal := self.phases.is_causal(step):
+            labels_BS = ids_BS.masked_fill(~asked_causally(batch), IGNORE_INDEX)
+            if not self.shifted:
+                labels_BS = F.pad(labels_BS[:, 1:], (0, 1), value=IGNORE_INDEX)
+            weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
         else:
-            asked = diffusion_call(batch, self.mask_id, tokens)
-        return asked | sight(batch, self.phases.visible(step, batch["input_ids"].shape[1]))
+            masked_BS, weights_B = batch["masked"], 1 / (batch["t"].float() * tokens)
+            labels_BS = ids_BS.masked_fill(~masked_BS, IGNORE_INDEX)
+            ids_BS = ids_BS.masked_fill(masked_BS, self.mask_id)
+            weights_BS = weights_B[:, None].expand(ids_BS.shape).contiguous()
+        asked: dict[str, Any] = {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS}
+        asked |= {"causal": True} if causal else {}
+        return asked | sight(batch, self.phases.visible(step, ids_BS.shape[1]))
 
     def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
         """Bool (B, S): tokens that count in the mean of the loss."""

@@ -5,8 +5,6 @@ sequence of length 1, and its keys and values stand before those of the text.
 """
 
 # B batch, S text, N sinks, G key/value heads, D head dim, L layers, U rows with positions of their own, E hidden size
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,18 +119,12 @@ def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
     return SinkPrefix(keys, values)
 
 
-def attach(decoder: Any) -> None:
-    """Let every attention layer of a transformers decoder take a ``sink_prefix`` keyword.
+def take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The hook before every attention layer of a transformers decoder, which gives it the ``sink_prefix`` as its cache.
 
-    It travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
+    That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
     checkpointing, which would make the sink vanish with no more than a warning.
     """
-    for layer in decoder.layers:
-        layer.self_attn.register_forward_pre_hook(_take_prefix, with_kwargs=True)
-
-
-def _take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Before attention: give it the prefix as its key/value cache."""
     if (prefix := kwargs.pop("sink_prefix", None)) is not None:
         kwargs["past_key_values"] = prefix
     return args, kwargs

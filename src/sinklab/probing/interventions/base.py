@@ -1,8 +1,6 @@
 """What every intervention shares: where it applies, which forward it is, and what goes into the log."""
 
 # B batch, L layers, H query heads (those edited), S keys, M keys taken away
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,16 +131,19 @@ class InterventionHandler(Listener):
         self.forward, self.is_open = Forward(self.count % self.period, self.count // self.period), True
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        if self.log.is_probing or not self.covers(call.layer):
+        if self.log.is_probing or (site := self.site_of(call)) is None:
             return call
-        edited, effect = self.apply(call, self.site_of(call))
+        edited, effect = self.apply(call, site)
         # Layers replayed by a backward pass come after the end of their forward, and are in the log already.
         if effect is not None and self.is_open:
             self.forward.effects[call.layer] = effect
         return edited
 
-    def covers(self, layer: str) -> bool:
-        """Whether this layer is edited. Raises ValueError for a negative number before layers can be counted."""
+    def site_of(self, call: AttentionCall) -> CallSite | None:
+        """Where and when this call is edited; None where its layer is not.
+
+        Raises ValueError for a head that is not there, and for a negative number before layers can be counted.
+        """
         scope, log = self.scope, self.log
         scope.total = log.layer_count if scope.total is None else scope.total
         behind = [one for one in scope.layers or () if isinstance(one, int) and one < 0]
@@ -151,13 +152,10 @@ class InterventionHandler(Listener):
                 f"{self.label}: layer {behind[0]} counts from the last, but how many there are is known only after a "
                 "forward (the model has no config.num_hidden_layers): count from the first, or give module paths"
             )
-        return scope.has_layer(log.layers[layer], layer)
-
-    def site_of(self, call: AttentionCall) -> CallSite:
-        """Where and when this call is edited. Raises ValueError for a head that is not there."""
+        if not scope.has_layer(log.layers[call.layer], call.layer):
+            return None
         total = call.query_BHQD.shape[1]
-        heads = sorted(self.scope.heads_of(call.layer, total) or range(total))
-        return CallSite(heads, self.log.prefix_of(call), self.forward.step)
+        return CallSite(sorted(scope.heads_of(call.layer, total) or range(total)), log.prefix or 0, self.forward.step)
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
         """The edited call and what it lost; None where nothing was to be done."""

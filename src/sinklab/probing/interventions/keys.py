@@ -20,7 +20,6 @@ from sinklab.probing.interventions.removal import (
     as_columns,
     as_flags,
     extended,
-    held_share,
     keys_seen,
     real_queries_B1,
     restricted,
@@ -200,7 +199,9 @@ class KeyHandler(InterventionHandler):
         realised_BH = left_BH = torch.full_like(mass_BH, math.nan)
         if self.log.measure:
             with torch.no_grad():
-                realised_BH = held_share(call, every_BHS, spared_BH)[:, heads]
+                # What a spared query saw was nothing but these keys: it gives them a mass of 1.
+                held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
+                realised_BH = (held_BH / real_queries_B1(call))[:, heads]
                 left_BH = (keys_seen(call, every_BHS) if removal == "zero_value" else keys_seen(edited))[:, heads]
         return edited, Effect(heads, selected.columns_BHM, gone_BHS, mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
 
@@ -210,7 +211,7 @@ class KeyHandler(InterventionHandler):
         known = None if before is None else before.taken.get(call.layer)
         running, columns = call.visibility.running, call.key_BKSD.shape[2]
         # keys and values of the whole canvas are computed anew in this forward
-        own = columns - self.log.prefix_of(call)
+        own = columns - (self.log.prefix or 0)
         is_full = call.query_BHQD.shape[2] == own if running is None else running.columns is None
         return None if known is None or is_full else extended(known.gone_BHS, columns)
 
@@ -261,7 +262,15 @@ class SelectionHandler(KeyHandler):
             )
         if found is None:
             return None
-        self._check_shape(found, call)
+        now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
+        # The scores that a choice waits with are those of the edited heads alone.
+        made = found.gone_BHS.shape if isinstance(found, Selection) else found.received_BHS.shape
+        heads = made[1] if isinstance(found, Selection) else now[1]
+        if (made[0], heads) != now[:2] or now[2] < made[2]:
+            raise ValueError(
+                f"the selection was made for {made[0]} rows, {heads} heads and {made[2]} keys, but this forward "
+                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
+            )
         if isinstance(found, KeyScores):
             held_BHS = self.gone_before(call)
             known = found.received_BHS.shape[-1]
@@ -271,9 +280,9 @@ class SelectionHandler(KeyHandler):
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         source = self.options.source
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
-        if not (chooses and self.covers(call.layer)):
+        if not chooses or (site := self.site_of(call)) is None:
             return
-        keys = KeyScores.of(call, self.options.selector, self.site_of(call), self.draw)
+        keys = KeyScores.of(call, self.options.selector, site, self.draw)
         now = self.forward.taken.get(call.layer) if source == "carried" else None
         held_BHS = None if now is None else now.gone_BHS
         self.forward.chosen[call.layer] = keys if self.waits else self._choice(call, keys, held_BHS)
@@ -305,15 +314,3 @@ class SelectionHandler(KeyHandler):
             some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])
             gone_BHS[:, heads] = some_BHS
         return Selection(gone_BHS, columns_BHM, mass_BH)
-
-    def _check_shape(self, found: Selection | KeyScores, call: AttentionCall) -> None:
-        """Raises ValueError for a choice that was made for another batch, other heads or more keys."""
-        now = (*call.query_BHQD.shape[:2], call.key_BKSD.shape[2])
-        # The scores that a choice waits with are those of the edited heads alone.
-        made = (*found.gone_BHS.shape,) if isinstance(found, Selection) else (*found.received_BHS.shape,)
-        made = made if isinstance(found, Selection) else (made[0], now[1], made[2])
-        if made[:2] != now[:2] or now[2] < made[2]:
-            raise ValueError(
-                f"the selection was made for {made[0]} rows, {made[1]} heads and {made[2]} keys, but this forward "
-                f"has {now[0]}, {now[1]} and {now[2]}: call log.reset() where a new sequence or batch begins"
-            )

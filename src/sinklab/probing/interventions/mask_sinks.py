@@ -85,7 +85,12 @@ class MaskSinks(KeyIntervention):
         score_BHS = score_BHS.mean(1, keepdim=True) if self.shared == "layer" else score_BHS
         # A shared choice leaves the same keys gone in every head.
         gone_BHS = None if keys.gone_BHS is None else keys.gone_BHS[:, : score_BHS.shape[1]]
-        free_BHS = self._free(keys, gone_BHS, score_BHS.shape[1])
+        free_BHS = (keys.visible_BHS.amax(1) > 0).unsqueeze(1).repeat(1, score_BHS.shape[1], 1)
+        if self.spare_prefix:
+            free_BHS[..., : keys.prefix] = False
+        spared = [keys.prefix + position for position in self.spare]
+        free_BHS[..., [column for column in spared if column < free_BHS.shape[-1]]] = False
+        free_BHS = free_BHS if gone_BHS is None else free_BHS & ~gone_BHS
         gone_BH1 = free_BHS.new_zeros(1, 1, 1).long() if gone_BHS is None else gone_BHS.sum(-1, keepdim=True)
         wanted_BHS = free_BHS
         count: int | Tensor = self.k or 0
@@ -102,15 +107,6 @@ class MaskSinks(KeyIntervention):
             return columns_BHM
         others_BHS = free_BHS & ~as_flags(columns_BHM, score_BHS.shape[-1])
         return _largest(self._order(keys, score_BHS).masked_fill(~others_BHS, -torch.inf), count, most)
-
-    def _free(self, keys: KeyScores, gone_BHS: Tensor | None, heads: int) -> Tensor:
-        """Keys that may be chosen, bool (B, H, S)."""
-        free_BHS = (keys.visible_BHS.amax(1) > 0).unsqueeze(1).repeat(1, heads, 1)
-        if self.spare_prefix:
-            free_BHS[..., : keys.prefix] = False
-        spared = [keys.prefix + position for position in self.spare]
-        free_BHS[..., [column for column in spared if column < free_BHS.shape[-1]]] = False
-        return free_BHS if gone_BHS is None else free_BHS & ~gone_BHS
 
     def _order(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:
         """What a control ranks keys by, highest first."""

@@ -1,8 +1,6 @@
 """Edits by canvas position: `MaskPositions`, `TruncateContext` from some step on, and `WindowAttention`."""
 
 # B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink columns not counted
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 
@@ -119,7 +117,7 @@ class _PositionHandler(KeyHandler):
         gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
         gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
         # Padding is never attended, and counts as nothing taken.
-        gone_B1S = (gone_S & (call.visibility.visible_BS > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
+        gone_B1S = (gone_S & (call.visibility.visible_BHS.amax(1) > 0).cpu()).unsqueeze(1).to(call.query_BHQD.device)
         gone_BHS = gone_B1S.expand(-1, every, -1)
         if len(heads) < every:
             edited_H = torch.zeros(every, dtype=torch.bool, device=gone_B1S.device)
@@ -187,8 +185,8 @@ class WindowAttention(LayerIntervention):
 def query_positions(call: AttentionCall, prefix: int) -> Tensor:
     """The canvas position of every query of the call, int64 (Q,). Raises ValueError where they are unknown."""
     queries, keys, device = call.query_BHQD.shape[2], call.key_BKSD.shape[2] - prefix, call.query_BHQD.device
-    if call.visibility.columns_Q is not None:
-        return call.visibility.columns_Q.to(device)
+    if call.visibility.running is not None:
+        return call.visibility.running.columns_Q.to(device)
     if queries == keys:
         return torch.arange(keys, device=device)
     if running_canvas() is not None:
@@ -197,5 +195,5 @@ def query_positions(call: AttentionCall, prefix: int) -> Tensor:
             "denoiser announces: announce those that become queries with sinklab.attention.running(ids, columns)"
         )
     # A model with room at the end of its memory writes where its mask ends.
-    seen = int((call.visibility.visible_BS > 0).any(0).nonzero().max()) + 1 - prefix
+    seen = int((call.visibility.visible_BHS > 0).any(1).any(0).nonzero().max()) + 1 - prefix
     return torch.arange(seen - queries, seen, device=device)

@@ -1,8 +1,6 @@
 """The three ways to take keys away from an attention call, what that really took, and keys as flags and as columns."""
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -73,13 +71,6 @@ def real_queries_B1(call: AttentionCall) -> Tensor | int:
     """Number of queries that are not padding: an int, or (B, 1) where rows differ."""
     real_BQ = call.visibility.real_BQ
     return call.query_BHQD.shape[2] if real_BQ is None else real_BQ.sum(-1, keepdim=True)
-
-
-def held_share(call: AttentionCall, gone_BHS: Tensor, spared_BH: Tensor) -> Tensor:
-    """The share of attention (B, H) that these keys held in the call, less that of queries which kept them."""
-    # What a spared query saw was nothing but these keys: it gives them a mass of 1.
-    held_BH = call.received_BHS.masked_fill(~gone_BHS, 0.0).sum(-1) - spared_BH
-    return held_BH / real_queries_B1(call)
 
 
 def lost_share(before: AttentionCall, after: AttentionCall) -> Tensor:

@@ -1,7 +1,5 @@
 """The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model and decoding."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -9,49 +7,41 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import Look, drawn_as, write_figure
-from sinklab.reports.samples import NotRecorded
+from sinklab.reports.drawing import Look, drawn_as, line
+from sinklab.reports.printed import save_figure
+from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import Theme, own_axes, theme_named, themed
 from sinklab.reports.tables import WRITERS
 from sinklab.studies.base import labels_of
 from sinklab.studies.battery.study import ALL
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
 CONTROLS = labels_of("battery")["controls"]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One model under one condition: a curve."""
+@dataclass(frozen=True, eq=False)
+class Series(Reader):
+    """One model under one condition: a curve, which shares its colour with none."""
 
-    run: Run
     condition: str
-    label: str
-
-    @property
-    def repeats(self) -> str:
-        """What it shares a colour with: itself alone."""
-        return self.label
 
     @property
     def accuracy(self) -> pd.DataFrame:
         """Its rows of the table ``accuracy``."""
-        return self.table("accuracy")
+        return self.rows("accuracy")
 
-    def table(self, name: str) -> pd.DataFrame:
+    def rows(self, name: str) -> pd.DataFrame:
         """Its rows of a table of the run, with the series in front."""
         table = self.run.table(name)
         table = table[table["condition"] == self.condition].drop(columns="condition")
@@ -71,25 +61,36 @@ class Series:
         return [name for name in CONTROLS if name in there]
 
 
-def as_series(runs: Iterable[Run] | Run) -> list[Series]:
+Runs = Iterable[Run | Series] | Run
+
+
+def as_series(runs: Runs, labels: Sequence[str] | None = None) -> list[Series]:
     """The curves of some runs, labelled by the folder's name, and by the condition where a run has several.
 
     Raises:
         NotRecorded: for a run that is none of the battery, or is not finished.
+        ValueError: for other than one label a curve, where some are given.
     """
     found = []
     for run in [runs] if isinstance(runs, Run) else runs:
+        if isinstance(run, Series):
+            found.append(run)
+            continue
         if run.info.kind != "battery" or "accuracy" not in run.tables:
             fact = f"is a run of kind {run.info.kind!r}" if run.info.kind != "battery" else "is not finished"
             raise NotRecorded(f"This needs finished runs of the reasoning battery, and {run.path} {fact}.")
         conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
         for condition in conditions:
             label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
-            found.append(Series(run, condition, label))
-    return found
+            found.append(Series(run, label, label, condition))
+    if labels is None:
+        return found
+    if len(labels) != len(found):
+        raise ValueError(f"labels name every curve, but there are {len(labels)} for {len(found)}; give as many")
+    return [replace(one, label=label, repeats=label) for one, label in zip(found, labels, strict=True)]
 
 
-def battery_gate(runs: Iterable[Run] | Run) -> pd.DataFrame:
+def battery_gate(runs: Runs) -> pd.DataFrame:
     """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
     table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
     table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
@@ -98,7 +99,7 @@ def battery_gate(runs: Iterable[Run] | Run) -> pd.DataFrame:
     return table.assign(holds=table["share"] > GATE).reset_index(drop=True)
 
 
-def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.DataFrame:
+def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
     """The accuracy of every curve with its differences to nothing hidden (`delta`) and to random columns (`beyond`),
     and the share of attention that was taken away.
 
@@ -117,7 +118,7 @@ def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.D
 
 def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
     """What was taken away, means over layers and problems, by these keys; over all skills too."""
-    parts = [one.table("removed") for one in series if "removed" in one.run.tables]
+    parts = [one.rows("removed") for one in series if "removed" in one.run.tables]
     if not parts:
         return keys.head(0).assign(removed=math.nan, of_keys=math.nan)
     table = pd.concat(parts, ignore_index=True).rename(columns={"share": "removed"})
@@ -125,7 +126,7 @@ def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
     return whole.groupby([*keys], as_index=False)[["removed", "of_keys"]].mean()
 
 
-def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
+def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
     """Whether hiding costs one curve more than another: the drops of each against those of a reference.
 
     Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
@@ -164,7 +165,7 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
 
 def _right(one: Series) -> pd.DataFrame:
     """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
-    wide = one.table("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    wide = one.rows("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
     return wide.astype(float)
 
 
@@ -236,7 +237,7 @@ def draw_battery(runs: Sequence[Run], out: Path, options: object) -> list[Path]:
 
 
 def battery_by_skill(
-    runs: Iterable[Run] | Run,
+    runs: Runs,
     *,
     controls: Sequence[str] = ("sinks", "random"),
     labels: Sequence[str] | None = None,
@@ -258,9 +259,7 @@ def battery_by_skill(
     Raises:
         NotRecorded: for runs that are none of the battery.
     """
-    from matplotlib.figure import Figure
-
-    series, look = _labelled(runs, labels), theme_named(theme)
+    series, look = as_series(runs, labels), theme_named(theme)
     skills = [name for name in dict.fromkeys(series[0].accuracy["skill"]) if name != ALL]
     panels = [(level, skill) for level in levels for skill in (*skills, ALL)]
     width = len(skills) + 1 if len(levels) > 1 else -(-(len(skills) + 1) // 2)
@@ -283,9 +282,7 @@ def battery_by_skill(
     return figure
 
 
-def battery_by_removed(
-    runs: Iterable[Run] | Run, *, labels: Sequence[str] | None = None, theme: str = "light"
-) -> Figure:
+def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme: str = "light") -> Figure:
     """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken away.
 
     A text of few columns loses more with each: this is the scale on which models of different canvases compare. Over
@@ -294,9 +291,8 @@ def battery_by_removed(
     Raises:
         NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
     """
-    series, look = _labelled(runs, labels), theme_named(theme)
-    whole = list({id(one.run): one.run for one in series}.values())
-    names, scores = [one.label for one in as_series(whole)], battery_scores(whole)
+    series, look = as_series(runs, labels), theme_named(theme)
+    scores = battery_scores(series)
     scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
     if scores.empty:
         raise NotRecorded(
@@ -307,12 +303,11 @@ def battery_by_removed(
     with themed(look):
         axes = own_axes(None, 5.2, 3.4)
         figure: Any = axes.figure
-        for (name, one), control in itertools.product(zip(names, drawn_as(series, look), strict=True), controls):
-            rows = scores[(scores["series"] == name) & (scores["control"] == control)].sort_values("k")
+        for one, control in _curves(drawn_as(series, look), controls):
+            rows = scores[(scores["series"] == one.run.label) & (scores["control"] == control)].sort_values("k")
             if not rows.empty:
                 across, up = [0, *(100 * rows["removed"])], [100, *(100 * rows["share"] / rows["clean"])]
-                style = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
-                axes.plot(across, up, linewidth=1.2, **style)
+                line(axes, one, across, up, style=LINES[control])
         axes.set(xlabel="share of attention taken away, %", ylabel="right, % of those with nothing hidden")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=-3)
@@ -323,49 +318,39 @@ def battery_by_removed(
 
 def write_battery_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     """The figures as PNG files, with every control that was run; none where nothing was hidden. Returns their paths."""
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     there = [control for control in CONTROLS if any(control in one.controls for one in as_series(runs))]
     if not there:
         return []
-    drawn = {"battery_by_skill": battery_by_skill(runs, controls=there)}
+    written = save_figure(lambda: battery_by_skill(runs, controls=there), Path(folder) / "battery_by_skill")
     # a model that has nothing right has nothing to lose
     with suppress(NotRecorded):
-        drawn["battery_by_removed"] = battery_by_removed(runs)
-    look = theme_named("light")
-    return [path for name, figure in drawn.items() for path in write_figure(figure, target / name, ("png",), look)]
+        written += save_figure(lambda: battery_by_removed(runs), Path(folder) / "battery_by_removed")
+    return written
 
 
-def _labelled(runs: Iterable[Run] | Run, labels: Sequence[str] | None) -> list[Series]:
-    series = as_series(runs)
-    if labels is None:
-        return series
-    if len(labels) != len(series):
-        raise ValueError(f"labels name every curve, but there are {len(labels)} for {len(series)}; give as many")
-    return [replace(one, label=label) for one, label in zip(series, labels, strict=True)]
+def _curves(drawn: Sequence[Look], controls: Sequence[str]) -> list[tuple[Look, str]]:
+    """Every model under a condition with all that was hidden in it."""
+    return [(one, control) for one in drawn for control in controls if control in one.run.controls]
 
 
 def _panel(axes: Axes, drawn: Sequence[Look], controls: Sequence[str], skill: str, level: int) -> None:
     every = sorted({int(k) for one in drawn for k in one.run.accuracy["k"]})
-    for one in drawn:
-        for control in (name for name in controls if name in one.run.controls):
-            curve = one.run.curve(control, skill, level)
-            # the part that is over the same problems
-            curve = curve[curve["n"] == curve["n"].max()]
-            # numbers such as 0, 1, 2, 5, 10 stand at even distances
-            across = [every.index(int(k)) for k in curve["k"]]
-            share = 100 * curve["share"]
-            style = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
-            error = [share - 100 * curve["low"], 100 * curve["high"] - share]
-            axes.errorbar(across, share, yerr=error, markersize=3.2, linewidth=1.3, elinewidth=0.6, **style)
+    for one, control in _curves(drawn, controls):
+        curve = one.run.curve(control, skill, level)
+        # the part that is over the same problems
+        curve = curve[curve["n"] == curve["n"].max()]
+        # numbers such as 0, 1, 2, 5, 10 stand at even distances
+        across = [every.index(int(k)) for k in curve["k"]]
+        share = 100 * curve["share"]
+        style: Any = {"color": one.colour, "marker": one.marker, "linestyle": LINES[control]}
+        error = [share - 100 * curve["low"], 100 * curve["high"] - share]
+        axes.errorbar(across, share, yerr=error, markersize=3.2, linewidth=1.3, elinewidth=0.6, **style)
     axes.set_xticks(range(len(every)), list(map(str, every)))
     axes.set_ylim(-4, 104)
     axes.grid(axis="y")
 
 
 def _legend(figure: Figure, series: Sequence[Series], controls: Sequence[str], look: Theme) -> None:
-    from matplotlib.lines import Line2D
-
     drawn = drawn_as(list(series), look)
     entries = [Line2D([], [], color=one.colour, marker=one.marker, label=one.run.label) for one in drawn]
     kinds = [name for name in controls if any(name in one.controls for one in series)]

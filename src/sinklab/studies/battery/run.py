@@ -1,8 +1,6 @@
 """The reasoning battery: problems of every skill and level, answered with and without columns hidden."""
 
 # B batch rows, L layers, H heads
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field

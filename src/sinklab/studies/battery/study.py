@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.data.battery import LEVELS, SKILLS
 from sinklab.errors import Checked, limited, near
 from sinklab.registry import interventions, studies
 from sinklab.sampling.settings import DecodingSettings
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """In the column of skills: over all of them."""
-SKILLS = ("arithmetic", "deduction", "planning", "rewriting", "retrieval", "copying")
-LEVELS = (1, 2, 3, 4)
 CONTROLS: dict[str, dict[str, Any]] = {
     "sinks": {},
     "clean_pass": {"source": "clean_pass"},
@@ -92,7 +91,7 @@ class BatterySettings(Checked):
     Raises ValueError for names and numbers that make no sense with any model.
     """
 
-    skills: tuple[str, ...] = limited(SKILLS, one_of=SKILLS, needed=True)
+    skills: tuple[str, ...] = limited(tuple(SKILLS), one_of=SKILLS, needed=True)
     """Kinds of problems: arithmetic, deduction, planning, rewriting, retrieval, copying."""
     levels: tuple[int, ...] = limited(LEVELS, one_of=LEVELS, needed=True)
     """Levels of difficulty, 1 is easy."""

@@ -1,7 +1,5 @@
 """HumanEval for lm-eval: completions are run when its filters are applied, and its metric counts those that passed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

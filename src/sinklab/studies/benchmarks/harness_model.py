@@ -3,8 +3,6 @@
 Importing this module registers it: `lm_eval --model sinklab --model_args pretrained=tiny,mask_sinks=5`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
@@ -20,7 +18,7 @@ from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.task import check_decoding
 from sinklab.studies.benchmarks.requests import Part, continuations, rolled, scored, whole_texts, writing_jobs, written
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.processes import Processes, Progress, as_progress
 from sinklab.studies.request_cache import RequestCache
 

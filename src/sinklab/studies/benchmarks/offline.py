@@ -1,7 +1,5 @@
 """lm-eval's tasks on local files: its own prompts and metrics, with the data set replaced by files on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os
@@ -12,7 +10,7 @@ from typing import Any
 
 from sinklab.errors import near
 from sinklab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
-from sinklab.studies.benchmarks.settings import TWO_STAGE
+from sinklab.studies.benchmarks.study import TWO_STAGE
 
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""

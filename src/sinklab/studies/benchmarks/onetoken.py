@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pandas as pd
 from sinklab.reports.printed import Printed, write_printed
 from sinklab.reports.runs import as_trainings
 from sinklab.reports.training import FREE, Training, variant
-from sinklab.studies.benchmarks.published import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
+from sinklab.studies.benchmarks.tables import ONE_TOKEN, ONE_TOKEN_FACTS, Benchmark, PaperTable, found_in
 
 COLUMNS: dict[str, Any] = ONE_TOKEN_FACTS["columns"]
 RECIPES: dict[str, list[str]] = ONE_TOKEN_FACTS["recipes"]
@@ -28,16 +27,8 @@ RUNS_ONLY = (LOSS, LESS, SHARE)
 _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number of a group of runs that differ in their seed alone."""
-
-    value: float = math.nan
-    stderr: float = math.nan
-    runs: int = 0
-    samples: int = 0
-    task: str = ""
-    metric: str = ""
+CELL = {"value": math.nan, "stderr": math.nan, "runs": 0, "samples": 0, "task": "", "metric": "", "command": ""}
+"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured."""
 
 
 @dataclass(eq=False)
@@ -49,8 +40,8 @@ class Repeats:
     """Those that fine-tuned one of them on questions."""
     benchmarks: list[Benchmark] = field(default_factory=list)
 
-    def cell(self, column: str, first: Repeats, metric: str | None = None) -> Cell | None:
-        """A column of a table, mean over the runs; `first` are those of the table's first row.
+    def cell(self, column: str, first: Repeats, metric: str | None = None) -> dict[str, Any]:
+        """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are the table's first row.
 
         Held-out loss in nats per token, ± one standard error over rows of text. Less that of the first row: of the same
         seed, paired by row of text. Share of attention on the added sinks at the last look of the monitor, in percent.
@@ -68,7 +59,7 @@ class Repeats:
         pairs = [one.against(theirs[one.run.info.seed]) for one in self.trainings if one.run.info.seed in theirs]
         return _mean([(pair[0], pair[1] / 1.96) for pair in pairs if pair is not None])
 
-    def _score(self, column: str, metric: str | None) -> Cell | None:
+    def _score(self, column: str, metric: str | None) -> dict[str, Any]:
         """A benchmark in percent; of several tasks for it the paper's own."""
         plain = [one for one in self.benchmarks if one.k == 0 and not one.run.info.settings.get("edits")]
         for task in COLUMNS[column]["tasks"]:
@@ -77,8 +68,8 @@ class Repeats:
                 # a first try with a limit does not count beside the whole benchmark
                 scores = scores[scores["samples"] == scores["samples"].max()]
                 about = {"samples": int(scores["samples"].iloc[0]), "task": task, "metric": scores["metric"].iloc[0]}
-                return _mean(100 * scores[["value", "stderr"]].to_numpy(float), **about)
-        return None
+                return _mean(100 * scores[["value", "stderr"]].to_numpy(float)) | about
+        return {}
 
     @property
     def model(self) -> str | None:
@@ -114,14 +105,13 @@ def experiments(benchmarks: Sequence[Benchmark], trainings: Sequence[Any]) -> li
     for bench in benchmarks:
         if bench.model.get("family") != "diffusion":
             continue
-        home = homes.get(Path(str(bench.model.get("name"))).resolve())
-        home = home or by_weights.get(str(bench.model.get("weights_sha256")))
+        place, weights = Path(str(bench.model.get("name"))).resolve(), str(bench.model.get("weights_sha256"))
         sizes = [bench.model.get(name) for name in ("hidden_size", "layers", "heads")]
-        elsewhere = f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
-        key, start, label = json.dumps(["unknown", sizes]), "unknown", elsewhere
-        if home is not None:
-            key, start, label = _described(_base(home, homes))
-        blocks.setdefault(key, Experiment(start, label)).variants[variant(bench.model)].benchmarks.append(bench)
+        about = json.dumps(["unknown", sizes]), "unknown", f"{sizes[1]} layers of {sizes[0]}, trained elsewhere"
+        if (home := homes.get(place) or by_weights.get(weights)) is not None:
+            about = _described(_base(home, homes))
+        repeats = blocks.setdefault(about[0], Experiment(*about[1:])).variants[variant(bench.model)]
+        repeats.benchmarks.append(bench)
     return list(blocks.values())
 
 
@@ -137,23 +127,18 @@ def _base(one: Training, homes: dict[Path, Training]) -> Training:
     return _base(before, homes) if before is not None and before is not one else one
 
 
-def _start(base: Training) -> str:
-    if _is_tuned(base):
-        return "unknown"
-    if base.run.info.settings.get("train_only", "all") != "all":
-        return "retrofit"
-    return "autoregressive" if base.run.info.settings.get("init_from") else "scratch"
-
-
 def _described(base: Training) -> tuple[str, str, str]:
     """What runs of one experiment have in common; how it began; in words: from where, how large, what it has read."""
-    settings, start = base.run.info.settings, _start(base)
+    settings = base.run.info.settings
+    model = settings.get("init_from")
+    start = "autoregressive" if model else "scratch"
+    if _is_tuned(base) or settings.get("train_only", "all") != "all":
+        start = "unknown" if _is_tuned(base) else "retrofit"
     alike = {key: value for key, value in settings.items() if key not in FREE | _OF_VARIANT}
     tokens = int(settings.get("steps") or 0) * int(settings.get("batch") or 0) * int(settings.get("length") or 0)
     size = base.run.info.model.get("parameters")
     parts = [f"{_short(size)} parameters"] if size else []
     parts += [f"{_short(tokens)} tokens"] if tokens and not settings.get("epochs") else []
-    model = settings.get("init_from")
     label = ", ".join([f"from {Path(str(model)).parent.name or model}" if model else "from scratch", *parts])
     return json.dumps([start, alike], sort_keys=True), start, label
 
@@ -165,12 +150,13 @@ def _short(count: float) -> str:
     return str(count)
 
 
-def _mean(runs: Any, **about: Any) -> Cell | None:
+def _mean(runs: Any) -> dict[str, Any]:
     """Mean over runs, (value, standard error) each, with its own: seeds beyond these errors are not in it."""
     if not len(runs):
-        return None
+        return {}
     values, errors = np.array(runs).T
-    return Cell(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(runs)), len(runs), **about)
+    spread = float(np.sqrt((errors**2).sum()) / len(runs))
+    return {"value": float(values.mean()), "stderr": spread, "runs": len(runs)}
 
 
 def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
@@ -179,24 +165,23 @@ def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None)
     Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr, runs, samples, task,
     metric; and command, what would fill a cell that is missing (its value is NaN).
     """
-    rows: list[dict[str, Any]] = []
-    for table in ONE_TOKEN:
-        of_table: dict[str, Any] = {"table": table.number}
-        for size, paper_rows in table.blocks.items():
-            for paper in paper_rows:
-                here = of_table | {"block": size, "source": "published", "row": paper.name, "variant": paper.variant}
-                for column, score in zip(table.benchmarks, paper.scores, strict=True):
-                    rows.append(here | {"column": column} | asdict(Cell(score)) | {"command": ""})
-        for block in (block for block in blocks if _belongs(block, table)):
-            first = block.variants.get(table.variants[0][1], Repeats())
-            for name, of_variant in table.variants:
-                here = of_table | {"block": block.label, "source": "measured", "row": name, "variant": of_variant}
-                repeats = block.variants.get(of_variant, Repeats())
-                for column in (*table.benchmarks, *RUNS_ONLY):
-                    cell = repeats.cell(column, first, metric)
-                    command = "" if cell else _command(table, repeats, of_variant, column)
-                    rows.append(here | {"column": column} | asdict(cell or Cell()) | {"command": command})
-    return pd.DataFrame(rows)
+    rows: list[tuple[Any, ...]] = [
+        (table.number, size, "published", row.name, row.variant, column, {"value": score})
+        for table in ONE_TOKEN
+        for size, of_size in table.blocks.items()
+        for row in of_size
+        for column, score in zip(table.benchmarks, row.scores, strict=True)
+    ]
+    for table, block in ((table, block) for table in ONE_TOKEN for block in blocks if _belongs(block, table)):
+        first = block.variants.get(table.variants[0][1], Repeats())
+        for name, of_variant in table.variants:
+            repeats = block.variants.get(of_variant, Repeats())
+            for column in (*table.benchmarks, *RUNS_ONLY):
+                cell = repeats.cell(column, first, metric)
+                cell = cell or {"command": _command(table, repeats, of_variant, column)}
+                rows.append((table.number, block.label, "measured", name, of_variant, column, cell))
+    names = ("table", "block", "source", "row", "variant", "column")
+    return pd.DataFrame([dict(zip(names, here, strict=True)) | CELL | cell for *here, cell in rows])
 
 
 def _belongs(block: Experiment, table: PaperTable) -> bool:
@@ -250,11 +235,10 @@ def _text(cell: pd.Series) -> str:
 def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:
     """The commands that fill the cells of a table that are missing; benchmarks with the same settings in one."""
     part = numbers[(numbers["table"] == table) & (numbers["command"] != "")]
-    together: dict[str, dict[str, None]] = {}
-    for command in part["command"]:
-        tasks = together.setdefault(re.sub(r"--tasks \S+", "--tasks …", command), {})
-        tasks |= dict.fromkeys(re.findall(r"--tasks (\S+)", command))
-    return [alike.replace("…", ",".join(tasks)) for alike, tasks in together.items()]
+    alike = part["command"].str.replace(r"--tasks \S+", "--tasks …", regex=True)
+    tasks = part["command"].str.extract(r"--tasks (\S+)")[0]
+    groups = tasks.groupby(alike, sort=False)
+    return [str(command).replace("…", ",".join(of_command.dropna().unique())) for command, of_command in groups]
 
 
 def write_onetoken(folders: Iterable[str | Path], out: str | Path, *, metric: str | None = None) -> list[Printed]:

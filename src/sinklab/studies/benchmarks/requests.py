@@ -1,8 +1,6 @@
 """Requests of lm-eval to the model, a `SinklabLM`: which share noise, which are watched, how they are answered."""
 
 # B rows of a forward, L layers, H heads, K keys, S positions
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
@@ -20,7 +18,7 @@ from sinklab.scoring.requests import limit_of, start_token
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.writing import WritingRequest
 from sinklab.sinks.states import MASKED, PROMPT
-from sinklab.studies.benchmarks.settings import EvalSettings
+from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.request_cache import request_key, request_number
 
 DEFAULT_TOKENS = 256
@@ -188,16 +186,13 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
         plain = [each for each in some if not each.watched]
         parts = parts_of(plain, 4 * model.settings.likelihood_batch)
         for part in [*parts, *([each] for each in some if each.watched)]:
-            yield _scores(model, part)
-
-
-def _scores(model: Any, asked: Sequence[Continuation]) -> Part:
-    """Of requests that are all compared with greedy decoding, or none is; a watched one is alone."""
-    first, pairs = asked[0], [(each.ids, each.continuation) for each in asked]
-    how: dict[str, Any] = {"groups": [each.group for each in asked], "greedy": first.greedy}
-    run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), edits=model.scored_edits, **how)
-    found, sinks = _watched(model, max(len(first.ids), not model.is_diffusion), run) if first.watched else (run(), [])
-    return {each.key: _answer(result, sinks) for each, result in zip(asked, found, strict=True)}
+            pairs, groups = [(each.ids, each.continuation) for each in part], [each.group for each in part]
+            how: dict[str, Any] = {"groups": groups, "greedy": greedy, "edits": model.scored_edits}
+            run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
+            # a watched one is alone
+            context = max(len(part[0].ids), not model.is_diffusion)
+            found, sinks = _watched(model, context, run) if part[0].watched else (run(), [])
+            yield {each.key: _answer(result, sinks) for each, result in zip(part, found, strict=True)}
 
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 tasks.toml says where they are looked for and what lm-eval's task of that name reads of a document.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -17,7 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sinklab.data.corpora import json_object, text_lines
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sinklab.data.corpora import json_object, placed_lines, text_lines
 from sinklab.records.storage import write_beside
 
 Row = dict[str, Any]
@@ -54,8 +55,7 @@ def _kind(path: Path) -> str:
 def _plain(path: Path) -> list[Row]:
     if _kind(path) == ".parquet":
         return _parquet(path)
-    lines = enumerate(text_lines(path), 1)
-    rows = [json_object(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+    rows = [json_object(*placed) for placed in placed_lines(path)]
     labels = path.with_name(f"{path.name.split('.')[0]}-labels.lst")
     if rows and "label" not in rows[0] and labels.is_file():
         given = "".join(text_lines(labels)).split()
@@ -66,9 +66,6 @@ def _plain(path: Path) -> list[Row]:
 
 
 def _parquet(path: Path) -> list[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return [*pq.read_table(path).to_pylist()]
     except (pa.ArrowException, OSError) as error:

@@ -23,7 +23,7 @@ from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import RunWriter
 from sinklab.studies.base import describe
 from sinklab.studies.benchmarks import offline, tables, two_stage
-from sinklab.studies.benchmarks.settings import TWO_STAGE, EvalSettings, Plan
+from sinklab.studies.benchmarks.study import TWO_STAGE, EvalSettings, Plan
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
 

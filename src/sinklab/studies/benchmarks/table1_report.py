@@ -1,27 +1,22 @@
 """The analysis paper's Table 1: accuracy over masked sinks, measured beside published, with the > 5 % verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sinklab.analysis.intervals import Z
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.runs import labels
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
-from sinklab.studies.benchmarks import published as paper
-from sinklab.studies.benchmarks.published import Benchmark, found_in, paired_drop
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+from sinklab.studies.benchmarks import tables as paper
+from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
 
 MEASURED, PUBLISHED = "measured", "published"
 
@@ -31,8 +26,6 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
 
     Bars are ± one binomial standard error.
     """
-    from matplotlib.figure import Figure
-
     look = theme_named(theme)
     tasks = list(dict.fromkeys(numbers["task"]))
     names: dict[str, int] = {}
@@ -152,7 +145,7 @@ def _removed(one: Benchmark, task: str) -> float:
 
 def _published(task: str) -> list[dict[str, Any]]:
     rows = []
-    for model, cells in paper.published_table1(task).items():
+    for model, cells in paper.TABLE1.get(paper.FORMS.get(task, task), {}).items():
         plain, error = cells[0]
         for k, (value, stderr) in zip(paper.KS, cells, strict=True):
             row: dict[str, Any] = {"task": task, "model": model, "source": PUBLISHED, "control": "sinks", "k": k}

@@ -25,8 +25,8 @@ from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
 from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
-from sinklab.studies.benchmarks.requests import Asked, Part
-from sinklab.studies.benchmarks.settings import TWO_STAGE
+from sinklab.studies.benchmarks.requests import Asked, Part, parts_of
+from sinklab.studies.benchmarks.study import TWO_STAGE
 from sinklab.studies.request_cache import request_key
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ class TwoStage(Checked):
         # where noise or other rows would decide, a row is decoded alone; as published, they do decide
         alone = needs_own_batch(self.decoding, self.edits) or self.decoding.block_length is not None
         rest = [number for number in room if number not in watched]
-        size = 1 if alone else self.batch
-        parts = [rest[at : at + size] for at in range(0, len(rest), size)]
+        parts = parts_of(rest, 1 if alone else self.batch)
         if self.published:
             parts = [[*numbers] for _, numbers in groupby(rest, lambda number: number // BATCH)]
         for part in parts:
@@ -300,8 +299,8 @@ def answer_all(model: SinklabLM, documents: list[dict[str, Any]]) -> None:
         protocol = TwoStage(model.loaded, watch=settings.watches, **how)
         for answer in protocol.answers([documents[number]["question"] for number in numbers], numbers):
             if answer.number in missing:
-                kept = {name: value for name, value in asdict(answer).items() if name != "number"}
-                yield {asked[answer.number].key: kept | {"sinks": list(answer.sinks)}}
+                kept = asdict(answer) | {"sinks": list(answer.sinks)}
+                yield {asked[kept.pop("number")].key: kept}
 
     model.answers([*asked.values()], f"{TWO_STAGE}: answering {{}} questions", answered)
 
@@ -310,17 +309,11 @@ def rows(
     documents: list[dict[str, Any]], told: Mapping[tuple[str, int, int], Mapping[str, Any]], *, published: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the tables ``scores`` and ``samples``."""
-    kept = [told[TWO_STAGE, number, 0] for number in range(len(documents))]
-    names = ("text", "answer", "fits", "steps")
-    answers = [TwoStageAnswer(number, *(given[name] for name in names)) for number, given in enumerate(kept)]
+    answers = [TwoStageAnswer(number, **told[TWO_STAGE, number, 0]) for number in range(len(documents))]
     score = scored(answers, [row["answer"] for row in documents], published=published)
     scores = {"task": TWO_STAGE, "metric": "exact_match", "filter": "none", "value": score.accuracy}
-    scores |= {
-        "stderr": score.stderr,
-        "samples": score.samples,
-        "higher_is_better": True,
-        "no_answer": score.unanswered / score.samples,
-    }
+    scores |= {"stderr": score.stderr, "samples": score.samples, "higher_is_better": True}
+    scores |= {"no_answer": score.unanswered / score.samples}
     samples = [
         {"task": TWO_STAGE, "filter": "none", "doc_id": answer.number, "prompt": document["question"]}
         | {"response": answer.text, "answer": answer.answer or "", "target": document["answer"], "right": float(right)}

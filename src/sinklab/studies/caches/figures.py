@@ -1,21 +1,20 @@
 """What a comparison of caches shows: fidelity over the budget, with and without protected sinks, and what it costs."""
 
-from __future__ import annotations
-
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from sinklab.records.reading import Run
+from sinklab.reports.drawing import Look, line
 from sinklab.reports.printed import save_figure
+from sinklab.reports.runs import as_shown
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.base import labels_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 NAMES, WHOLE, WHOSE, COLUMNS = (labels_of("caches")[name] for name in ("families", "whole", "whose", "columns"))
 KEYS = ["family", "keep", "sinks", "protect"]
@@ -23,10 +22,7 @@ KEYS = ["family", "keep", "sinks", "protect"]
 
 def caches_figure(run: Run, *, theme: str = "light") -> Figure:
     """Divergence over the budget, and where it was measured, over time. Raises ValueError for a run of another kind."""
-    from matplotlib.figure import Figure
-
-    if run.info.kind != "caches":
-        raise ValueError(f"a figure of caches needs a run of kind 'caches', but {run.path} holds {run.info.kind!r}")
+    as_shown(run, "caches")
     look, policies, has_costs = theme_named(theme), run.table("policies"), "costs" in run.tables
     with themed(look):
         figure = Figure(figsize=(12.4 if has_costs else 7.4, 3.7), layout="constrained")
@@ -38,9 +34,9 @@ def caches_figure(run: Run, *, theme: str = "light") -> Figure:
     return figure
 
 
-def draw_caches(run: Run, path: str | Path) -> Path:
-    """Write `caches_figure` as a PNG file. Raises ValueError for a run of another kind."""
-    return save_figure(lambda: caches_figure(run), Path(path).with_suffix(""), ("png",))[0]
+def draw_caches(runs: list[Run], out: Path, options: object) -> list[Path]:
+    """Write `caches_figure` as caches.png into each run. Raises ValueError for a run of another kind."""
+    return [path for run in runs for path in save_figure(partial(caches_figure, run), run.path / "caches")]
 
 
 def _at_longest(run: Run) -> pd.DataFrame:
@@ -51,18 +47,15 @@ def _at_longest(run: Run) -> pd.DataFrame:
 
 def _draw_fidelity(plot: Axes, policies: pd.DataFrame, look: Theme) -> None:
     """Divergence from the uncached distribution over the share of columns kept; full lines protect sinks of now."""
-    from matplotlib.ticker import NullLocator, PercentFormatter
-
     for family in NAMES:
-        colour, marker = _drawn_as(family, look)
+        one = _drawn_as(family, look)
         mine = policies[(policies["family"] == family) & (policies["keep"] < 1)].sort_values("keep")
-        for whose, words, line, fill in (("", "", "--", "none"), ("now", " + sinks", "-", colour)):
+        for whose, words, style in (("", "", "--"), ("now", " + sinks", "-")):
             part = mine[mine["protect"] == whose]
             if not part.empty:
-                style: Any = {"marker": marker, "linestyle": line, "markerfacecolor": fill}
-                plot.plot(part["keep"], part["divergence"], color=colour, label=NAMES[family] + words, **style)
+                line(plot, one, part["keep"], part["divergence"], style=style, label=NAMES[family] + words)
                 ends = part["divergence_low"], part["divergence_high"]
-                plot.fill_between(part["keep"], *ends, color=colour, alpha=0.12, lw=0)
+                plot.fill_between(part["keep"], *ends, color=one.colour, alpha=0.12, lw=0)
     whole = policies[policies["family"].isin(WHOLE) & (policies["divergence"] > 0)].drop_duplicates("family")
     for family, level in zip(whole["family"], whole["divergence"], strict=True):
         plot.axhline(level, color=look.muted, linewidth=0.9, linestyle=":")
@@ -79,30 +72,26 @@ def _draw_fidelity(plot: Axes, policies: pd.DataFrame, look: Theme) -> None:
 def _draw_costs(plot: Axes, policies: pd.DataFrame, costs: pd.DataFrame, look: Theme) -> None:
     """Divergence over processor time, a mark a policy; filled ones protect sinks."""
     both = policies.merge(costs, on=KEYS)
-    for line in both[both["divergence"] > 0].to_dict("records"):
-        place = (line["ratio"], line["divergence"])
-        if line["family"] in NAMES and line["keep"] < 1:
-            colour, marker = _drawn_as(line["family"], look)
-            plot.plot(
-                *place, color=colour, marker=marker, markerfacecolor=colour if line["protect"] == "now" else "none"
-            )
+    for row in both[both["divergence"] > 0].to_dict("records"):
+        place = (row["ratio"], row["divergence"])
+        if row["family"] in NAMES and row["keep"] < 1:
+            across, up = ([value] for value in place)
+            line(plot, _drawn_as(row["family"], look), across, up, style="-" if row["protect"] == "now" else "--")
         else:
             plot.plot(*place, color=look.muted, marker=".")
-            plot.annotate(line["label"], place, (4, 2), textcoords="offset points", fontsize=7)
+            plot.annotate(row["label"], place, (4, 2), textcoords="offset points", fontsize=7)
     _log_divergence(plot)
     plot.set_xlabel(f"processor time, uncached = 1 ({costs['length'].iloc[0]} columns)")
     plot.set_title("distance over time")
 
 
-def _drawn_as(family: str, look: Theme) -> tuple[str, str]:
+def _drawn_as(family: str, look: Theme) -> Look:
     """Colour and marker, the same in every figure."""
     number = [*NAMES].index(family)
-    return (*look.runs, look.muted)[number], MARKERS[number]
+    return Look(None, (*look.runs, look.muted)[number], MARKERS[number], NAMES[family])
 
 
 def _log_divergence(plot: Axes) -> None:
-    from matplotlib.ticker import NullFormatter
-
     plot.set_yscale("log")
     plot.yaxis.set_major_formatter("{x:g}")
     plot.yaxis.set_minor_formatter(NullFormatter())

@@ -1,10 +1,7 @@
 """The caches that are compared, by what they keep; at one budget the members of a family differ in protection alone."""
 
 # B batch rows, S canvas columns, M wanted positions, Q = K = S
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +10,7 @@ from torch import Tensor
 
 from sinklab.caching.policies import SCORES, EvictingCache
 from sinklab.probing.tracing import trace
-from sinklab.sampling.caches import Cache, cache_of, evaluator
+from sinklab.sampling.caches import Cache, cache_of
 from sinklab.studies.caches.study import CacheSettings
 
 DELAY = 1
@@ -64,10 +61,6 @@ class Policy:
             return SparseDenoiser(model, self.keep, self.sinks, is_random=self.protect == "random")
         return model.denoiser()
 
-    def evaluate(self, model: Any, block_BS: Tensor) -> Callable[[Tensor, Tensor, int, int], Tensor]:
-        """(ids_BS, wanted_BS, block, nth) -> logits_MV for one run over one canvas."""
-        return evaluator(self.denoiser(model), self.cache, block_BS)
-
 
 def policies(settings: CacheSettings) -> list[Policy]:
     """All that are compared, the uncached one first. Raises ValueError for budgets and names that make no sense."""
@@ -88,11 +81,9 @@ def policies(settings: CacheSettings) -> list[Policy]:
     return found
 
 
-def pairs(found: list[Policy]) -> Iterator[tuple[Policy, Policy]]:
+def pairs(found: list[Policy]) -> list[tuple[Policy, Policy]]:
     """(protected, the same without protection), at equal budgets."""
-    for policy in found:
-        if policy.protect:
-            yield policy, Policy(policy.family, policy.keep)
+    return [(policy, Policy(policy.family, policy.keep)) for policy in found if policy.protect]
 
 
 class SparseDenoiser:

@@ -2,8 +2,6 @@
 
 # R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions (row-major),
 # V vocabulary
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -11,26 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
-from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
+from sinklab.sampling.caches import evaluator
+from sinklab.sampling.canvas import Canvas, numbered_blocks
 from sinklab.sampling.loop import denoise
 from sinklab.scoring.heldout import heldout_rows
 from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.study import CacheSettings
 from sinklab.studies.processes import Progress
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 METRICS = ("loss", "divergence", "same")
 """Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of
@@ -69,7 +65,7 @@ def forced(
     rows: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Any]]:
     """Every policy on the same text, revealed block by block, in the same random order: a table, a line per policy and
     row with the means of `METRICS`.
@@ -86,10 +82,10 @@ def forced(
     model: Any = loaded.model
     ids_BS = ids_BS.to(model.device)
     canvas = canvas_of(model, ids_BS, settings.new_tokens)
-    block_BS = block_numbers(canvas.open_BS, block_sizes(canvas.open_BS, settings.block_length))
+    _, block_BS = numbered_blocks(canvas.open_BS, settings.block_length)
     turn_BS = torch.full_like(ids_BS, -1)
     turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
-    run = {policy: policy.evaluate(model, block_BS) for policy in found}
+    run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}
     sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
     count_B = torch.zeros(len(ids_BS))
     for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
@@ -108,8 +104,7 @@ def forced(
                 values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
                 sums[policy].index_add_(1, row_M, values)
         count_B += wanted_BS.sum(1).cpu() * counts
-        if progress is not None:
-            progress()
+        progress()
     return columns_of(
         asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
         for policy in found
@@ -183,7 +178,7 @@ def costs(
     lengths: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Callable[[], object] | None = None,
+    progress: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 
@@ -200,8 +195,7 @@ def costs(
         taken: dict[Policy, list[list[float]]] = {policy: [] for policy in found}
         for _, policy in itertools.product(range(settings.repeats), found):
             taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
-            if progress is not None:
-                progress()
+            progress()
         best = {policy: [min(turn) for turn in zip(*turns, strict=True)] for policy, turns in taken.items()}
         for policy, steps in best.items():
             line = {"length": length, **asdict(policy), "ms_per_token": 1e3 * sum(steps) / settings.new_tokens}

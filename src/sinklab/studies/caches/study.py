@@ -97,16 +97,11 @@ class Caches(Study):
     run = deferred("sinklab.studies.caches.run:compare")
     finish = deferred("sinklab.studies.caches.run:conclude")
     sentences = deferred("sinklab.studies.caches.figures:caches_sentences")
+    draw = deferred("sinklab.studies.caches.figures:draw_caches")
 
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""
         return plan.batches
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """caches.png in the run folder."""
-        from sinklab.studies.caches.figures import draw_caches
-
-        return [draw_caches(run, run.path / "caches.png") for run in runs]
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Where the figure is."""

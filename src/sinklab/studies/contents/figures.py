@@ -1,24 +1,20 @@
 """What the sinks of a run of kind "contents" carry: a figure a place, and the findings in words."""
 
 # one line a population over layers; bands are 95 % intervals over texts
-from __future__ import annotations
-
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sinklab.records.reading import Run
-from sinklab.reports.drawing import write_figure
+from sinklab.reports.printed import save_figure
+from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import theme_named, themed, whole_numbers
 from sinklab.studies.base import labels_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
@@ -31,11 +27,7 @@ def contents_places(run: Run) -> list[str]:
     Raises:
         ValueError: for a run of another kind.
     """
-    if run.info.kind != "contents":
-        raise ValueError(
-            f"What sinks carry is read from runs of kind 'contents': {run.path} is of kind {run.info.kind!r}. Make one "
-            "with `sinklab probe`."
-        )
+    as_shown(run, "contents")
     if "lens" not in run.tables:
         return []
     there = set(run.table("lens")["place"])
@@ -58,8 +50,6 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
             f"This figure needs sinks at the place {place!r}, and {run.path} has some at "
             f"{', '.join(contents_places(run)) or 'none'}. Choose another place, or --choose strongest."
         )
-    from matplotlib.figure import Figure
-
     look = theme_named(theme)
     with themed(look):
         # fixed margins: the same panels always, and no search for a layout
@@ -112,20 +102,25 @@ def save_contents_figures(
     run: Run, folder: str | Path, places: Iterable[str] | None = None, *, prefix: str = "", theme: str = "light"
 ) -> list[Path]:
     """The figure of each place as PREFIXcontents-PLACE.png; of all places with sinks when `places` is None."""
-    target, written = Path(folder), []
-    target.mkdir(parents=True, exist_ok=True)
+    written = []
     for place in contents_places(run) if places is None else places:
-        figure, stem = contents_figure(run, place, theme=theme), target / f"{prefix}contents-{place}"
-        written += write_figure(figure, stem, ("png",), theme_named(theme))
+        draw = partial(contents_figure, run, place, theme=theme)
+        written += save_figure(draw, Path(folder) / f"{prefix}contents-{place}", theme=theme)
     return written
 
 
-def contents_sentences(run: Run) -> list[str]:
-    """What was found, a sentence a place and one about the added sinks.
+def draw_contents(runs: list[Run], out: Path, options: object) -> list[Path]:
+    """A figure a place, in the run folder."""
+    return save_contents_figures(runs[0], out)
+
+
+def contents_sentences(runs: list[Run]) -> list[str]:
+    """What was found in the first run, a sentence a place and one about the added sinks.
 
     Raises:
         ValueError: for a run of another kind.
     """
+    run = runs[0]
     there, settings = contents_places(run), run.info.settings
     names = {
         "excess": f"sinks by ε = {settings['epsilon']:g}",

@@ -3,7 +3,6 @@
 # B batch, S text positions, N states of any origin, D hidden size, V vocabulary, L layers
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.context import is_observed
+from sinklab.training.snapshots import after_layers
 
 MEASURES = ("entropy", "probability", "log10_rank", "frequent_probability", "frequent_log10_rank", "kl", "hidden")
 """Of `LogitLens.measures`: nats, probabilities, base-10 logarithms of ranks (0 is the first), nats, a probability."""
@@ -40,7 +40,7 @@ class LogitLens:
         Raises:
             ValueError: for a model without them.
         """
-        norm, head = getattr(decoder_of(model), "norm", None), model.get_output_embeddings()
+        norm, head = getattr(getattr(model, "base_model", model), "norm", None), model.get_output_embeddings()
         if not isinstance(norm, nn.Module) or head is None:
             raise ValueError(
                 f"the logit lens needs a decoder with a final `norm` and a head over the vocabulary, but "
@@ -113,16 +113,12 @@ class LogitLens:
 class ResidualStates:
     """The residual stream of one forward: what enters layer 0, 1, …, and what leaves the last one."""
 
-    def __init__(self, layers: int) -> None:
-        self.layers = layers
+    def __init__(self) -> None:
+        self.layers = 0
         self.depths_BSD: list[Tensor] = []
         """One tensor a depth, L + 1 in all: the one at l enters layer l, the last leaves the last layer."""
         self.added_ND: list[Tensor] = []
         """The same of the added sinks, which models run apart; empty where they have none or did not run again."""
-
-    def clear(self) -> None:
-        """Forget the forward that was seen, and see the next one."""
-        self.depths_BSD.clear()
 
     def _see(self, depth: int, states_BSD: Tensor) -> None:
         if not is_observed():
@@ -142,30 +138,12 @@ def residual_states(model: Any) -> Iterator[ResidualStates]:
     Raises:
         ValueError: if the model has no decoder with a list of layers.
     """
-    layers = getattr(decoder_of(model), "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise ValueError(
-            f"residual states are read between decoder layers, but {type(model).__name__} keeps no list `layers` in "
-            "its backbone; pass a DiffusionLM or a Llama-like transformers model"
-        )
-    seen = ResidualStates(len(layers))
+    seen = ResidualStates()
 
     def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         seen._see(0, args[0] if args else kwargs["hidden_states"])
 
-    def after(depth: int) -> Any:
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            seen._see(depth, output if isinstance(output, Tensor) else output[0])
-
-        return hook
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
-        for index, module in enumerate(layers):
-            stack.callback(module.register_forward_hook(after(index + 1)).remove)
-        yield seen
-
-
-def decoder_of(model: Any) -> Any:
-    """The part of a transformers model that holds its layers."""
-    return getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
+    with after_layers(model, lambda layer, states_BSD: seen._see(layer + 1, states_BSD)) as layers:
+        seen.layers = len(layers)
+        with layers[0].register_forward_pre_hook(before, with_kwargs=True):
+            yield seen

@@ -1,14 +1,20 @@
 """What the sinks of a model carry: states at sinks beside states at positions that are like them, along its writing."""
 
-# N added sinks, D hidden size, L layers
-from __future__ import annotations
-
+# N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target columns, G texts,
+# R resamples, T sampled steps
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
+from torch import Tensor
 
+from sinklab.analysis import linear_probes as probes
+from sinklab.analysis.intervals import percentile_interval
+from sinklab.analysis.linear_probes import Score
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
@@ -17,11 +23,210 @@ from sinklab.scoring.prompts import Prompt, encode
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import sample_seed
 from sinklab.studies.base import Work, columns_of, heldout_text, text_of
-from sinklab.studies.contents.lens import LogitLens, residual_states
-from sinklab.studies.contents.samples import Sampled, sample_text
-from sinklab.studies.contents.study import ContentsSettings
-from sinklab.studies.contents.tables import contents_tables
+from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
+from sinklab.studies.contents.samples import PLACES, POPULATIONS, Sampled, sample_text
+from sinklab.studies.contents.study import TARGETS, ContentsSettings
 from sinklab.studies.processes import Meter, Progress
+
+NUMBERS = ("progress", "position")
+MEANS = ("committed", "next")
+"""Targets that are mean embeddings, the same for both of a pair."""
+READ = (*MEASURES, "first", "norm", "variation")
+"""Measures of the table `lens`: those of the lens; how often the written token comes first; the length of the state;
+its squared distance to the mean of its population over the mean squared length (0: a constant)."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The sampled states of one place and layer, sinks and matched positions apart, row i of one beside row i of the
+    other.
+    """
+
+    place: str
+    layer: int
+    columns: dict[str, pd.DataFrame]
+    """Population -> rows of the table `samples`."""
+    states: dict[str, Tensor]
+    """Population -> (N, D)."""
+    means: dict[str, Tensor]
+    """"committed" and "next" -> (N, D), the same for both populations: a pair is of one step."""
+    others: dict[str, Tensor]
+    """The same of another text at that step: what a probe would score that reads the moment alone."""
+    text_N: Tensor
+
+    def column(self, name: str) -> dict[str, Tensor]:
+        """Population -> numbers of a column of the table, float64 (N,)."""
+        return {key: torch.tensor(rows[name].to_numpy(float)) for key, rows in self.columns.items()}
+
+
+def slices(run: Run, samples: pd.DataFrame, layer: int) -> list[Slice]:
+    """The sampled states of one layer by place, from the table `samples`; memory is that of this layer's states."""
+    table = samples[samples["layer"] == layer].reset_index(drop=True)
+    if table.empty:
+        return []
+    parts, texts = run.parts("states"), table.groupby("text", sort=True)["step"]
+    states_ND = torch.cat([torch.from_numpy(run.array("states", f"layer{layer}", int(text))) for text in texts.groups])
+    # half-way round, and so of another part of the corpus
+    another = dict(zip(parts, [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]], strict=True))
+    own, other = (
+        {name: torch.cat([_mean(run, name, of[text], step_N) for text, step_N in texts]) for name in MEANS}
+        for of in ({text: text for text in parts}, another)
+    )
+    made = []
+    for place, here in table.groupby("place", sort=False):
+        rows = {key: here[here["population"] == key] for key in POPULATIONS}
+        at_N = rows["sink"].index.tolist()
+        states = {key: states_ND[of.index.tolist()] for key, of in rows.items()}
+        means, others = ({name: mean_ND[at_N] for name, mean_ND in found.items()} for found in (own, other))
+        made.append(Slice(str(place), layer, rows, states, means, others, torch.tensor(rows["sink"]["text"].tolist())))
+    return sorted(made, key=lambda part: PLACES.index(part.place))
+
+
+def _mean(run: Run, name: str, text: int, step_N: pd.Series) -> Tensor:
+    """Rows of "committed" or "next" of a text at these steps, (N, D); NaN where it was not sampled then."""
+    number_T = run.array("states", "step_number", text)
+    row_N = np.searchsorted(number_T, step_N).clip(max=len(number_T) - 1)
+    known_N1 = torch.from_numpy(number_T[row_N] == step_N.to_numpy())[:, None]
+    return torch.from_numpy(run.array("states", name, text))[row_N].where(known_N1, torch.nan)
+
+
+def scored(
+    part: Slice, about: dict[str, Any], scores: dict[str, Score], facts: dict[str, dict[str, Any]], count_RG: Tensor
+) -> list[dict[str, Any]]:
+    """Rows of a table of scores: both populations and the first less the second, with intervals over the same texts.
+
+    Args:
+        scores: of each of `POPULATIONS`.
+        facts: more columns, of each population and of "difference".
+    """
+    values = {name: (score.value().item(), score.value(count_RG)) for name, score in scores.items()}
+    (one, one_R), (other, other_R) = (values[name] for name in POPULATIONS)
+    values["difference"] = (one - other, one_R - other_R)
+    rows = []
+    for population, (value, value_R) in values.items():
+        low, high = percentile_interval(value_R)
+        row = {"place": part.place, "layer": part.layer, **about, "population": population}
+        rows.append(row | {"value": value, "low": low, "high": high} | facts[population])
+    return rows
+
+
+def lens_rows(part: Slice, count_RG: Tensor) -> list[dict[str, Any]]:
+    """What the lens reads, as means over the sampled states."""
+    counted = {"rows": len(part.text_N), "texts": len(part.text_N.unique())}
+    facts = dict.fromkeys((*POPULATIONS, "difference"), counted)
+    found = []
+    for name in READ:
+        values = {key: _measure(part, key, name) for key in POPULATIONS}
+        if all(bool(value_N.isfinite().any()) for value_N in values.values()):
+            texts = count_RG.shape[1]
+            scores = {key: probes.mean_score(value_N, part.text_N, texts) for key, value_N in values.items()}
+            found += scored(part, {"measure": name}, scores, facts, count_RG)
+    return found
+
+
+def _measure(part: Slice, population: str, name: str) -> Tensor:
+    if name == "variation":
+        states_ND = part.states[population].double()
+        length = states_ND.square().sum(1).mean().clamp(min=1e-300)
+        return (states_ND - states_ND.mean(0)).square().sum(1) / length
+    value_N = part.column("log10_rank" if name == "first" else name)[population]
+    return torch.where(value_N.isnan(), value_N, (value_N == 0).double()) if name == "first" else value_N
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a probe is asked for, (N, C); rows without an answer are NaN."""
+
+    name: str
+    answers: dict[str, Tensor]
+    score: Callable[..., Score]
+    other: Tensor | None = None
+    """The answers of another text at the same step."""
+
+    def asked(self, population: str, known_N: Tensor) -> list[tuple[str, Tensor]]:
+        """What a regression is asked for in these rows: the answers, and their controls."""
+        answer_NC = self.answers[population][known_N]
+        controls = [] if self.other is None else [("other_text", self.other[known_N])]
+        return [("true", answer_NC), ("shuffled", probes.shuffled(answer_NC, seed=1)), *controls]
+
+    def varies(self, known_N: Tensor) -> bool:
+        """Whether both populations have more than one answer in these rows."""
+        return all(bool((y_NC[known_N] != y_NC[known_N][:1]).any()) for y_NC in self.answers.values())
+
+    @property
+    def known_N(self) -> Tensor:
+        """Rows that everything has an answer for."""
+        answers = [*self.answers.values(), *([] if self.other is None else [self.other])]
+        return torch.stack([answer_NC.isfinite().all(1) for answer_NC in answers]).all(0)
+
+
+def probe_rows(part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG: Tensor) -> list[dict[str, Any]]:
+    """What probes can tell, sinks and matched positions apart; targets for which too little was seen are left out."""
+    texts, found = len(fold_G), list[dict[str, Any]]()
+    states = {key: probes.standardised(states_ND, settings.components) for key, states_ND in part.states.items()}
+    alike: dict[bytes, list[_Target]] = {}
+    for target in _targets(part, settings.classes):
+        known_N = target.known_N
+        if len(fold_G[part.text_N[known_N]].unique()) == settings.folds and target.varies(known_N):
+            alike.setdefault(known_N.numpy().tobytes(), []).append(target)
+    # targets with answers in the same rows are asked for at once
+    for targets in alike.values():
+        known_N = targets[0].known_N
+        text_N = part.text_N[known_N]
+        counted = {"rows": int(known_N.sum()), "texts": len(text_N.unique())}
+        asked = {key: {(one.name, kind): y for one in targets for kind, y in one.asked(key, known_N)} for key in states}
+        held = {key: probes.ridge(states[key][known_N], asked[key], fold_G[text_N]) for key in states}
+        for target in targets:
+            scores: dict[str, Score] = {}
+            facts = {"difference": dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan) | counted}
+            for key in states:
+                own = {
+                    kind: (held[key][name, kind], y) for (name, kind), y in asked[key].items() if name == target.name
+                }
+                values = {kind: target.score(*pair, text_N, texts) for kind, pair in own.items()}
+                scores[key] = values.pop("true")
+                facts[key] = facts["difference"] | {kind: score.value().item() for kind, score in values.items()}
+                if target.score is probes.skill:
+                    facts[key]["accuracy"] = probes.accuracy(*own["true"])
+            measure = "r2" if target.score is probes.explained else "skill"
+            found += scored(part, {"target": target.name, "measure": measure}, scores, facts, count_RG)
+    return found
+
+
+def _targets(part: Slice, classes: int) -> list[_Target]:
+    tokens, blocks = part.column("token"), part.column("block")
+    # the same classes for both populations: those that are frequent in the two together
+    seen, count = torch.cat([*tokens.values()]).unique(return_counts=True)
+    frequent = seen[count.argsort(descending=True, stable=True)[:classes]]
+    block = torch.cat([*blocks.values()]).unique()
+    answers = {name: {key: value_N[:, None] for key, value_N in part.column(name).items()} for name in NUMBERS}
+    answers |= {name: dict.fromkeys(POPULATIONS, mean_ND) for name, mean_ND in part.means.items()}
+    answers["token"] = {key: _one_hot(value_N, frequent) for key, value_N in tokens.items()}
+    answers["block"] = {key: _one_hot(value_N, block) for key, value_N in blocks.items()}
+    scores = {"token": probes.skill, "block": probes.skill}
+    return [_Target(name, answers[name], scores.get(name, probes.explained), part.others.get(name)) for name in TARGETS]
+
+
+def _one_hot(value_N: Tensor, classes_C: Tensor) -> Tensor:
+    """A column a class, and a last one for all others."""
+    hot_NC = value_N[:, None] == classes_C
+    return torch.cat([hot_NC, ~hot_NC.any(1, keepdim=True)], 1).double()
+
+
+def contents_tables(
+    run: Run, settings: ContentsSettings, layers: tuple[int, ...], texts: int, progress: Callable[[], object]
+) -> dict[str, dict[str, list[Any]]]:
+    """The tables `lens` and `probes` of a run whose texts are all sampled; `progress` is called after every layer."""
+    count_RG = probes.resamples(texts, settings.draws, settings.seed or 0)
+    fold_G = probes.folds_of(torch.arange(texts), settings.folds, settings.seed or 0)
+    found: dict[str, list[dict[str, Any]]] = {"lens": [], "probes": []}
+    samples = run.table("samples") if "samples" in run.tables else None
+    for layer in layers:
+        for part in [] if samples is None else slices(run, samples, layer):
+            found["lens"] += lens_rows(part, count_RG)
+            found["probes"] += probe_rows(part, fold_G, settings, count_RG)
+        progress()
+    return {name: columns_of(rows) for name, rows in found.items() if rows}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 # L layers, H heads, K keys (sink columns first), S text positions, P pairs
 # N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,11 +39,7 @@ def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.n
 
 
 def sink_heads(
-    received_LHK: np.ndarray,
-    place_S: np.ndarray,
-    *,
-    visible_LK: np.ndarray | None = None,
-    rule: Rule | None = DEFAULT,
+    received_LHK: np.ndarray, place_S: np.ndarray, *, visible_LK: np.ndarray | None = None, rule: Rule | None = DEFAULT
 ) -> np.ndarray:
     """In how many heads of a layer each text position is a sink, int64 (L, S).
 
@@ -124,11 +118,6 @@ class Sampled:
         self.steps: list[tuple[int, int, Tensor]] = []
         """Sampled step, block that was written, mean embedding of what was written before it (NaN where nothing)."""
         self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
-
-    def finish(self, moment: Moment) -> None:
-        """The last step of the text."""
-        self.open_S, self.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
-        self.final_S[self.open_S] = moment.written
 
     def mean(self, ids: np.ndarray) -> Tensor:
         """The mean embedding of tokens, (D,); NaN of none."""
@@ -231,7 +220,8 @@ def sample_text(
             if one.seen is not None:
                 kept.sample(moment, *one.seen)
             step()
-    kept.finish(moment)
+    kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
+    kept.final_S[kept.open_S] = moment.written
     return kept
 
 

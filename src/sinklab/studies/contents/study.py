@@ -125,22 +125,12 @@ class Probe(Study):
     prepare = deferred("sinklab.studies.contents.run:prepare")
     run = deferred("sinklab.studies.contents.run:write_texts")
     finish = deferred("sinklab.studies.contents.run:read_states")
+    sentences = deferred("sinklab.studies.contents.figures:contents_sentences")
+    draw = deferred("sinklab.studies.contents.figures:draw_contents")
 
     def samples(self, plan: Any) -> int:
         """One a text."""
         return len(plan.tasks)
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """What was found at each place."""
-        from sinklab.studies.contents import figures
-
-        return figures.contents_sentences(runs[0])
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """A figure a place, in the run folder."""
-        from sinklab.studies.contents import figures
-
-        return figures.save_contents_figures(runs[0], out)
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Their names."""

@@ -1,31 +1,26 @@
 """Masking curves, runs of kind "curve": a figure, a table, and what they say in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from sinklab.errors import one_of
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import figure_of
+from sinklab.reports.drawing import drawn_as, figure_of, line
 from sinklab.reports.printed import save_figure
 from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded, Reader
-from sinklab.reports.style import MARKERS, legend_above, own_axes, theme_named, themed
+from sinklab.reports.style import legend_above, own_axes, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 STYLES = {"sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 WORDS = {"sinks": "sinks", "random": "random columns", "lowest": "least attended", "recent": "last columns"}
@@ -99,23 +94,15 @@ def masking_curve_figure(
     for name in (scale, change):
         one_of("the scale of a masking curve", name, SCALES)
     curves, look = as_curves(runs), theme_named(theme)
-    controls = dict.fromkeys(control for curve in curves for control in curve.controls)
     with themed(look):
         own, axes = axes is None, own_axes(axes, 4.8, 3.2)
-        for index, curve in enumerate(curves):
-            colour, marker = look.runs[index % len(look.runs)], MARKERS[index % len(MARKERS)]
-            for control in curve.controls:
+        for one, curve in zip(drawn_as(curves, look), curves, strict=True):
+            for nth, control in enumerate(curve.controls):
                 rows = curve.of(control)
                 factor = 100 / rows["loss"].iloc[0] if relative else 1.0
                 middle, low, high = (factor * rows[name] for name in ("delta", "delta_low", "delta_high"))
-                axes.fill_between(rows["k"], low, high, color=colour, alpha=0.14, linewidth=0)
-                axes.plot(
-                    rows["k"], middle, color=colour, marker=marker, linestyle=STYLES.get(control, "-"), markersize=4,
-                    markerfacecolor=colour if control == "sinks" else look.surface,
-                    label=curve.title if control == curve.controls[0] else None,
-                )  # fmt: skip
-        for control in controls:
-            axes.plot([], [], color=look.muted, linestyle=STYLES.get(control, "-"), label=WORDS.get(control, control))
+                axes.fill_between(rows["k"], low, high, color=one.colour, alpha=0.14, linewidth=0)
+                line(axes, one, rows["k"], middle, style=STYLES.get(control, "-"), label=None if nth else curve.title)
         ks = sorted({int(k) for curve in curves for k in curve.rows["k"]})
         if scale == "log":
             axes.set_xscale("symlog", linthresh=1)
@@ -127,7 +114,9 @@ def masking_curve_figure(
         unit = "% of the loss" if relative else "nats per token"
         axes.set(xlabel="columns hidden per layer and head", ylabel=f"change of loss, {unit}")
         axes.grid(axis="y")
-        legend_above(axes, 2, grow=own)
+        controls = dict.fromkeys(control for curve in curves for control in curve.controls)
+        words = [(STYLES.get(control, "-"), WORDS.get(control, control)) for control in controls]
+        legend_above(axes, 2, grow=own, extra=words)
     return axes
 
 

@@ -1,8 +1,6 @@
 """The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks, for any model."""
 
 # R rows, N bootstrap samples
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

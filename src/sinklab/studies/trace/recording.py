@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinklab.probing.recording import Recording
+from sinklab.probing.recording import Recording, padded_stack
 from sinklab.probing.statistics import STATES
 from sinklab.probing.tracing import trace
 from sinklab.records.info import STUDY_DIMS
@@ -163,7 +163,10 @@ class Recorder:
         """Everything kept, steps first; NaN where a step has no such key. Empty when no step was recorded."""
         if not self._steps:
             return {}
-        return {name: _stacked([step[name] for step in self._steps]) for name in self._steps[0]}
+        return {
+            name: padded_stack([torch.from_numpy(step[name]) for step in self._steps], 0).numpy()
+            for name in self._steps[0]
+        }
 
 
 def _first(recording: Recording, name: str) -> np.ndarray:
@@ -184,13 +187,3 @@ def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
         narrow = array.astype(np.float16)
     # the writer widens, with a warning, what half precision cannot hold
     return array if np.any(np.isinf(narrow) & np.isfinite(array)) else narrow
-
-
-def _stacked(parts: list[np.ndarray]) -> np.ndarray:
-    shape = tuple(np.max([part.shape for part in parts], axis=0)) if parts[0].ndim else ()
-    if all(part.shape == shape for part in parts):
-        return np.stack(parts)
-    full = np.full((len(parts), *shape), np.nan, dtype=np.result_type(*parts))
-    for place, part in zip(full, parts, strict=True):
-        place[tuple(slice(size) for size in part.shape)] = part
-    return full

@@ -1,8 +1,6 @@
 """A trace, run: texts written under observation, then with sinks or context hidden, and held-out text scored."""
 
 # T recorded steps, L layers, H heads, K keys, S canvas positions
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,46 +28,38 @@ from sinklab.studies.trace.recording import DTYPES, Recorder, Selection
 from sinklab.studies.trace.study import StudySettings
 
 
-@dataclass(frozen=True)
-class Truncation:
-    """Positions [start, stop) are hidden from step `step` on; `prefix` added sink columns stand before position 0."""
+def truncation_table(
+    arrays: dict[str, np.ndarray], hidden: slice, selection: Selection, sample: int
+) -> dict[str, np.ndarray]:
+    """One row per (step since some keys are hidden, layer, head); of the arrays the first step is the last whole one.
 
-    start: int
-    stop: int
-    step: int
-    prefix: int
-
-    def table(self, arrays: dict[str, np.ndarray], selection: Selection, sample: int) -> dict[str, np.ndarray]:
-        """One row per (step since the cut, layer, head).
-
-        Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
-        main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
-        receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
-        recovered: main_after is a sink. Keys count the added sink columns first.
-        """
-        scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
-        score_TLHK = arrays["received"].astype(np.float32) * scale_T[:, None, None, None]
-        score_TLHK = np.where(np.isnan(score_TLHK), -1.0, score_TLHK)
-        limit_T = DEFAULT.threshold(arrays["positions"])
-        main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
-        hidden = slice(self.prefix + self.start, self.prefix + self.stop)
-        before_LHK = np.maximum(score_TLHK[0], 0)
-        hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
-        inside_LH = (main_TLH[0] >= hidden.start) & (main_TLH[0] < hidden.stop)
-        columns: dict[str, Any] = {
-            "sample": sample,
-            "step": arrays["step_number"][1:, None, None],
-            "layer": np.array(selection.layers)[:, None],
-            "head": np.array(selection.heads),
-            "hidden_share_before": hidden_LH,
-            "main_before": main_TLH[0],
-            "score_before": best_TLH[0],
-            "lost": inside_LH & (best_TLH[0] > limit_T[0]),
-            "main_after": main_TLH[1:],
-            "score_after": best_TLH[1:],
-            "recovered": best_TLH[1:] > limit_T[1:, None, None],
-        }
-        return {name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1) for name, values in columns.items()}
+    Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
+    main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
+    receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
+    recovered: main_after is a sink. Keys count the added sink columns first.
+    """
+    scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
+    score_TLHK = arrays["received"].astype(np.float32) * scale_T[:, None, None, None]
+    score_TLHK = np.where(np.isnan(score_TLHK), -1.0, score_TLHK)
+    limit_T = DEFAULT.threshold(arrays["positions"])
+    main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
+    before_LHK = np.maximum(score_TLHK[0], 0)
+    hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
+    inside_LH = (main_TLH[0] >= hidden.start) & (main_TLH[0] < hidden.stop)
+    columns: dict[str, Any] = {
+        "sample": sample,
+        "step": arrays["step_number"][1:, None, None],
+        "layer": np.array(selection.layers)[:, None],
+        "head": np.array(selection.heads),
+        "hidden_share_before": hidden_LH,
+        "main_before": main_TLH[0],
+        "score_before": best_TLH[0],
+        "lost": inside_LH & (best_TLH[0] > limit_T[0]),
+        "main_after": main_TLH[1:],
+        "score_after": best_TLH[1:],
+        "recovered": best_TLH[1:] > limit_T[1:, None, None],
+    }
+    return {name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1) for name, values in columns.items()}
 
 
 def follow(
@@ -129,20 +119,21 @@ def _write_truncated(
     # a causal model has only read so many positions when the middle is hidden
     length = task.positions if task.is_diffusion else len(task.started()) + cut
     start = length * 3 // 8
-    config: Any = task.loaded.model.config
-    plan = Truncation(start, max(length * 5 // 8, start + 1), cut, getattr(config, "sink_count", 0))
-    edit = interventions.make("truncate_context", start=plan.start, stop=plan.stop, step=cut)
+    where = {"start": start, "stop": max(length * 5 // 8, start + 1), "step": cut}
+    edit = interventions.make("truncate_context", **where)
     # watched from the last whole step on
     steps = tuple(range(cut - 1, max(len(whole), task.most_steps)))
     settings = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
     task = replace(task, settings=settings)
     recorder = Recorder(task, selection)
     moments, log = follow(task, meter, recorder, edit)
-    run.table("truncation", plan.table(recorder.arrays(), selection, sample), part=sample)
+    added = getattr(task.loaded.model.config, "sink_count", 0)
+    hidden = slice(added + where["start"], added + where["stop"])
+    run.table("truncation", truncation_table(recorder.arrays(), hidden, selection, sample), part=sample)
     written = moments[-1].written
     text = {"sample": sample, "prompt": task.prompt.text, "completion": text_of(task.loaded, written)}
     text |= {"token_ids": written.tolist(), "agreement": agreement(whole[-1].written, written)}
-    text |= {"start": plan.start, "stop": plan.stop, "step": plan.step, "idle": " ".join(log.idle)}
+    text |= where | {"idle": " ".join(log.idle)}
     run.table("truncated", columns_of([text]), part=sample)
 
 

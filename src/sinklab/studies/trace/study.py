@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from sinklab.records.reading import Run
 
 
-PROMPTS = (
-    "It was a dark and stormy night, and",
-    '"My dear sir," said the old man,',
-    "The house stood at the end of a",
-)
+PROMPTS = ("It was a dark and stormy night, and", '"My dear sir," said the old man,', "The house stood at the end of a")
 STATISTICS = (
     "received",
     "value_norm",
@@ -109,8 +105,8 @@ class StudySettings(DecodingSettings, Checked):
     @cached_property
     def map_keys(self) -> tuple[tuple[int, int, int], ...]:
         """`maps` as (step, layer, head)."""
-        step, layer, head = ([int(text.split(":")[part]) for text in self.maps] for part in range(3))
-        return tuple(zip(step, layer, head, strict=True))
+        keys: Any = (tuple(map(int, text.split(":"))) for text in self.maps)
+        return tuple(keys)
 
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
