@@ -292,7 +292,7 @@ interventions = Registry(
     "sinklab.probing.interventions.positions",
     "sinklab.probing.interventions.window",
 )
-sinks = Registry("sink kind", "sinklab.models.sinks.token", "sinklab.models.sinks.zero", "sinklab.models.sinks.kv")
+sinks = Registry("sink kind", *(f"sinklab.models.sinks.{name}" for name in ("token", "zero", "kv", "logit")))
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")

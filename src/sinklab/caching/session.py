@@ -117,7 +117,12 @@ def _hiding(decoder: Any, store: BlockStore) -> Iterator[None]:
 
     heads = decoder.config.num_attention_heads
     handles = [
-        layer.self_attn.register_forward_pre_hook(hook(store.spread_mask(index, heads)), with_kwargs=True)
+        layer.self_attn.register_forward_pre_hook(
+            # before the logits of added sinks
+            hook(store.spread_mask(index, heads)),
+            with_kwargs=True,
+            prepend=True,
+        )
         for index, layer in enumerate(decoder.layers)
     ]
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sinklab.attention.context import running
 from sinklab.models import masks
 from sinklab.models.keyvalues import KeyValueStore, take
-from sinklab.models.sinks.prefix import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix, logits_of
 from sinklab.registry import fast_decoders, fast_path
 
 
@@ -40,9 +40,13 @@ class CanvasGeometry:
         real_BS = masks.real_positions(ids_BS, attention_BS)
         lengths_B = None if real_BS is None else real_BS.sum(dim=1)
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=ids_BS.device)
+        sinks = model.sink_prefix(length, lengths_B)
+        if real_BS is None and logits_of(sinks) is not None:
+            # they are added to a mask
+            real_BS = torch.ones(1, length, dtype=torch.bool, device=ids_BS.device)
         backend, like = model.model.config._attn_implementation, ids_BS.new_empty(0, dtype=model.dtype)
         mask = masks.attention_mask(real_BS, length, sinks=config.sink_count, causal=False, backend=backend, like=like)
-        return cls(tuple(ids_BS.shape), backend, position_ids_BS, mask, model.sink_prefix(length, lengths_B))
+        return cls(tuple(ids_BS.shape), backend, position_ids_BS, mask, sinks)
 
 
 class ModelDenoiser:

@@ -153,7 +153,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             needs_mask = causal and self.config.sink_side == "end"
         else:
             prefix = self.sink_prefix(length, lengths_B) if prefix is None else prefix
-            needs_mask = prefix is not None and masks.transformers_makes_one(self.model)
+            has_logits = sink_module.logits_of(prefix) is not None
+            needs_mask = has_logits or (prefix is not None and masks.transformers_makes_one(self.model))
         if needs_mask and real_BS is None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=embeds_BSD.device)
         mask = masks.attention_mask(

@@ -28,6 +28,7 @@ class KeyValueStore:
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
         self.prefix = prefix
         self.sinks = 0 if prefix is None else prefix.count
+        self.logits = () if prefix is None else prefix.logits
         self.columns: slice | Tensor | None = None
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers

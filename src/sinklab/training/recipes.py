@@ -22,8 +22,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "4-sinks": {"sink_kind": "token", "sink_count": 4},
     "end": {"sink_kind": "token", "sink_count": 1, "sink_side": "end"},
     "kv": {"sink_kind": "kv", "sink_count": 1},
+    "logit": {"sink_kind": "logit", "sink_count": 1},
 }
-"""The variants of Tables 1 to 5, and ``kv``: a sink of learned keys and values."""
+"""The variants of Tables 1 to 5, ``kv``, a sink of learned keys and values, and ``logit``, a logit per head."""
 
 ROW = 2048
 

@@ -33,6 +33,8 @@ class SinkPrefix:
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    logits: tuple[Tensor, ...] = ()
+    """What each query head adds to its scores of the sinks, (H, N) a layer; empty for nothing."""
 
     @property
     def count(self) -> int:
@@ -45,6 +47,22 @@ class SinkPrefix:
         sink_k = self.keys[layer_idx].to(k_BGSD).expand(len(k_BGSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BGSD).expand(len(v_BGSD), -1, -1, -1)
         return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
+
+
+def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
+    """What a layer adds to its scores of the sinks, (H, N), of a prefix or what stands for one; None for nothing."""
+    logits = getattr(sinks, "logits", ())
+    return logits[layer] if logits else None
+
+
+def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
+    """A mask (B or 1, 1 or H, 1 or Q, K), boolean or additive, with these logits added to the scores of the first N
+    keys: additive, (B or 1, H, 1 or Q, K), of the type of ``like``.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
+    logits_H1K = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[:, None]
+    return mask + logits_H1K
 
 
 class _PassCache:
@@ -152,7 +170,7 @@ class Isolation:
         # what an interrupted call left behind belongs to its graph and cannot be copied
         return {"sinks": None, "own_BGND": None}
 
-    def enter(self, attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def enter(self, attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Before attention: give the attention the prefix, or this object, as its key/value cache."""
         sinks = kwargs.pop("sink_prefix", None)
         self.own_BGND = None
@@ -161,6 +179,8 @@ class Isolation:
             kwargs["past_key_values"] = self
         elif sinks is not None:
             kwargs["past_key_values"] = sinks
+            if (logits_HN := logits_of(sinks, attention.layer_idx)) is not None:
+                kwargs["attention_mask"] = with_logits(kwargs["attention_mask"], logits_HN, kwargs["hidden_states"])
         return args, kwargs
 
     def update(self, k_BGKD: Tensor, v_BGKD: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
