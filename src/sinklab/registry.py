@@ -313,6 +313,7 @@ figures = Registry(
 )
 studies = Registry(
     "study",
+    "sinklab.studies.backcopy.study",
     "sinklab.studies.battery.study",
     "sinklab.studies.benchmarks.study",
     "sinklab.studies.caches.study",
