@@ -43,7 +43,7 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_060, 22_600, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_110, 23_050, 400, 60
 FUNCTION_LINES, PARAMETERS = 60, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 
