@@ -41,6 +41,15 @@ def onednn_linear() -> Callable[..., torch.Tensor] | None:
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
+def attention_with_logsumexp(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The CPU's attention, grouped heads and all, with the log-sum-exp of every row; None on another device."""
+    if q.device.type != "cpu":
+        return None
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
+
+
 def choose_attention(config: Any, name: str) -> None:
     """Give a transformers config this attention without a look at the Hub, where another name may be a repository."""
     config._attn_implementation = name

@@ -276,16 +276,14 @@ def _in(package: str, modules: str) -> list[str]:
 rules = Registry("sink rule", "sinklab.sinks.rules")
 statistics = Registry("statistic", "sinklab.probing.statistics")
 interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions"))
-sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv"))
+sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"))
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
 families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada families smdm"))
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
-studies = Registry(
-    "study",
-    *(f"sinklab.studies.{name}.study" for name in ("battery", "benchmarks", "caches", "contents", "curve", "trace")),
-)
+_STUDIES = ("backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
+studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.loss")
 fast_products = Registry("fast product", "sinklab.fast.onednn")

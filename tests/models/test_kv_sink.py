@@ -54,7 +54,7 @@ def test_a_kv_sink_takes_no_position():
     ):
         tiny_model(sink_kind="kv", sink_count=1, sink_side="end")
     with pytest.raises(
-        ValueError, match="sink_kind must be one of none, token, zero, kv, but is 'kvs'; did you mean 'kv"
+        ValueError, match="sink_kind must be one of none, token, zero, kv, logit, but is 'kvs'; did you mean 'kv"
     ):
         tiny_model(sink_kind="kvs", sink_count=1)
 

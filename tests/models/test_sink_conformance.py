@@ -21,7 +21,7 @@ from tiny_training import tiny_settings, uneven_documents
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-@pytest.mark.parametrize("kind", ["token", "zero", "kv"])
+@pytest.mark.parametrize("kind", ["token", "zero", "kv", "logit"])
 def test_a_sink_kind_conforms(kind):
     assert sinks[kind].__module__.startswith("sinklab.models.sinks.")
     check_sink(kind)

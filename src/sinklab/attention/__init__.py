@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = exports(
     context="RunningCanvas decoding decoding_run is_observed is_watched running running_canvas unobserved watching",
     received=(
         "attention_map attention_statistics key_norms noop_bound received_attention remove_keys row_entropy "
-        "row_logsumexp value_norms"
+        "row_logsumexp value_norms with_sink_logits"
     ),
     scores="Scores Visibility allowed",
 )

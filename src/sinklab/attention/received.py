@@ -217,5 +217,15 @@ def remove_keys(
     return (out_BHQD - p_BHQM @ v_BHMD) / left_BHQ.unsqueeze(-1), lse_BHQ + left_BHQ.log()
 
 
+def with_sink_logits(out_BHQD: Tensor, lse_BHQ: Tensor, logits_HN: Tensor) -> Tensor:
+    """The attention output as if every row of the softmax had N more terms exp(b), with nothing behind them: exact.
+
+    `out_BHQD` and `lse_BHQ` are output and row log-sum-exp without them; out' = out · sigmoid(lse − ln Σ_n exp(b_n)).
+    These are the learned sinks of gpt-oss (arXiv 2508.10925), one a head there.
+    """
+    kept_BHQ = torch.sigmoid(lse_BHQ - logits_HN.to(lse_BHQ).logsumexp(-1)[:, None])
+    return out_BHQD * kept_BHQ.unsqueeze(-1).to(out_BHQD.dtype)
+
+
 def _gather(x_BHSD: Tensor, keys_BHM: Tensor) -> Tensor:
     return x_BHSD.gather(2, keys_BHM.unsqueeze(-1).expand(-1, -1, -1, x_BHSD.shape[-1]))

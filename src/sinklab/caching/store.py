@@ -272,8 +272,9 @@ class BlockSession:
         with ExitStack() as hooks:
             for index, layer in enumerate(denoiser.model.model.layers if self.policy.evicts and not is_fast else ()):
                 mask = store.spread_mask(index, denoiser.model.config.backbone.num_attention_heads)
-                hook = partial(_masked, mask)
-                hooks.enter_context(layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True))
+                hook, attention = partial(_masked, mask), layer.self_attn
+                # before the logits of added sinks
+                hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
             states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)
         return denoiser.logits(states_BQE, wanted_BS)
 

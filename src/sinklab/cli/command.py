@@ -187,23 +187,25 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
     if takes_prompts:
         kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
     of_model: Any = tuple[str, ...] if several else str
-    kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
+    if study.model:
+        kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
     kinds["out"] = Path, Path("runs") / (study.place or name)
     if study.parts:
         kinds["resume"] = bool, False
     kinds["reproduce"] = Path | None, again
     groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
-    groups |= {"reading": Reading(), "drawing": study.Options(), "settings": typed(settings, "prompts")}
+    groups |= {"reading": Reading()} if study.model else {}
+    groups |= {"drawing": study.Options(), "settings": typed(settings, "prompts")}
     for group, value in groups.items():
         if dataclasses.fields(value):
             kinds[group] = MARK.OmitArgPrefixes[type(value)], value
 
     def call(**given: Any) -> None:
-        models = given["model"] if several else (given["model"],)
+        models = given["model"] if several else (given.get("model", ""),)
         changes = {"prompts": found} if takes_prompts and (found := given["inputs"].read(given["prompt"])) else {}
         chosen = checked(given["settings"], **changes)
         resume = given.get("resume", study.keeps)
-        reading, drawing = given["reading"], given.get("drawing")
+        reading, drawing = given.get("reading", Reading()), given.get("drawing")
         for line in conduct(study, models, given["out"], chosen, resume=resume, reading=reading, options=drawing):
             print(line)
 
@@ -258,7 +260,8 @@ def conduct(
         for model, place, own in zip(models, places, each, strict=True):
             if several:
                 progress.stage(f"loading {model}")
-            study(partial(reading.load, model), place, own, progress=progress, resume=resume)
+            loaded = partial(reading.load, model) if study.model else None
+            study(loaded, place, own, progress=progress, resume=resume)
         if not Processes.here().is_first:
             return []
         runs = [open_run(folder) for place in places for folder in study.folders(place)]

@@ -22,7 +22,9 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from sinklab import compat
 from sinklab.attention.context import is_watched
+from sinklab.attention.received import row_logsumexp, with_sink_logits
 from sinklab.models.denoising import CanvasGeometry, take
+from sinklab.models.sinks.prefix import logits_of, with_logits
 from sinklab.registry import fast_decoders
 
 _LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, modeling_qwen3.Qwen3DecoderLayer)
@@ -109,11 +111,17 @@ class Layer:
             cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
             width = len(wanted_Q)
         q_BHWD = _rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
+        logits_HN = logits_of(memory, self.index)
         if view.choose is not None:
-            view.choose(self.index, q_BHWD, view.mask_B11K, self.scale)
+            mask = view.mask_B11K
+            if logits_HN is not None and mask is not None:
+                mask = with_logits(mask, logits_HN, q_BHWD)
+            view.choose(self.index, q_BHWD, mask, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
-        x_BWE = self.o(_attend(q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale), x_BWE)
+        call = (q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale)
+        out_BWA = _attend(*call) if logits_HN is None else _attend_beside(logits_HN, *call)
+        x_BWE = self.o(out_BWA, x_BWE)
         return self.mlp(self.post_norm(x_BWE), x_BWE)
 
 
@@ -131,6 +139,19 @@ def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | 
     out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
     out = out.reshape(batch, heads, width, dim)
     return out.transpose(1, 2).reshape(batch, width, heads * dim)
+
+
+def _attend_beside(
+    logits_HN: Tensor, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float
+) -> Tensor:
+    """The log-sum-exp form of sinks that are logits alone: no mask of their own, and none of their keys."""
+    k_BGKD, v_BGKD = k_BGKD[:, :, logits_HN.shape[1] :], v_BGKD[:, :, logits_HN.shape[1] :]
+    mask = None if mask_B11K is None else mask_B11K[..., logits_HN.shape[1] :]
+    out_BHWD, lse_BHW = compat.attention_with_logsumexp(q_BHWD, k_BGKD, v_BGKD, mask, scale) or (
+        F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True),
+        row_logsumexp(q_BHWD, k_BGKD, mask=mask, scale=scale),
+    )
+    return with_sink_logits(out_BHWD, lse_BHW, logits_HN).transpose(1, 2).flatten(2)
 
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:

@@ -98,7 +98,8 @@ class DiffusionLMConfig(PreTrainedConfig):
             qwen3.
         sink_kind: ``none``, or a kind of :data:`sinklab.registry.sinks`: ``token`` (a learned embedding run through the
             layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
-            (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0).
+            (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0);
+            ``logit`` (a learned term of each head's softmax, as in gpt-oss).
         sink_count: number of sink tokens, each isolated from the others (0, 1, 2 or 4).
         sink_side: ``front`` (sinks take positions 0…n−1, text starts at n, Eq. 5) or ``end`` (Eq. 7); a kind
             without positions is ``front``.

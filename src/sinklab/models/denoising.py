@@ -18,7 +18,7 @@ from torch import Tensor
 from sinklab.attention.context import running
 from sinklab.errors import check_tensor
 from sinklab.models import masks
-from sinklab.models.sinks.prefix import SinkPrefix
+from sinklab.models.sinks.prefix import SinkPrefix, logits_of
 from sinklab.registry import fast_decoders, fast_path
 
 
@@ -59,7 +59,9 @@ class CanvasGeometry:
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
         if sinks is None:
             sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
-        if real_BS is None and sinks is not None and masks.transformers_makes_one(model.model):
+        # the logits of added sinks are added to a mask
+        needs_mask = sinks is not None and (logits_of(sinks) is not None or masks.transformers_makes_one(model.model))
+        if real_BS is None and needs_mask:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
         mask = masks.attention_mask(
             real_BS, length, sinks=config.sink_count, causal=causal, backend=backend, like=like, visible=visible
@@ -86,6 +88,7 @@ class KeyValueStore:
     def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
         self.prefix = prefix
         self.sinks = 0 if prefix is None else prefix.count
+        self.logits = () if prefix is None else prefix.logits
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a slice or int64 (W,)
         for the same in every row, int64 (B, W) for each row its own."""

@@ -200,7 +200,8 @@ class Study:
     kind: ClassVar[str] = ""
     """Of its run folders; the registered name when left empty."""
     model: ClassVar[str | tuple[str, ...]] = "tiny"
-    """The model of the command by default; a tuple where the command takes several."""
+    """The model of the command by default; a tuple where the command takes several; empty where the study makes its own
+    (then ``loaded`` is None everywhere)."""
     place: ClassVar[str] = ""
     """Folder below runs/ that the command writes by default; its own name when left empty."""
     positional: ClassVar[bool] = False
@@ -271,7 +272,7 @@ class Study:
 
     def __call__(
         self,
-        loaded: Loaded | Callable[[], Loaded],
+        loaded: Any,
         out: str | Path,
         settings: Any = None,
         *,

@@ -126,7 +126,20 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
     for layer, (keys, values) in enumerate(zip(prefix.keys, prefix.values, strict=True)):
         cache.update(*(states.expand(len(ids_BL), -1, -1, -1) for states in (keys, values)), layer)
     positions = torch.arange(ids_BL.shape[1])[None]
-    out = model.model(ids_BL, past_key_values=cache, position_ids=positions, is_causal=False)
+
+    def give(attention: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        added_HN = prefix.logits[attention.layer_idx]
+        mask_HLK = added_HN.new_zeros(len(added_HN), ids_BL.shape[1], prefix.count + ids_BL.shape[1])
+        mask_HLK[..., : prefix.count] += added_HN[:, None]
+        return args, kwargs | {"attention_mask": mask_HLK[None]}
+
+    layers = model.model.layers if prefix.logits else ()
+    hooks = [layer.self_attn.register_forward_pre_hook(give, with_kwargs=True) for layer in layers]
+    try:
+        out = model.model(ids_BL, past_key_values=cache, position_ids=positions, is_causal=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return model.lm_head(out.last_hidden_state)
 
 

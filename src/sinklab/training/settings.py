@@ -35,7 +35,8 @@ class ModelSettings(Checked):
     tie_embeddings: bool = True
     """The LM head is the embedding."""
     sink_kind: str = "none"
-    """none, token (a learned sink token), zero (its values forced to zero), kv (learned keys and values per layer)."""
+    """none, token (a learned sink token), zero (its values forced to zero), kv (learned keys and values per layer),
+    logit (a learned logit per head)."""
     sink_count: int = 0
     """Number of sink tokens: 0, 1, 2 or 4."""
     sink_side: str = "front"

@@ -26,6 +26,8 @@ class SinkPrefix:
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    logits: tuple[Tensor, ...] = ()
+    """What each query head adds to its scores of the sinks, (H, N) a layer; empty for nothing."""
 
     @property
     def count(self) -> int:
@@ -38,6 +40,22 @@ class SinkPrefix:
         sink_k = self.keys[layer_idx].to(k_BGSD).expand(len(k_BGSD), -1, -1, -1)
         sink_v = self.values[layer_idx].to(v_BGSD).expand(len(v_BGSD), -1, -1, -1)
         return torch.cat([sink_k, k_BGSD], dim=2), torch.cat([sink_v, v_BGSD], dim=2)
+
+
+def logits_of(sinks: Any, layer: int = 0) -> Tensor | None:
+    """What a layer adds to its scores of the sinks, (H, N), of a prefix or what stands for one; None for nothing."""
+    logits = getattr(sinks, "logits", ())
+    return logits[layer] if logits else None
+
+
+def with_logits(mask: Tensor, logits_HN: Tensor, like: Tensor) -> Tensor:
+    """A mask (B or 1, 1 or H, 1 or Q, K), boolean or additive, with these logits added to the scores of the first N
+    keys: additive, (B or 1, H, 1 or Q, K), of the type of ``like``.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
+    logits_H1K = nn.functional.pad(logits_HN.to(like), (0, mask.shape[-1] - logits_HN.shape[1]))[:, None]
+    return mask + logits_H1K
 
 
 class _PassCache:
@@ -119,7 +137,7 @@ def per_layer(keys_LNGD: Tensor, values_LNGD: Tensor) -> SinkPrefix:
     return SinkPrefix(keys, values)
 
 
-def take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The hook before every attention layer of a transformers decoder, which gives it the ``sink_prefix`` as its cache.
 
     That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
@@ -127,4 +145,6 @@ def take_prefix(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple,
     """
     if (prefix := kwargs.pop("sink_prefix", None)) is not None:
         kwargs["past_key_values"] = prefix
+        if (logits_HN := logits_of(prefix, attention.layer_idx)) is not None:
+            kwargs["attention_mask"] = with_logits(kwargs["attention_mask"], logits_HN, kwargs["hidden_states"])
     return args, kwargs

@@ -1,0 +1,126 @@
+"""What the twins say: a line a kind of model, the contrasts that may be drawn, and a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from sinklab.analysis.intervals import paired_difference
+from sinklab.records.reading import Run
+from sinklab.records.storage import write_beside
+from sinklab.reports.printed import save_figure
+from sinklab.reports.style import MARKERS, theme_named, themed
+from sinklab.reports.tables import markdown
+from sinklab.reports.words import percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WEIGHT, NEAR, SEEDS = 0.3, 0.05, 6
+"""What makes the start token a sink of a head, how near to the best loss a twin must come, and seeds of a verdict."""
+KEYS = ["objective", "variant"]
+
+
+def by_model(run: Run) -> pd.DataFrame:
+    """A line a model: its losses, and of its heads the largest ``first``, ``added``, ``strongest`` and ``gu``.
+
+    ``norm`` is that of the layer whose head looks most at position 0.
+    """
+    heads = run.table("heads").sort_values("first", ascending=False, kind="stable")
+    groups = heads.groupby(["seed", *KEYS], sort=False)
+    found = groups[["first", "added", "strongest", "gu"]].max().join(groups["norm"].first())
+    models = run.table("models")
+    models["cost"] = models["hidden"] / models["loss"] - 1
+    return models.merge(found.reset_index(), on=["seed", *KEYS])
+
+
+def summary(run: Run) -> pd.DataFrame:
+    """By objective and variant: seeds near the floor, seeds with a sink on position 0, and means with ranges."""
+    lines = []
+    for (objective, variant), group in by_model(run).groupby(KEYS, sort=False):
+        line: dict[str, Any] = {"objective": objective, "variant": variant, "seeds": len(group)}
+        line["within 5 %"] = int((group["over"] <= NEAR).sum())
+        line["with a sink"] = int((group["first"] > WEIGHT).sum())
+        named = {"over": "above the best loss", "first": "weight on position 0", "added": "on the added sink"}
+        named |= {"strongest": "strongest column", "cost": "cost of hiding position 0"}
+        line |= {words: _spread(group[name]) for name, words in named.items()}
+        line["value norm, position 0 / others"] = f"{group['norm'].mean():.2f}"
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def backcopy_sentences(run: Run) -> list[str]:
+    """The precondition and the distance to the floor, then each contrast with its interval or «cannot tell»."""
+    models = by_model(run)
+    kinds = {kind: group.set_index("seed") for kind, group in models.groupby(KEYS, sort=False)}
+    lines = []
+    for (objective, variant), group in kinds.items():
+        near, first = (group["over"] <= NEAR).sum(), group["first"]
+        lines.append(
+            f"{objective}, {variant}: within 5 % of the best loss in {near} of {len(group)} seeds (above it by "
+            f"{_spread(group['over'])}); a head gives position 0 more than 30 % in {(first > WEIGHT).sum()} of "
+            f"{len(group)} ({_spread(first)})"
+        )
+    first_kind = ("causal", "plain")
+    if first_kind in kinds:
+        others = [kind for kind in kinds if kind[1] == "plain" and kind != first_kind]
+        lines += [_contrast(kinds, first_kind, kind) for kind in others]
+    lines += [
+        _contrast(kinds, (kind[0], "plain"), kind)
+        for kind in kinds
+        if (kind[0], "plain") in kinds and kind[1] != "plain"
+    ]
+    return lines
+
+
+def _contrast(kinds: dict[Any, pd.DataFrame], one: Any, other: Any) -> str:
+    """The largest weight on position 0 of a head, paired over seeds."""
+    both = [kinds[kind].loc[kinds[one].index.intersection(kinds[other].index)] for kind in (one, other)]
+    seeds, words = len(both[0]), f"weight on position 0, {' '.join(other)} against {' '.join(one)}"
+    far = [" ".join(kind) for kind, group in zip((one, other), both, strict=True) if (group["over"] > NEAR).any()]
+    if far:
+        return f"{words}: cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss in every seed"
+    if seeds < SEEDS:
+        return f"{words}: cannot tell from {seeds} seeds; {SEEDS} make a verdict"
+    if one[0] == "causal" and not (both[0]["first"] > WEIGHT).all():
+        return f"{words}: cannot tell, since {' '.join(one)} has no sink there in every seed"
+    found = paired_difference(both[0]["first"], both[1]["first"])
+    verdict = "less" if found.high < 0 else "more" if found.low > 0 else "neither more nor less"
+    interval = f"{100 * found.mean:+.1f} points, 95 % {100 * found.low:+.1f} to {100 * found.high:+.1f}, {seeds} seeds"
+    return f"{words}: {verdict} ({interval})"
+
+
+def _spread(values: pd.Series) -> str:
+    """Mean and range."""
+    return f"{percent(values.mean())} ({percent(values.min())} … {percent(values.max())})"
+
+
+def backcopy_figure(run: Run, *, theme: str = "light") -> Figure:
+    """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an objective."""
+    from matplotlib.figure import Figure
+
+    look, models = theme_named(theme), by_model(run)
+    variants, objectives = [*dict.fromkeys(models["variant"])], [*dict.fromkeys(models["objective"])]
+    with themed(look):
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        plot: Any = figure.subplots()
+        for (objective, variant), group in models.groupby(KEYS, sort=False):
+            marker, colour = MARKERS[variants.index(variant)], look.runs[objectives.index(objective)]
+            label = f"{objective}, {variant}"
+            plot.plot(100 * group["over"], 100 * group["first"], linestyle="", marker=marker, color=colour, label=label)
+        plot.axhline(100 * WEIGHT, color=look.muted, linewidth=0.9, linestyle=":")
+        plot.axvline(100 * NEAR, color=look.muted, linewidth=0.9, linestyle=":")
+        plot.set(xlabel="loss above the best possible, %", ylabel="weight on position 0, %, largest of a head")
+        plot.set_ylim(-3, 103)
+        plot.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def draw_backcopy(run: Run) -> list[Path]:
+    """Write the table and sentences, backcopy.md, and the figure, backcopy.png, into the run folder."""
+    page, stem = run.path / "backcopy.md", run.path / "backcopy"
+    text = markdown(summary(run)) + "\n" + "".join(f"- {line}\n" for line in backcopy_sentences(run))
+    write_beside(page, lambda path: path.write_text(text, encoding="utf-8"))
+    return [page, *save_figure(lambda: backcopy_figure(run), stem, ("png",))]

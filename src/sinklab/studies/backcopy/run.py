@@ -1,0 +1,198 @@
+"""Twins on Bigram-Backcopy: trained, and measured on rows that none of them has seen."""
+
+# B batch, S columns, L layers, H heads, K keys = added sinks + S
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, get_scheduler
+
+from sinklab.diffusion import corrupt, masked_token_loss, sample_times
+from sinklab.models.config import DiffusionLMConfig
+from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.models.sinks.base import tensors_of
+from sinklab.probing.intervention import intervene
+from sinklab.probing.interventions.positions import MaskPositions
+from sinklab.probing.tracing import trace
+from sinklab.sampling.canvas import Canvas
+from sinklab.sinks.rules import Gu
+from sinklab.studies.backcopy.settings import BackcopySettings
+from sinklab.studies.backcopy.source import Source
+from sinklab.studies.base import Work, columns_of
+from sinklab.training.recipes import VARIANTS
+from sinklab.training.trainer import causal_loss
+
+STAGES = {"causal": ("causal",), "diffusion": ("diffusion",), "converted": ("causal", "diffusion")}
+# of one seed neither the rows to learn from nor those to measure on share a stream of numbers with the source
+LEARNED, MEASURED = 1_000_000, 2_000_000
+FEWEST = 8
+"""Masked queries from which on a row says where they look."""
+
+
+def train_and_measure(work: Work) -> None:
+    """Write a part of the tables ``models`` and ``heads`` for every model that is missing."""
+    settings, count = work.settings, work.progress.counter(len(work.samples))
+    for part in work.samples:
+        seed, objective, variant = work.plan[part]
+        work.progress.stage(f"seed {seed}, {objective}, {variant}: {settings.steps} steps")
+        source = Source(seed, concentration=settings.concentration)
+        model = trained(source, objective, variant, settings)
+        rows = Rows.of(source, settings.rows, STAGES[objective][-1], torch.Generator().manual_seed(MEASURED + seed))
+        of_model = {"seed": seed, "objective": objective, "variant": variant}
+        work.run.table("models", columns_of([of_model | scored(model, source, rows)]), part=part)
+        work.run.table("heads", columns_of(of_model | head for head in heads(model, rows)), part=part)
+        count()
+
+
+def new_model(source: Source, variant: str, settings: BackcopySettings) -> DiffusionLM:
+    """A twin before training; what is not of the variant depends on the source's seed and the sizes alone."""
+    backbone = LlamaConfig(
+        vocab_size=source.mask_id + 1,
+        hidden_size=settings.width,
+        intermediate_size=settings.mlp_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=source.length + 1,
+        bos_token_id=source.start_id,
+        eos_token_id=None,
+    )
+    torch.manual_seed(source.seed)
+    return DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=source.mask_id, **VARIANTS[variant]))
+
+
+def trained(source: Source, objective: str, variant: str, settings: BackcopySettings) -> DiffusionLM:
+    """A twin, in evaluation mode. All of a seed see the same rows in the same order."""
+    model = new_model(source, variant, settings).train()
+    for stage in STAGES[objective]:
+        optimizers = _optimizers(model, settings)
+        schedules = [
+            get_scheduler(
+                "cosine_with_min_lr",
+                optimizer,
+                num_warmup_steps=settings.steps // 20,
+                num_training_steps=settings.steps,
+                scheduler_specific_kwargs={"min_lr_rate": 0.1},
+            )
+            for optimizer in optimizers
+        ]
+        generator = torch.Generator().manual_seed(LEARNED + source.seed)
+        for ids_BS in source.rows(settings.steps * settings.batch, generator).split(settings.batch):
+            loss = Rows.noised(source, ids_BS, stage, generator).loss(model)
+            model.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for part in (*optimizers, *schedules):
+                part.step()
+    return model.eval()
+
+
+def _optimizers(model: DiffusionLM, settings: BackcopySettings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for all else: norms and added sinks do not decay."""
+    matrices, tables, others = list[Tensor](), list[Tensor](), list[Tensor]()
+    sink = tensors_of(model.config)
+    for name, weight in model.named_parameters():
+        is_matrix = weight.ndim == 2 and name not in sink
+        (others if not is_matrix else matrices if ".layers." in name else tables).append(weight)
+    decayed = [{"params": tables, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(decayed, lr=settings.lr, betas=(0.9, 0.95))
+    return [adam, torch.optim.Muon(matrices, lr=settings.muon_lr, weight_decay=0.0)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the source, as an objective sees them."""
+
+    ids_BS: Tensor
+    canvas: Canvas | None
+    """What a diffusion model reads; None for a causal model, which reads the rows themselves."""
+    t_B: Tensor
+
+    @classmethod
+    def of(cls, source: Source, count: int, stage: str, generator: torch.Generator) -> Rows:
+        """New rows."""
+        return cls.noised(source, source.rows(count, generator), stage, generator)
+
+    @classmethod
+    def noised(cls, source: Source, ids_BS: Tensor, stage: str, generator: torch.Generator) -> Rows:
+        """These rows, with noise where the objective has some; the start token is never masked."""
+        t_B = sample_times(len(ids_BS), sampler="low_discrepancy", generator=generator)
+        if stage == "causal":
+            return cls(ids_BS, None, t_B)
+        noisy_BS, masked_BS = corrupt(
+            ids_BS, t_B, mask_id=source.mask_id, maskable_BS=ids_BS != source.start_id, generator=generator
+        )
+        return cls(ids_BS, Canvas(noisy_BS, torch.ones_like(masked_BS), masked_BS, source.mask_id), t_B)
+
+    def loss(self, model: Any) -> Tensor:
+        """Nats a drawn token: of the next one, or the masked-token bound."""
+        if self.canvas is None:
+            return causal_loss(model, self.ids_BS)
+        return self.bound(model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS).logits)
+
+    def bound(self, logits_MV: Tensor) -> Tensor:
+        """The masked-token bound of these logits at the masks."""
+        assert self.canvas is not None
+        drawn_BS = torch.ones_like(self.canvas.open_BS)
+        drawn_BS[:, 0] = False
+        return masked_token_loss(logits_MV, self.ids_BS, self.canvas.open_BS, self.t_B, maskable_BS=drawn_BS)
+
+    def best(self, source: Source) -> float:
+        """The loss on these rows, under this noise, of a model that knows the source."""
+        if self.canvas is None:
+            return float(source.nats(self.ids_BS).mean())
+        return float(self.bound(source.posterior(self.canvas.ids_BS)[self.canvas.open_BS].log()))
+
+
+@torch.no_grad()
+def scored(model: Any, source: Source, rows: Rows) -> dict[str, float]:
+    """Loss, the best one on the same rows, how far it is above that, and what the start token's column is worth.
+
+    ``over``: loss / best − 1. ``hidden``: the loss with position 0 hidden from every query in every layer.
+    """
+    loss, best = float(rows.loss(model)), rows.best(source)
+    with intervene(model, MaskPositions((0,))):
+        hidden = float(rows.loss(model))
+    return {"loss": loss, "best": best, "floor": source.floor, "over": loss / best - 1, "hidden": hidden}
+
+
+@torch.no_grad()
+def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
+    """What every head looks at, a line per layer and head.
+
+    ``first``: mean weight on position 0 over the queries that count, all in a causal model, those under masks in a
+    diffusion model (Gu et al.'s metric, arXiv 2410.10781). ``added``: the same of the added sinks together.
+    ``strongest``: mean over rows of the largest share of these queries' attention that a column of text gets. ``gu``:
+    share of rows in which that is above 0.3. ``norm``: value norm at position 0 over that of the other text that is not
+    masked, mean of the layer's heads.
+    """
+    canvas, masked_BS = rows.canvas, torch.zeros_like(rows.ids_BS, dtype=torch.bool)
+    with trace(model, ("value_norm", "received" if canvas is None else "received_by_state"), canvas=canvas) as seen:
+        if canvas is None:
+            model(rows.ids_BS, causal=True)
+            received_BLHK, queries_B = seen.received[0], torch.full((len(rows.ids_BS),), rows.ids_BS.shape[1])
+        else:
+            masked_BS, queries_B = canvas.open_BS, canvas.open_BS.sum(1)
+            model.denoiser(plain=True)(canvas.ids_BS, masked_BS)
+            received_BLHK = seen.values("received_by_state")[0][:, 0]
+    # of few queries one column is always the strongest by far
+    added, kept_B = seen.prefix, queries_B >= FEWEST
+    received_BLHK, queries_B = received_BLHK[kept_B].double(), queries_B[kept_B]
+    strongest_BLH = received_BLHK[..., added:].amax(-1) / queries_B[:, None, None]
+    norms_BLS, others_BS = seen.values("value_norm")[0][..., added:].double(), ~masked_BS
+    others_BS[:, 0] = False
+    norm_L = norms_BLS[..., 0].mean(0) / (norms_BLS * others_BS[:, None]).sum((0, 2)) * others_BS.sum()
+    found = {
+        "first": received_BLHK[..., added].sum(0) / queries_B.sum(),
+        "added": received_BLHK[..., :added].sum((0, -1)) / queries_B.sum(),
+        "strongest": strongest_BLH.mean(0),
+        "gu": (strongest_BLH > Gu().weight).double().mean(0),
+        "norm": norm_L[:, None].expand(strongest_BLH.shape[1:]),
+    }
+    return [
+        {"layer": layer, "head": head} | {name: float(values_LH[layer, head]) for name, values_LH in found.items()}
+        for layer, head in itertools.product(*map(range, strongest_BLH.shape[1:]))
+    ]

@@ -1,0 +1,158 @@
+"""A sink that is a logit per head: against gpt-oss's own attention, and in its log-sum-exp form."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cached_twin import TwinSession
+from sink_toys import IDS, MASK
+from torch.nn import functional as F
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+from sinklab import compat
+from sinklab.attention import row_logsumexp, with_sink_logits
+from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.registry import caches
+from sinklab.training import causal_loss, freeze
+from tiny_diffusion import tiny_model
+
+
+def logit_model(count=1, std=2.0, **settings):
+    """Its logits differ from head to head."""
+    model = tiny_model(sink_kind="logit", sink_count=count, **settings)
+    with torch.no_grad():
+        model.sink_logits.normal_(std=std, generator=torch.Generator().manual_seed(count))
+    return model
+
+
+def calls_of(model, *args, **kwargs):
+    """Arguments and output of every attention call of a pass."""
+    own, seen = F.scaled_dot_product_attention, []
+
+    def spy(query, key, value, **options):
+        out = own(query, key, value, **options)
+        seen.append((query, key, value, options, out))
+        return out
+
+    F.scaled_dot_product_attention = spy
+    try:
+        model(*args, **kwargs)
+    finally:
+        F.scaled_dot_product_attention = own
+    return seen
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_logit_sink_is_that_of_gpt_oss(causal):
+    model = logit_model().double()
+    hidden = torch.full((12, 12), -torch.inf).triu(1) if causal else None
+    for layer, (q, k, v, options, out) in enumerate(calls_of(model, IDS, causal=causal)):
+        groups = len(q[0]) // len(k[0])
+        module = SimpleNamespace(sinks=model.sink_logits[layer, :, 0], num_key_value_groups=groups, training=False)
+        assert k.shape[2] == 13 and not k[:, :, 0].any() and not v[:, :, 0].any()
+        theirs, _ = eager_attention_forward(module, q, k[:, :, 1:], v[:, :, 1:], hidden, options["scale"])
+        assert torch.allclose(out.transpose(1, 2), theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_the_log_sum_exp_form_is_the_mask_with_a_bias(count, on_cpu, monkeypatch):
+    model = logit_model(count)
+    for q, k, v, options, out in calls_of(model, IDS):
+        text = k[:, :, count:], v[:, :, count:]
+        plain = F.scaled_dot_product_attention(q, *text, scale=options["scale"], enable_gqa=True)
+        lse = row_logsumexp(q, text[0], scale=options["scale"])
+        logits_HN = options["attn_mask"][0, :, 0, :count]
+        assert (plain - out).abs().max() > 0.05
+        assert torch.allclose(with_sink_logits(plain, lse, logits_HN), out, atol=1e-5)
+    if not on_cpu:
+        monkeypatch.setattr(compat, "attention_with_logsumexp", lambda *args: None)
+    wanted = IDS > 0
+    attention = torch.ones_like(IDS)
+    attention[1, :3] = 0
+    wanted[1, :3] = False
+    for mask in (None, attention):
+        fast, slow = model.denoiser(mask), model.denoiser(mask, plain=True)
+        assert fast.is_fast and not slow.is_fast
+        asked = wanted if mask is not None else IDS > 0
+        assert torch.allclose(fast(IDS, asked), slow(IDS, asked), atol=2e-4)
+
+
+def test_a_low_logit_is_no_sink_and_a_high_one_leaves_nothing_of_attention():
+    model, plain = logit_model(), tiny_model()
+    with torch.no_grad():
+        model.sink_logits.fill_(-60.0)
+        assert torch.allclose(model(IDS).logits, plain(IDS).logits, atol=1e-5)
+        model.sink_logits.fill_(60.0)
+        for layer in plain.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+        assert torch.allclose(model(IDS).logits, plain(IDS).logits, atol=1e-5)
+
+
+def test_a_trace_shows_what_the_sink_receives_and_an_edit_takes_it_away():
+    model, plain = logit_model(), tiny_model()
+    with trace(model, ("received",)) as recording, torch.no_grad():
+        model(IDS)
+    calls = [
+        (q, k.repeat_interleave(len(q[0]) // len(k[0]), 1), options) for q, k, _, options, _ in calls_of(model, IDS)
+    ]
+    weights = [(q @ k.mT * options["scale"] + options["attn_mask"]).softmax(-1) for q, k, options in calls]
+    dense = torch.stack(weights, 1).sum(-2)
+    assert torch.allclose(recording.received[0].float(), dense, atol=1e-4)
+    assert recording.prefix == 1 and dense[..., 0].std() > 0.2
+    with torch.no_grad():
+        model.sink_logits.fill_(8.0)
+        with intervene(model, MaskSinks(1, source="now")):
+            hidden = model(IDS).logits
+    assert torch.allclose(hidden, plain(IDS).logits, atol=1e-4)
+
+
+def test_a_causal_pass_sees_its_left_alone():
+    model = logit_model()
+    with torch.no_grad():
+        before = model(IDS, causal=True).logits
+        changed = IDS.clone()
+        changed[:, 8:] = 5
+        assert torch.allclose(model(changed, causal=True).logits[:, :8], before[:, :8], atol=1e-5)
+    causal_loss(model, IDS).backward()
+    assert (model.sink_logits.grad != 0).all()
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_cached_decoding_keeps_a_logit_sink_beside_padding(shift):
+    model = logit_model(2, logit_shift=shift).double()
+    ids = IDS[:2].clone()
+    ids[:, 4:] = MASK
+    attention = torch.ones_like(ids, dtype=torch.bool)
+    attention[1, :2] = False
+    session, twin = model.denoiser(attention).session(), TwinSession(model, attention)
+    for committed, columns in enumerate((None, slice(4, 8), torch.tensor([2, 4, 5, 11]), None)):
+        wanted = torch.zeros_like(attention)
+        wanted[:, 4:6] = True
+        assert torch.allclose(session(ids, wanted, columns), twin(ids, wanted, columns), atol=1e-5)
+        ids = ids.clone()
+        ids[:, 4:6] = 50 + committed
+    for cache in caches:
+        decoding = {"max_new_tokens": 8, "block_length": 4, "seed": 0, "cache": cache}
+        prompt, real = IDS[:1, :6], attention[1:, :6]
+        with trace(model):
+            watched = model.generate(prompt, real, **decoding)
+        assert torch.equal(model.generate(prompt, real, **decoding), watched)
+
+
+def test_a_logit_sink_survives_checkpointing_and_autocast():
+    model = logit_model()
+    assert freeze(model, "sink") == ["sink_logits"]
+    results = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.train()
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        model.zero_grad()
+        model(IDS).logits.square().mean().backward()
+        results.append(model.sink_logits.grad.clone())
+    assert torch.allclose(*results, rtol=1e-5, atol=1e-9)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(IDS).logits.float()
+    assert (rounded - model(IDS).logits).abs().max() < 0.2 * rounded.abs().max()

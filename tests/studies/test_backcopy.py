@@ -1,0 +1,202 @@
+"""Bigram-Backcopy: the source against enumeration, the study's promises, and the sink that a causal twin grows."""
+
+import itertools
+import math
+import time
+
+import pandas as pd
+import pytest
+import torch
+
+from sinklab.cli.main import main
+from sinklab.records import open_run
+from sinklab.studies.backcopy import Backcopy, BackcopySettings, Source
+from sinklab.studies.backcopy.figures import backcopy_sentences, summary
+from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained
+from sinklab.testing import check_study
+
+SMALL = Source(3, tokens=4, triggers=1, concentration=0.7, length=6)
+
+
+def all_rows(source):
+    """Every row that the source can give, and its chance."""
+    plain = source.tokens - source.triggers
+    rows, chances = [], []
+    for drawn in itertools.product(range(source.tokens), repeat=source.length - 1):
+        chance = 1 / plain if drawn[0] >= source.triggers else 0.0
+        for place in range(1, len(drawn)):
+            if drawn[place - 1] < source.triggers:
+                chance *= place > 1 and drawn[place] == drawn[place - 2]
+            else:
+                chance *= float(source.chances_XX[drawn[place - 1], drawn[place]])
+        if chance:
+            rows.append((source.start_id, *drawn))
+            chances.append(chance)
+    return torch.tensor(rows), torch.tensor(chances, dtype=torch.float64)
+
+
+def test_rows_copy_behind_a_trigger_and_follow_the_matrix_elsewhere():
+    source = Source(1)
+    ids_BS = source.rows(4000, torch.Generator().manual_seed(0))
+    assert (ids_BS[:, 0] == 32).all() and ids_BS[:, 1:].max() < 32 and ids_BS[:, 1].min() >= 4
+    before, last, following = ids_BS[:, :-2], ids_BS[:, 1:-1], ids_BS[:, 2:]
+    copied = last < 4
+    assert 0.05 < copied.float().mean() < 0.3 and torch.equal(following[copied], before[copied])
+    after = following[last == 9]
+    shares = torch.bincount(after, minlength=32) / len(after)
+    assert (shares - source.chances_XX[9]).abs().max() < 0.04
+    assert torch.equal(
+        source.rows(5, torch.Generator().manual_seed(7)), source.rows(5, torch.Generator().manual_seed(7))
+    )
+    assert not torch.equal(Source(2).chances_XX, source.chances_XX)
+
+
+def test_the_floor_is_the_entropy_by_enumeration():
+    rows, chances = all_rows(SMALL)
+    assert math.isclose(float(chances.sum()), 1, rel_tol=1e-12)
+    assert math.isclose(SMALL.floor, -float((chances * chances.log()).sum()) / 5, rel_tol=1e-12)
+    assert torch.allclose(SMALL.nats(rows), -chances.log() / 5, rtol=1e-12)
+
+
+def test_the_posterior_is_that_of_enumeration_and_its_bound_is_the_same_floor():
+    rows, chances = all_rows(SMALL)
+    bound = 0.0
+    for masked in itertools.product((False, True), repeat=5):
+        hidden = torch.tensor((False, *masked))
+        count = int(hidden.sum())
+        if not count:
+            continue
+        posterior = SMALL.posterior(rows.masked_fill(hidden, SMALL.mask_id))
+        fits_RR = (rows[:, None, ~hidden] == rows[None, :, ~hidden]).all(-1).double() * chances
+        fits_RR /= fits_RR.sum(1, keepdim=True)
+        exact = fits_RR @ torch.nn.functional.one_hot(rows[:, hidden], 5).double().flatten(1)
+        assert torch.allclose(posterior[:, hidden], exact.unflatten(1, (count, 5))[..., :4], atol=1e-12)
+        # the chance of these masks at time t over t, averaged over t in (0, 1)
+        weight = math.factorial(count - 1) * math.factorial(5 - count) / math.factorial(5)
+        own = posterior[:, hidden].gather(2, rows[:, hidden, None])[..., 0]
+        bound -= weight * float(chances @ own.log().sum(1)) / 5
+    assert math.isclose(bound, SMALL.floor, rel_tol=1e-10)
+
+
+def test_what_is_measured_is_what_a_plain_computation_gives():
+    settings = BackcopySettings(steps=3)
+    source = Source(0)
+    for objective, variant in (("causal", "logit"), ("diffusion", "sink"), ("diffusion", "plain")):
+        model = trained(source, objective, variant, settings)
+        rows = Rows.of(source, 16, objective, torch.Generator().manual_seed(1))
+        weights, norms = [], []
+        own = torch.nn.functional.scaled_dot_product_attention
+
+        def spy(q, k, v, attn_mask=None, is_causal=False, scale=None, weights=weights, norms=norms, own=own, **rest):
+            scores = q @ k.mT * scale
+            if attn_mask is not None:
+                scores = (
+                    scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+                )
+            elif is_causal:
+                scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+            weights.append(scores.softmax(-1))
+            norms.append(v.norm(dim=-1).mean(1))
+            return own(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **rest)
+
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+            logits = model(
+                rows.ids_BS if rows.canvas is None else rows.canvas.ids_BS, causal=rows.canvas is None
+            ).logits
+        added, weights_BHQK, norm_BK = model.config.sink_count, weights[-1], norms[-1]
+        masked_BS = torch.ones_like(rows.ids_BS, dtype=torch.bool) if rows.canvas is None else rows.canvas.open_BS
+        kept_B = masked_BS.sum(1) >= 8
+        asked_BHQK = (weights_BHQK * masked_BS[:, None, :, None])[kept_B]
+        queries = masked_BS[kept_B].sum()
+        text_BS = torch.ones_like(masked_BS) if rows.canvas is None else ~masked_BS
+        norm = norm_BK[:, added].mean() / norm_BK[:, added + 1 :][text_BS[:, 1:]].mean()
+        for head, found in enumerate(heads(model, rows)):
+            sums_BK = asked_BHQK[:, head].sum(1)
+            assert found["first"] == pytest.approx(float(sums_BK[:, added].sum() / queries), abs=1e-5)
+            assert found["added"] == pytest.approx(float(sums_BK[:, :added].sum() / queries), abs=1e-5)
+            strongest_B = sums_BK[:, added:].amax(1) / masked_BS[kept_B].sum(1)
+            assert found["strongest"] == pytest.approx(float(strongest_B.mean()), abs=1e-5)
+            assert found["gu"] == pytest.approx(float((strongest_B > 0.3).double().mean()))
+            assert found["norm"] == pytest.approx(float(norm), rel=1e-4)
+        if rows.canvas is None:
+            own_B = -logits[:, :-1].log_softmax(-1).gather(2, rows.ids_BS[:, 1:, None])[..., 0].mean(1)
+        else:
+            costs = -logits.log_softmax(-1).gather(2, rows.ids_BS[..., None])[..., 0] * masked_BS
+            own_B = costs.sum(1) / rows.t_B / 47
+        facts = scored(model, source, rows)
+        assert facts["loss"] == pytest.approx(float(own_B.mean()), rel=1e-5)
+        assert facts["over"] == pytest.approx(facts["loss"] / facts["best"] - 1) and facts["over"] > 0
+        assert facts["hidden"] != facts["loss"]
+
+
+def test_twins_of_a_seed_differ_in_their_objective_and_variant_alone():
+    settings, source = BackcopySettings(steps=2), Source(4)
+    plain = new_model(source, "plain", settings).state_dict()
+    for variant in ("sink", "zero", "gate", "logit"):
+        other = new_model(source, variant, settings).state_dict()
+        assert all(torch.equal(other[name], weight) for name, weight in plain.items()) and len(other) > len(plain)
+    converted = trained(source, "converted", "plain", settings).state_dict()
+    again = trained(source, "converted", "plain", settings).state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in converted.items())
+    assert not torch.equal(converted["lm_head.weight"], trained(source, "diffusion", "plain", settings).lm_head.weight)
+
+
+def test_the_study_keeps_its_promises(tmp_path, capsys):
+    quick = BackcopySettings(seeds=(0, 1), steps=2, rows=8, variants=("plain", "logit"))
+    check_study(Backcopy(), None, quick)
+    arguments = ["--seeds", "0", "--steps", "2", "--rows", "8", "--objectives", "causal", "--out"]
+    assert main(["backcopy", *arguments, str(tmp_path / "run")]) == 0
+    assert "causal, plain: within 5 % of the best loss in 0 of 1 seeds" in capsys.readouterr().out
+    assert (tmp_path / "run" / "backcopy.png").stat().st_size > 5000
+    assert main(["backcopy", "--width", "30", *arguments, str(tmp_path / "other")]) == 2
+    assert "a multiple of 4" in capsys.readouterr().err
+
+
+def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain")):
+    """A run of two kinds of model with these numbers, one a seed."""
+    from sinklab.records.writing import RunWriter
+
+    lines = [
+        {"seed": seed, "objective": kind[0], "variant": kind[1], "over": over[number], "first": first[number][seed]}
+        for seed in range(seeds)
+        for number, kind in enumerate((("causal", "plain"), other))
+    ]
+    with RunWriter(tmp_path, kind="backcopy", model={}, settings={}, seed=None) as run:
+        run.table("models", pd.DataFrame(lines).drop(columns="first").assign(loss=2.0, hidden=2.1))
+        zeros = dict.fromkeys(("layer", "head", "added", "strongest", "gu", "norm"), 0.0)
+        run.table("heads", pd.DataFrame(lines).drop(columns="over").assign(**zeros))
+    return open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("over", "causal", "diffusion", "seeds", "verdict"),
+    [
+        ((0.01, 0.04), 0.8, 0.02, 6, "less (-78.0 points"),
+        ((0.01, 0.06), 0.8, 0.02, 6, "cannot tell, since diffusion plain did not come within 5 %"),
+        ((0.01, 0.04), 0.2, 0.02, 6, "cannot tell, since causal plain has no sink there in every seed"),
+        ((0.01, 0.04), 0.8, 0.02, 5, "cannot tell from 5 seeds"),
+        ((0.01, 0.04), 0.8, 0.8, 6, "neither more nor less"),
+    ],
+)
+def test_a_contrast_is_drawn_where_it_may_be(over, causal, diffusion, seeds, verdict, tmp_path):
+    noise = torch.tensor([0.01, -0.01, 0.02, -0.02, 0.0, 0.0]).tolist()
+    first = [[causal + one for one in noise], [diffusion - one for one in noise]]
+    run = made_up(over, first, tmp_path, seeds)
+    assert f"weight on position 0, diffusion plain against causal plain: {verdict}" in "\n".join(
+        backcopy_sentences(run)
+    )
+    assert summary(run)["seeds"].tolist() == [seeds, seeds]
+
+
+@pytest.mark.slow
+def test_some_head_of_the_causal_twin_has_its_sink_on_the_start_token_in_every_seed():
+    """The precondition of any contrast: one layer, 5 of 5 seeds, a mean weight above 0.3 on position 0."""
+    settings, found, began = BackcopySettings(steps=400), [], time.process_time()
+    for seed in range(5):
+        source = Source(seed)
+        model = trained(source, "causal", "plain", settings)
+        rows = Rows.of(source, 128, "causal", torch.Generator().manual_seed(MEASURED + seed))
+        found.append((max(head["first"] for head in heads(model, rows)), scored(model, source, rows)["over"]))
+    print(f"{settings.steps} steps, {time.process_time() - began:.1f} s of a processor for 5 models: {found}")
+    assert all(first > 0.3 and over < 0.05 for first, over in found)
