@@ -21,7 +21,7 @@ from transformers import LlamaConfig
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.studies.caches.policies import Policy
 from sinklab.studies.caches.run import costs
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
 
 LENGTHS = (512, 1024, 2048, 4096)
 KEEP = 0.25

@@ -21,8 +21,7 @@ import torch
 from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
 from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-from sinklab.studies.curve.settings import CurveSettings
-from sinklab.studies.curve.study import masking_curve
+from sinklab.studies.curve.study import CurveSettings, masking_curve
 from sinklab.training import TrainSettings, recipe, train
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/masking-curve"))

@@ -27,10 +27,15 @@ from sinklab.records import Run, open_run
 from sinklab.reports.drawing import write_figure
 from sinklab.reports.style import theme_named
 from sinklab.reports.tables import markdown
-from sinklab.studies.battery.figures import battery_by_removed, battery_by_skill
-from sinklab.studies.battery.settings import BatterySettings
-from sinklab.studies.battery.study import score_battery
-from sinklab.studies.battery.tables import battery_contrasts, battery_gate, battery_scores, battery_sentences
+from sinklab.studies.battery.figures import (
+    battery_by_removed,
+    battery_by_skill,
+    battery_contrasts,
+    battery_gate,
+    battery_scores,
+    battery_sentences,
+)
+from sinklab.studies.battery.study import BatterySettings, score_battery
 from sinklab.training import recipe
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/battery-study"))
@@ -75,9 +80,9 @@ def score(given: argparse.Namespace) -> None:
         started = time.process_time()
         score_battery(
             load(folders[which]),
-            dataclasses.replace(settings, **changes),
             RUNS / name,
-            lambda text: print(f"    {text}", flush=True),
+            dataclasses.replace(settings, **changes),
+            progress=lambda text: print(f"    {text}", flush=True),
             resume=True,
         )
         print(f"    {time.process_time() - started:.0f} s of one core", flush=True)

@@ -20,8 +20,7 @@ import torch
 from sinklab.checkpoints import load
 from sinklab.records import open_run
 from sinklab.studies.caches.figures import draw_caches
-from sinklab.studies.caches.settings import CacheSettings
-from sinklab.studies.caches.study import cache_fidelity
+from sinklab.studies.caches.study import CacheSettings, cache_fidelity
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/sink_caches"))
 RESULTS = Path(__file__).with_suffix("")

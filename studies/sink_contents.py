@@ -19,8 +19,7 @@ import torch
 from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
 from sinklab.studies.contents.figures import contents_places, contents_sentences, save_contents_figures
-from sinklab.studies.contents.settings import ContentsSettings
-from sinklab.studies.contents.study import sink_contents
+from sinklab.studies.contents.study import ContentsSettings, sink_contents
 
 RESULTS = Path(__file__).with_suffix("")
 MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")

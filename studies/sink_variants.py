@@ -24,8 +24,7 @@ import torch
 from sinklab.checkpoints import load
 from sinklab.records import open_run
 from sinklab.scoring import heldout_rows, row_losses
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from sinklab.training import TrainSettings, recipe, train
 from sinklab.training.recipes import VARIANTS
 

@@ -13,7 +13,7 @@ from sinklab.cli.command import conduct
 from sinklab.records import open_run
 from sinklab.studies.base import folder_names
 from sinklab.studies.battery import Battery, BatterySettings
-from sinklab.studies.battery.settings import of_kind
+from sinklab.studies.battery.study import of_kind
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 

@@ -10,16 +10,18 @@ import pytest
 
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports.samples import NotRecorded
-from sinklab.studies.battery.figures import battery_by_removed, battery_by_skill, write_battery_figures
-from sinklab.studies.battery.run import accuracy
-from sinklab.studies.battery.tables import (
+from sinklab.studies.battery.figures import (
     as_series,
+    battery_by_removed,
+    battery_by_skill,
     battery_contrasts,
     battery_gate,
     battery_scores,
     battery_sentences,
+    write_battery_figures,
     write_battery_tables,
 )
+from sinklab.studies.battery.run import accuracy
 
 PROBLEMS = 20
 Marks = dict[tuple[str, str, int, str, int], int]

@@ -436,11 +436,11 @@ def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
 
 def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
     run = curve(tmp_path / "a", "diffusion", 0.1)
-    with pytest.raises(ValueError, match="one of log, linear: got 'loog'"):
+    with pytest.raises(ValueError, match="one of log, linear, but is 'loog'; did you mean 'log'"):
         masking_curve_figure(run, scale="loog")
     with pytest.raises(ValueError, match="needs at least one run"):
         as_curves([])
-    with pytest.raises(ValueError, match="is of kind 'benchmark' with tables"):
+    with pytest.raises(ValueError, match=r"runs of kind 'curve': .* is of kind 'benchmark'"):
         as_curves([run, benchmark(tmp_path / "b", {"piqa": [1]})])
     with pytest.raises(ValueError, match="unknown format of a figure 'jpg'; known are pdf, png, svg"):
         write_masking_curves(run, tmp_path / "out", formats=("jpg",))

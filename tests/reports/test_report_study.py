@@ -364,7 +364,7 @@ def test_labels_tell_runs_apart(make_study):
 
 def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     import sinklab
-    from sinklab.studies.trace.settings import StudySettings
+    from sinklab.studies.trace.study import StudySettings
     from sinklab.studies.trace.study import study as watch
 
     settings = StudySettings(

@@ -21,13 +21,12 @@ from sinklab.scoring import writing
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.studies.battery import run as battery
-from sinklab.studies.battery import settings as battery_settings
+from sinklab.studies.battery import study as battery_settings
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer
-from sinklab.studies.battery.settings import BatterySettings, Condition
-from sinklab.studies.battery.study import Battery, score_battery
+from sinklab.studies.battery.study import Battery, BatterySettings, Condition, score_battery
 from sinklab.studies.processes import Meter, Progress
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.writing import follow
+from sinklab.studies.trace.run import follow
+from sinklab.studies.trace.study import StudySettings
 from sinklab.testing import check_study
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -233,7 +232,9 @@ def small(**changes: Any) -> BatterySettings:
 
 def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) -> None:
     stages: list[str] = []
-    folder = score_battery(tiny_loaded(), small(conditions=("pure", "blocks-2")), tmp_path / "run", stages.append)
+    folder = score_battery(
+        tiny_loaded(), tmp_path / "run", small(conditions=("pure", "blocks-2")), progress=stages.append
+    )
     run = open_run(folder)
     assert (run.info.kind, run.info.status) == ("battery", "complete")
     assert run.info.settings["conditions"] == ["pure", "blocks-2"]
@@ -255,7 +256,7 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) 
 
 def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, settings = tiny_loaded(), small()
-    whole = open_run(score_battery(loaded, settings, tmp_path / "whole"))
+    whole = open_run(score_battery(loaded, tmp_path / "whole", settings))
     real, calls = battery.answer, list[str]()
 
     def failing(after: int) -> Callable[..., Any]:
@@ -269,17 +270,17 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkey
 
     monkeypatch.setattr(battery, "answer", failing(3))
     with pytest.raises(KeyboardInterrupt):
-        score_battery(loaded, settings, tmp_path / "run")
+        score_battery(loaded, tmp_path / "run", settings)
     assert open_run(tmp_path / "run").info.status == "interrupted"
     assert len(open_run(tmp_path / "run").parts("answers")) == 3
     calls.clear()
     monkeypatch.setattr(battery, "answer", failing(100))
-    again = open_run(score_battery(loaded, settings, tmp_path / "run", resume=True))
+    again = open_run(score_battery(loaded, tmp_path / "run", settings, resume=True))
     assert len(calls) == 3
     for name in ("answers", "accuracy", "removed"):
         assert again.table(name).equals(whole.table(name)), name
     with pytest.raises(ValueError, match=r"settings\['problems'\] is 3, and now it is 4"):
-        score_battery(loaded, replace(settings, problems=4), tmp_path / "run", resume=True)
+        score_battery(loaded, tmp_path / "run", replace(settings, problems=4), resume=True)
 
 
 def test_the_study_conforms() -> None:
@@ -291,7 +292,7 @@ def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: 
     loaded = tiny_llama()
     length = len(encode(loaded, next(problems("test", 1, skills=("arithmetic",), levels=(1,))).question).ids)
     settings = small(skills=("arithmetic",), ks=(length // 2, length), levels=(1,))
-    run = open_run(score_battery(loaded, settings, tmp_path / "run"))
+    run = open_run(score_battery(loaded, tmp_path / "run", settings))
     skipped = run.table("skipped")
     assert list(zip(skipped["control"], skipped["k"], strict=True)) == [("sinks", length), ("random", length)]
     assert skipped["why"][0] == f"{length} columns of {length}"
@@ -336,7 +337,7 @@ def test_nothing_hidden_is_always_asked_and_names_may_stand_alone() -> None:
         (tiny_loaded, {"conditions": ("greedy",)}, "tiny test model denoises, and greedy is for .*; give pure"),
         (tiny_llama, {"conditions": ("pure",)}, "tiny llama writes token after token, got 'pure'; give greedy"),
         (tiny_loaded, {"conditions": ("blocks-3",)}, "blocks must divide the 4 new tokens evenly, got 'blocks-3'"),
-        (lambda: tiny_loaded(context=8), {}, "must fit the model's context of 8 positions, got"),
+        (lambda: tiny_loaded(context=8), {}, "must fit the context of tiny test model, 8 positions, got"),
         (lambda: tiny_loaded(mask_token_id=None), {}, "needs a model with a mask token, but tiny test model has"),
         (lambda: replace(tiny_loaded(), tokenizer=None), {}, "has no tokenizer files"),
     ],
@@ -345,7 +346,7 @@ def test_what_does_not_fit_the_model_is_refused_before_a_folder_is_taken(
     loaded: Callable[[], Loaded], fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        score_battery(loaded(), small(**fields), tmp_path / "run")
+        score_battery(loaded(), tmp_path / "run", small(**fields))
     assert not (tmp_path / "run").exists()
 
 
@@ -353,4 +354,4 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="a battery is scored by one process"):
-        score_battery(tiny_loaded(), small(), tmp_path / "run")
+        score_battery(tiny_loaded(), tmp_path / "run", small())

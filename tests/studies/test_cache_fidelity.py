@@ -13,10 +13,8 @@ from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records import open_run
 from sinklab.studies.caches.figures import draw_caches
 from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
-from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, revealed, written
-from sinklab.studies.caches.run import costs, held_bytes
-from sinklab.studies.caches.settings import CacheSettings
-from sinklab.studies.caches.study import Caches, cache_fidelity
+from sinklab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
+from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
@@ -238,11 +236,11 @@ class TestRefusals:
     def test_a_model_without_a_mask_token(self):
         loaded = tiny_loaded(context=40)
         loaded.model.config.mask_token_id = None
-        self.refuse("tiny test model has no mask token", loaded)
+        self.refuse("needs a model with a mask token, but tiny test model has mask_token_id None", loaded)
 
     def test_rows_that_do_not_fit(self):
-        self.refuse("canvases of 41 tokens do not fit tiny test model, whose context is 40", prompt_tokens=27)
-        self.refuse("canvases of 50 tokens do not fit", lengths=(50,))
+        self.refuse("must fit the context of tiny test model, 40 positions, got 41", prompt_tokens=27)
+        self.refuse("40 positions, got 50", lengths=(50,))
 
     def test_too_little_text(self, tmp_path):
         (tmp_path / "short.txt").write_text(TEXT * 2, "utf-8")

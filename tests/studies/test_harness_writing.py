@@ -20,8 +20,8 @@ from sinklab.scoring.writing import WritingRequest, seeded
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.studies.benchmarks.settings import EvalSettings
 from sinklab.studies.processes import Meter, Progress
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.writing import follow
+from sinklab.studies.trace.run import follow
+from sinklab.studies.trace.study import StudySettings
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

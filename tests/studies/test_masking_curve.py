@@ -13,8 +13,7 @@ from sinklab.probing import MaskSinks, intervene
 from sinklab.records import open_run
 from sinklab.scoring.heldout import HeldoutRows, heldout_rows, hidden_losses, row_losses
 from sinklab.studies.curve.run import curve_table
-from sinklab.studies.curve.settings import CurveSettings
-from sinklab.studies.curve.study import masking_curve
+from sinklab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -191,7 +190,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs at least one of the controls"):
         CurveSettings(controls=())
     loaded = tiny_loaded(1)
-    with pytest.raises(ValueError, match="fit the context of tiny test model, 63 tokens, but length is 65"):
+    with pytest.raises(ValueError, match="fit the context of tiny test model, 63 positions, got 65"):
         masking_curve(loaded, tmp_path / "a", CurveSettings(ks=(1,), length=65))
     # 20 tokens and an added sink
     with pytest.raises(ValueError, match="of the 21 keys of a row, but k is 11; choose at most 10"):

@@ -11,8 +11,7 @@ import pytest
 
 from sinklab.records import RunWriter, open_run
 from sinklab.studies.processes import Processes, rank_folders
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +28,7 @@ SETTINGS = {
 PROGRAM = """
 import json, sys, torch
 torch.set_num_threads(1)
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 out, settings, resume = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "resume"
 print(study(tiny_loaded(1), out, StudySettings(**settings), progress=print, resume=resume), flush=True)

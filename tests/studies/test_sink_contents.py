@@ -15,8 +15,7 @@ from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.studies.contents.lens import LogitLens
 from sinklab.studies.contents.samples import sample_text
-from sinklab.studies.contents.settings import TARGETS, ContentsSettings
-from sinklab.studies.contents.study import Probe, sink_contents
+from sinklab.studies.contents.study import TARGETS, ContentsSettings, Probe, sink_contents
 from sinklab.studies.contents.tables import READ
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, tiny_loaded

@@ -9,8 +9,7 @@ from torch import Tensor
 from sinklab.probing import CallView, Statistic, trace
 from sinklab.records import open_run
 from sinklab.registry import statistics
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "")

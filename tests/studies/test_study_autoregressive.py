@@ -12,8 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from sinklab.checkpoints import Loaded, SpecialIds
 from sinklab.records import Run, open_run
 from sinklab.scoring import encode
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_tokenizer
 from tiny_llama import tiny_llama
 

@@ -18,8 +18,7 @@ from sinklab.records import open_run
 from sinklab.registry import interventions, load_plugin, studies
 from sinklab.studies.base import Study, Work, as_record, field_names, from_record
 from sinklab.studies.curve import Curve, CurveSettings
-from sinklab.studies.trace.settings import MaskSettings, StudySettings
-from sinklab.studies.trace.study import Mask, Trace
+from sinklab.studies.trace.study import Mask, MaskSettings, StudySettings, Trace
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 

@@ -8,9 +8,8 @@ import pytest
 
 from sinklab.records import Run, open_run
 from sinklab.studies.trace.recording import Selection
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
-from sinklab.studies.trace.writing import Truncation, agreement
+from sinklab.studies.trace.run import Truncation, agreement
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded
 
 QUICK = StudySettings(

@@ -9,9 +9,7 @@ import pytest
 from sinklab.records import Run, open_run
 from sinklab.studies.processes import Progress
 from sinklab.studies.trace import run as observation
-from sinklab.studies.trace import writing
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_loaded
 
 PROMPTS = ("The old man", "", "The sea")
@@ -64,10 +62,10 @@ def breaking(whole, times: int):
 @pytest.mark.parametrize(
     ("place", "name", "times", "samples"),
     [
-        (writing, "follow", 1, 0),
-        (writing, "follow", 3, 1),
-        (writing, "follow", 4, 1),
-        (writing, "_steps", 2, 1),
+        (observation, "follow", 1, 0),
+        (observation, "follow", 3, 1),
+        (observation, "follow", 4, 1),
+        (observation, "_steps", 2, 1),
         (observation, "heldout_curve", 1, 3),
     ],
 )

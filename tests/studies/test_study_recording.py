@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from sinklab.checkpoints import Loaded
 from sinklab.records import Run, open_run
-from sinklab.studies.trace.settings import StudySettings
-from sinklab.studies.trace.study import study
+from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 QUICK = StudySettings(

@@ -4,7 +4,7 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    movement="Motion motion",
+    movement="Motion MotionSummary motion motion_word",
     overlap=(
         "BlockEffects LayerSinks SplitSinks block_effects jaccard overlap_by_head overlap_by_layer "
         "overlap_by_step sinks_per_layer split_sinks"
@@ -14,6 +14,5 @@ __getattr__, __dir__, __all__ = exports(
         "score_histogram sink_rate"
     ),
     tokens=("AGES CLASSES Enrichment Explained STATES enrichment explained_mass token_ages token_class token_classes"),
-    trends="MotionSummary motion_word",
     verdicts="Verdict masking_cost ninety_six recovery start_only",
 )

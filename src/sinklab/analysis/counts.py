@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -47,24 +47,43 @@ def ratio(top: Any, bottom: Any) -> Any:
     return top / np.where(np.asarray(bottom) > 0, bottom, np.nan)
 
 
-def slabs(received: Any, visible: Any, positions: Any, axes: int) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
-    """Index, ``even_share`` received and visible of every slab of the last ``axes`` axes, in numpy.
+def share(top: str, bottom: str) -> Any:
+    """A property: the ratio of two counts of an object, a float or an array; NaN where the second is 0."""
 
-    Going slab by slab keeps the working memory at a few slabs, however long the run is.
-    """
+    def value(counts: Any) -> Any:
+        found = ratio(getattr(counts, top), getattr(counts, bottom))
+        return found if np.ndim(found) else float(found)
+
+    return property(value)
+
+
+class Slab(NamedTuple):
+    """Received attention on the last three axes, or fewer where there are no more, at one place of those before."""
+
+    at: tuple[int, ...]
+    received: np.ndarray
+    """a_j as `even_share` scales it"""
+    visible: np.ndarray
+    """queries that see the key, broadcastable to it"""
+
+    @property
+    def exists(self) -> np.ndarray:
+        """Keys that some query sees."""
+        return ~np.isnan(self.received) & (self.visible > 0)
+
+
+def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
+    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
     # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
     whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
-    seen = None if visible is None else fitted(widened(visible), whole, np, "visible")
-    count = None if positions is None else fitted(widened(positions)[..., None], whole, np, "positions")
-    seen = None if seen is None else _leading(seen, whole.shape, axes)
-    count = None if count is None else _leading(count, whole.shape, axes)
-    for index in np.ndindex(whole.shape[:-axes]):
-        part_seen = None if seen is None else seen[index]
-        part_count = None if count is None else count[index][..., 0]
-        yield (index, *even_share(whole[index], part_seen, part_count))
+    lead, axes = whole.shape[:-3], min(3, whole.ndim)
 
+    def by_slab(given: Any, name: str) -> np.ndarray:
+        array = np.array(fitted(given, whole, np, name), copy=None, ndmin=whole.ndim)
+        return np.broadcast_to(array, (*lead, *array.shape[-axes:]))
 
-def _leading(array: np.ndarray, shape: tuple[int, ...], axes: int) -> np.ndarray:
-    """``array`` with the leading axes of ``shape``; the last ``axes`` keep their length 1, which saves work."""
-    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    return np.broadcast_to(array, (*shape[:-axes], *array.shape[-axes:]))
+    seen = None if visible is None else by_slab(widened(visible), "visible")
+    count = None if positions is None else by_slab(widened(positions)[..., None], "positions")
+    for index in np.ndindex(lead):
+        counted = None if count is None else count[index][..., 0]
+        yield Slab(index, *even_share(whole[index], None if seen is None else seen[index], counted))

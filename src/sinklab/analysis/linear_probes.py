@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+Name = TypeVar("Name")
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e3, 1e4)
 
 MIXED = 32
@@ -56,23 +58,15 @@ def _gram(x_ND: Tensor, y_NC: Tensor) -> Tensor:
     return one_x.T @ torch.cat([one_x, y_NC], 1)
 
 
-@dataclass(frozen=True, eq=False)
 class _Fit:
     """A ridge regression for every penalty at once, by the eigenvectors of the covariance."""
 
-    mean_D: Tensor
-    mean_C: Tensor
-    value_D: Tensor
-    vector_DD: Tensor
-    turned_DC: Tensor
-
-    @classmethod
-    def of(cls, gram: Tensor) -> _Fit:
+    def __init__(self, gram: Tensor) -> None:
         size, mean = len(gram), gram[0] / gram[0, 0]
         covariance = (gram / gram[0, 0] - torch.outer(mean[:size], mean))[1:, 1:]
-        xx_DD, xy_DC = covariance[:, : size - 1], covariance[:, size - 1 :]
-        value_D, vector_DD = torch.linalg.eigh(xx_DD)
-        return cls(mean[1:size], mean[size:], value_D.clamp(min=0), vector_DD, vector_DD.T @ xy_DC)
+        value_D, self.vector_DD = torch.linalg.eigh(covariance[:, : size - 1])
+        self.mean_D, self.mean_C, self.value_D = mean[1:size], mean[size:], value_D.clamp(min=0)
+        self.turned_DC = self.vector_DD.T @ covariance[:, size - 1 :]
 
     def turned(self, x_ND: Tensor) -> Tensor:
         """Rows as `predicted` takes them, once for all penalties."""
@@ -94,8 +88,8 @@ class Held:
 
 
 def ridge(
-    x_ND: Tensor, targets: Mapping[str, Tensor], fold_N: Tensor, *, penalties: tuple[float, ...] = PENALTIES
-) -> dict[str, Held]:
+    x_ND: Tensor, targets: Mapping[Name, Tensor], fold_N: Tensor, *, penalties: tuple[float, ...] = PENALTIES
+) -> dict[Name, Held]:
     """Ridge regressions of several targets (N, C) on the same rows, each fold predicted from the others.
 
     The penalty of each target is the one that predicts best, in squares, when each of the other folds is left out of
@@ -126,13 +120,13 @@ def ridge(
         error_AM = y_NC.new_zeros(len(penalties), narrow_NM.shape[1])
         for inner in numbers:
             if inner != fold:
-                fit, part_N = _Fit.of((left - grams[inner]) @ mixing), rows[inner]
+                fit, part_N = _Fit((left - grams[inner]) @ mixing), rows[inner]
                 turned_ND, wanted_NM = fit.turned(x_ND[part_N]), narrow_NM[part_N]
                 for error_M, penalty in zip(error_AM, penalties, strict=True):
                     error_M += (fit.predicted(turned_ND, penalty) - wanted_NM).square().sum(0)
         best = torch.stack([part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)])
         penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best].repeat_interleave(torch.tensor(sizes))
-        fit = _Fit.of(left)
+        fit = _Fit(left)
         mean_NC[rows[fold]] = fit.mean_C
         predicted_NC[rows[fold]] = fit.predicted(fit.turned(x_ND[rows[fold]]), penalty_C)
     parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), strict=True)
@@ -165,12 +159,9 @@ class Score:
 
 def explained(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
     """R² over all columns together: 1 − squared error / squared error of the mean of the texts that were seen."""
-    target_NC = target_NC.double()
-    return Score(
-        _by_text((held.predicted_NC - target_NC).square().sum(1), text_N, texts),
-        _by_text((held.mean_NC - target_NC).square().sum(1), text_N, texts),
-        True,
-    )
+    errors = ((said_NC - target_NC.double()).square().sum(1) for said_NC in (held.predicted_NC, held.mean_NC))
+    top_G, bottom_G = (_by_text(error_N, text_N, texts) for error_N in errors)
+    return Score(top_G, bottom_G, True)
 
 
 def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
@@ -178,9 +169,9 @@ def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
 
     Accuracies of two populations cannot be compared where one has a more frequent answer; skills can.
     """
-    right_N = target_NC.argmax(1)
-    wrong_N, base_N = (said_NC.argmax(1) != right_N for said_NC in (held.predicted_NC, held.mean_NC))
-    return Score(_by_text(wrong_N.double(), text_N, texts), _by_text(base_N.double(), text_N, texts), True)
+    wrong = (said_NC.argmax(1) != target_NC.argmax(1) for said_NC in (held.predicted_NC, held.mean_NC))
+    top_G, bottom_G = (_by_text(wrong_N.double(), text_N, texts) for wrong_N in wrong)
+    return Score(top_G, bottom_G, True)
 
 
 def accuracy(held: Held, target_NC: Tensor) -> float:

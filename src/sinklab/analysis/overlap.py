@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, ratio, slabs
+from sinklab.analysis.counts import Counts, ratio, share, slabs
 
 
 def jaccard(one: Any, other: Any) -> np.ndarray:
@@ -88,20 +88,12 @@ class LayerSinks(Counts):
     scores: np.ndarray
     """(layer,) sum of the scores of all sinks, in multiples of an even share"""
 
-    @property
-    def number(self) -> np.ndarray:
-        """(layer,) mean number of sinks of a head."""
-        return ratio(self.sinks, self.heads)
-
-    @property
-    def distinct(self) -> np.ndarray:
-        """(layer,) mean number of keys that are a sink of at least one head of the layer."""
-        return ratio(self.keys, self.steps)
-
-    @property
-    def score(self) -> np.ndarray:
-        """(layer,) mean score of a sink, in multiples of an even share; NaN without any."""
-        return ratio(self.scores, self.sinks)
+    number = share("sinks", "heads")
+    """(layer,) mean number of sinks of a head"""
+    distinct = share("keys", "steps")
+    """(layer,) mean number of keys that are a sink of at least one head of the layer"""
+    score = share("scores", "sinks")
+    """(layer,) mean score of a sink, in multiples of an even share; NaN without any"""
 
     @property
     def trend(self) -> float:
@@ -123,11 +115,11 @@ def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: A
         raise ValueError(f"One sink flag per score: sinks have shape {flags.shape}, received {np.shape(received)}.")
     counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
     scores = np.zeros(flags.shape[-3])
-    for index, a_LHK, seen in slabs(received, visible, positions, 3):
-        exists_LH = (~np.isnan(a_LHK) & (seen > 0)).any(-1)
-        here = flags[index]
+    for slab in slabs(received, visible, positions):
+        exists_LH: np.ndarray = slab.exists.any(-1)
+        here = flags[slab.at]
         counts += [exists_LH.sum(1), exists_LH.any(1), here.sum((1, 2)), here.any(1).sum(-1)]
-        scores += np.where(here, a_LHK, 0).sum((1, 2), dtype=float)
+        scores += np.where(here, slab.received, 0).sum((1, 2), dtype=float)
     heads, steps, number, keys = counts
     return LayerSinks(heads, steps, number, keys, scores)
 
@@ -149,20 +141,12 @@ class BlockEffects(Counts):
     inside_moves: int
     inside_pairs: int
 
-    @property
-    def border_rate(self) -> float:
-        """Moves per pair of steps across a block boundary; NaN without any."""
-        return float(ratio(self.border_moves, self.border_pairs))
-
-    @property
-    def inside_rate(self) -> float:
-        """Moves per pair of steps inside a block."""
-        return float(ratio(self.inside_moves, self.inside_pairs))
-
-    @property
-    def ratio(self) -> float:
-        """How many times likelier a move is at a block boundary; NaN without moves inside, or without a boundary."""
-        return float(ratio(self.border_rate, self.inside_rate))
+    border_rate = share("border_moves", "border_pairs")
+    """moves per pair of steps across a block boundary; NaN without any"""
+    inside_rate = share("inside_moves", "inside_pairs")
+    """moves per pair of steps inside a block"""
+    ratio = share("border_rate", "inside_rate")
+    """how many times likelier a move is at a block boundary; NaN without moves inside, or without a boundary"""
 
 
 def block_effects(main: Any, blocks: Any, counted: Any = None) -> BlockEffects:
@@ -199,15 +183,13 @@ class SplitSinks(Counts):
     prompt: tuple[int, int]
     """(different, there) of masked against prompt queries"""
 
-    @property
-    def share(self) -> float:
-        """Share of (step, layer, head) whose sinks split; NaN when none has both kinds of queries."""
-        return float(ratio(self.split_L.sum(), self.pairs_L.sum()))
+    share_by_layer = share("split_L", "pairs_L")
+    """(layer,) share of (step, head) whose sinks split; NaN where none has both kinds of queries"""
 
     @property
-    def share_by_layer(self) -> np.ndarray:
-        """(layer,) the same in each layer."""
-        return ratio(self.split_L, self.pairs_L)
+    def share(self) -> float:
+        """The same of all layers."""
+        return float(ratio(self.split_L.sum(), self.pairs_L.sum()))
 
 
 def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0) -> SplitSinks:
@@ -239,6 +221,5 @@ def split_sinks(main_by_state: Any, share_by_state: Any = None, floor: Any = 0.0
         both = (masked >= 0) & (other >= 0)
         return (both & (masked != other)).sum(axes), both.sum(axes)
 
-    split_L, pairs_L = compared(unmasked)
-    one, two = compared(committed), compared(prompt)
-    return SplitSinks(split_L, pairs_L, (int(one[0].sum()), int(one[1].sum())), (int(two[0].sum()), int(two[1].sum())))
+    totals: Any = [tuple(int(count_L.sum()) for count_L in compared(other)) for other in (committed, prompt)]
+    return SplitSinks(*compared(unmasked), *totals)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, ratio, slabs
+from sinklab.analysis.counts import Counts, ratio, share, slabs
 from sinklab.sinks.rules import Excess, Gu, Rule, Top, find_sinks
 
 EPSILONS = tuple(np.linspace(0, 10, 21).tolist())
@@ -81,10 +81,10 @@ def epsilon_curve(
         raise ValueError(f"epsilon_curve needs (..., layer, head, key): got shape {shape}.")
     layers, bins = shape[-3], len(grid) + 1
     counts_LE, places_L = np.zeros((layers, bins), dtype=np.int64), np.zeros(layers, dtype=np.int64)
-    for _, a_LHK, seen_LHK in slabs(received, visible, positions, 3):
-        exists_LHK = ~np.isnan(a_LHK) & (seen_LHK > 0)
+    for slab in slabs(received, visible, positions):
+        exists_LHK, seen_LHK = slab.exists, slab.visible
         places_L += exists_LHK.sum((1, 2))
-        excess_LHK = _excess(a_LHK, np.where(seen_LHK > 0, seen_LHK, 1), exists_LHK, scale)
+        excess_LHK = _excess(slab.received, np.where(seen_LHK > 0, seen_LHK, 1), exists_LHK, scale)
         # Most keys are below every threshold; only the others need a bin.
         above_LHK = exists_LHK & (excess_LHK > grid[0])
         layer, head, key = np.nonzero(above_LHK)
@@ -149,9 +149,9 @@ def score_histogram(
         )
     edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
     counts = np.zeros(bins + 2, dtype=np.int64)
-    for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
-        place = np.searchsorted(edges, a[np.isfinite(a) & (seen > 0)], side="right")
-        counts += np.bincount(place, minlength=bins + 2)
+    for slab in slabs(received, visible, positions):
+        scores = slab.received[slab.exists]
+        counts += np.bincount(np.searchsorted(edges, scores[np.isfinite(scores)], side="right"), minlength=bins + 2)
     return ScoreHistogram(counts[1:-1], edges, int(counts[0]), int(counts[-1]))
 
 
@@ -172,11 +172,10 @@ def sink_rate(
     if key is not None and not -keys <= key < keys:
         raise ValueError(f"sink_rate counts sinks at one of {keys} keys (or None: any): got {key}.")
     hits = heads = 0
-    for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
-        flagged = find_sinks(a, rule, np.broadcast_to(seen, a.shape))
-        exists = (~np.isnan(a) & (seen > 0)).any(-1)
+    for slab in slabs(received, visible, positions):
+        flagged = find_sinks(slab.received, rule, slab.visible)
         hits += int((flagged.any(-1) if key is None else flagged[..., key]).sum())
-        heads += int(exists.sum())
+        heads += int(slab.exists.any(-1).sum())
     return float(ratio(100 * hits, heads))
 
 
@@ -189,9 +188,9 @@ def absorb_rate(received: Any, visible: Any, sinks: Any) -> np.ndarray:
     whole = np.shape(received)
     flags = np.broadcast_to(np.asarray(sinks.cpu() if hasattr(sinks, "cpu") else sinks, dtype=bool), whole)
     found = np.full(whole[:-1], np.nan)
-    for index, a, seen in slabs(received, visible, None, min(3, len(whole))):
-        known = np.where(~np.isnan(a) & (seen > 0), a, 0)
-        found[index] = ratio(np.where(flags[index], known, 0).sum(-1, dtype=float), known.sum(-1, dtype=float))
+    for slab in slabs(received, visible):
+        known, taken = np.where(slab.exists, slab.received, 0), flags[slab.at]
+        found[slab.at] = ratio(np.where(taken, known, 0).sum(-1, dtype=float), known.sum(-1, dtype=float))
     return found
 
 
@@ -215,47 +214,36 @@ class RuleRow(Counts):
 
     same = ("name",)
     name: str
-    heads: int
+    heads: int = 0
     """number of (step, layer, head)"""
-    keys: int
+    keys: int = 0
     """number of (step, layer, head, key)"""
-    sinks: int
+    sinks: int = 0
     """how many of the keys are sinks"""
-    with_sink: int
+    with_sink: int = 0
     """heads that have at least one"""
-    received: float
+    received: float = 0
     """attention received by all keys"""
-    absorbed: float
+    absorbed: float = 0
     """attention received by the sinks"""
-    both: int
+    both: int = 0
     """keys that this rule and the first one flag"""
-    either: int
+    either: int = 0
     """keys that one of the two flags"""
 
-    @property
-    def per_head(self) -> float:
-        """Mean number of sinks per head and step."""
-        return float(ratio(self.sinks, self.heads))
-
-    @property
-    def rate(self) -> float:
-        """Share of heads that have a sink anywhere."""
-        return float(ratio(self.with_sink, self.heads))
+    per_head = share("sinks", "heads")
+    """mean number of sinks per head and step"""
+    rate = share("with_sink", "heads")
+    """share of heads that have a sink anywhere"""
+    absorb = share("absorbed", "received")
+    """share of all attention that lands on the sinks"""
+    agreement = share("both", "either")
+    """Jaccard overlap with the first rule, over all keys together; NaN when neither flags any"""
 
     @property
     def filtered(self) -> float:
         """Share of keys that are no sinks."""
         return 1 - float(ratio(self.sinks, self.keys))
-
-    @property
-    def absorb(self) -> float:
-        """Share of all attention that lands on the sinks."""
-        return float(ratio(self.absorbed, self.received))
-
-    @property
-    def agreement(self) -> float:
-        """Jaccard overlap with the first rule, over all keys together; NaN when neither flags any."""
-        return float(ratio(self.both, self.either))
 
 
 def compare_rules(
@@ -268,15 +256,14 @@ def compare_rules(
     """
     if not rules:
         raise ValueError("compare_rules needs at least one rule: got none.")
-    rows = {name: RuleRow(name, 0, 0, 0, 0, 0.0, 0.0, 0, 0) for name in rules}
-    for _, a, seen in slabs(received, visible, positions, min(3, np.ndim(received))):
-        counts = np.broadcast_to(seen, a.shape)
-        exists = ~np.isnan(a) & (counts > 0)
-        known = np.where(exists, a, 0)
+    rows = {name: RuleRow(name) for name in rules}
+    for slab in slabs(received, visible, positions):
+        exists = slab.exists
+        known = np.where(exists, slab.received, 0)
         heads, keys, total = int(exists.any(-1).sum()), int(exists.sum()), float(known.sum(dtype=float))
         first = None
         for name, rule in rules.items():
-            flagged = find_sinks(a, rule, counts)
+            flagged = find_sinks(slab.received, rule, slab.visible)
             first = flagged if first is None else first
             taken = float(known[flagged].sum(dtype=float))
             both, either = int((flagged & first).sum()), int((flagged | first).sum())

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -128,28 +127,12 @@ def enrichment(labels: Any, events: Any) -> Enrichment:
     here = names != None  # noqa: E711 - elementwise
     if not here.any():
         raise ValueError("enrichment needs at least one position that holds a token: every label is None.")
-    unique, code = _coded(names[here])
-    per_label = np.bincount(code, weights=counts[here], minlength=len(unique))
-    places = np.bincount(code, minlength=len(unique))
-    # Falling events, then the alphabet, so that ties print in one order everywhere.
-    order = np.lexsort((np.arange(len(unique)), -per_label))
-    total = per_label.sum()
-    frequency = per_label[order] / (total or 1)
-    occupancy = places[order] / places.sum()
-    return Enrichment(
-        label=[unique[index] for index in order],
-        events=per_label[order],
-        occurrences=places[order],
-        frequency=frequency,
-        occupancy=occupancy,
-        enrichment=frequency / occupancy if total else np.full(len(unique), np.nan),
-    )
-
-
-def _coded(names: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Distinct labels in alphabetical order, and the number of its label for each name."""
-    code, labels = pd.factorize(names.astype(str).astype(object), sort=True)
-    return [*labels], code
+    table = pd.DataFrame({"label": names[here].astype(str).astype(object), "events": counts[here]})
+    found = table.groupby("label")["events"].agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+    events, places = found["sum"].to_numpy(), found["size"].to_numpy()
+    frequency, occupancy = events / (events.sum() or 1), places / places.sum()
+    enriched = frequency / occupancy if events.any() else np.full(len(found), np.nan)
+    return Enrichment([*found.index], events, places, frequency, occupancy, enriched)
 
 
 @dataclass(frozen=True)
@@ -225,15 +208,13 @@ class Explained:
         return float(1 - (1 - between / spread) * (places - 1) / (places - parameters))
 
     def __add__(self, other: Explained) -> Explained:
-        count_CP = _sum(self.labels, self.count_CP, other.labels, other.count_CP)
-        total_CP = _sum(self.labels, self.total_CP, other.labels, other.total_CP)
+        def added(name: str) -> pd.DataFrame:
+            one, two = (pd.DataFrame(getattr(each, name), each.labels) for each in (self, other))
+            return one.add(two, fill_value=0).fillna(0)
+
+        count_CP, total_CP = added("count_CP"), added("total_CP")
         labels, squares = tuple(count_CP.index), self.squares + other.squares
         return Explained(labels, count_CP.to_numpy(np.int64), total_CP.to_numpy(float), squares)
-
-
-def _sum(labels: Sequence[str], one: np.ndarray, others: Sequence[str], other: np.ndarray) -> pd.DataFrame:
-    """The sum of two tables whose rows have labels."""
-    return pd.DataFrame(one, labels).add(pd.DataFrame(other, others), fill_value=0).fillna(0)
 
 
 def _between(count: np.ndarray, total: np.ndarray) -> float:
@@ -269,7 +250,7 @@ def explained_mass(received: Any, classes: Any, positions: Any = None) -> Explai
     if not here.any():
         raise ValueError("explained_mass needs at least one position that holds a token and a finite number: got none.")
     y, where = y[here], where[here]
-    labels, row = _coded(names[here])
+    row, labels = pd.factorize(names[here].astype(str).astype(object), sort=True)
     width = int(where.max()) + 1
     cell = row * width + where
     shape = (len(labels), width)

@@ -37,8 +37,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report, summary
-    from sinklab.studies.trace.settings import StudySettings
-    from sinklab.studies.trace.study import study
+    from sinklab.studies.trace.study import StudySettings, study
 
     console = Console()
     started = time.perf_counter()

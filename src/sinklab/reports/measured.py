@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis import overlap, thresholds
-from sinklab.analysis.movement import Motion, motion
+from sinklab.analysis.movement import Motion, MotionSummary, motion
 from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
-from sinklab.analysis.trends import MotionSummary
 from sinklab.reports.samples import Sample, rule_name
 from sinklab.sinks.normalize import main_sink
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
-from sinklab.analysis.trends import motion_word
 from sinklab.reports.samples import ADDED, MASK, Reader
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset

@@ -13,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.movement import MotionSummary
 from sinklab.analysis.thresholds import EpsilonCurve, ScoreHistogram
 from sinklab.analysis.tokens import Enrichment, Explained
-from sinklab.analysis.trends import MotionSummary
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
 from sinklab.reports.measured import LayerFacts, Measured
 from sinklab.reports.samples import Reader, Samples, rule_name

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
-from sinklab.analysis.trends import motion_word
 from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
 from sinklab.reports.runs import Runs, as_shown

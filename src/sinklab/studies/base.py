@@ -26,8 +26,8 @@ A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made
 
     Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
 
-One that outgrows a file is a folder: settings.py, run.py, figures.py, and study.py with the class. A study's module is
-imported for ``--help``, so that torch, and all that imports it, is imported in functions.
+One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is imported
+for ``--help``, so that torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
 
 A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
 `run` writes those of ``work.samples``: the ones that are missing, sharded over the processes of ``accelerate launch``.
@@ -36,9 +36,10 @@ A long study is written in parts: `Study.parts` names the table that ends a part
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,6 +58,27 @@ if TYPE_CHECKING:
 def heldout_text(given: str | None) -> str:
     """The corpus of held-out text that was given, or the excerpt inside the package."""
     return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+
+
+def labels_of(study: str) -> dict[str, dict[str, Any]]:
+    """What figures and tables of a study call things: its part of labels.toml."""
+    return tomllib.loads(resources.files("sinklab.studies").joinpath("labels.toml").read_text("utf-8"))[study]
+
+
+def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
+    """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
+    config: Any = loaded.model.config
+    denoises = loaded.family == "diffusion"
+    if denoises and config.mask_token_id is None:
+        raise ValueError(
+            f"the study {study!r} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
+            "its config"
+        )
+    limit = getattr(config, "text_positions" if denoises else "max_position_embeddings", positions)
+    if positions > limit:
+        raise ValueError(
+            f"texts of {study!r} must fit the context of {loaded.name}, {limit} positions, got {positions}; {remedy}"
+        )
 
 
 def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -110,45 +132,45 @@ def folder_names(models: Iterable[str]) -> list[str]:
     return names
 
 
+def _leaves(settings: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """Name -> field and value, those of groups (fields that are dataclasses) among them."""
+    found: dict[str, tuple[dataclasses.Field, Any]] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        found |= _leaves(value) if _is_group(field, value) else {field.name: (field, value)}
+    return found
+
+
+def _is_group(field: dataclasses.Field, value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and "registry" not in field.metadata
+
+
+def field_names(settings: Any) -> list[str]:
+    """The names in a record of these settings, those of their groups among them."""
+    return [*_leaves(settings)]
+
+
 def as_record(settings: Any) -> dict[str, Any]:
     """Settings as ``run.json`` keeps them: one flat object, in which groups are merged and registered values text."""
     record: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if _is_group(field, value):
-            record |= as_record(value)
-        elif (registry := field.metadata.get("registry")) is None or value is None:
-            record[field.name] = value
-        else:
-            texts = tuple(map(registry.as_text, value if isinstance(value, tuple) else (value,)))
-            record[field.name] = list(texts) if isinstance(value, tuple) else texts[0]
+    for name, (field, value) in _leaves(settings).items():
+        if (registry := field.metadata.get("registry")) is not None and value is not None:
+            value = [*map(registry.as_text, value)] if isinstance(value, tuple) else registry.as_text(value)
+        record[name] = value
     return record
 
 
 def from_record(settings: Any, record: dict[str, Any]) -> Any:
     """These settings with what a record says. Raises ValueError for names that they do not have."""
-    known_fields(f"settings of {type(settings).__name__}", record, field_names(settings))
+    known_fields(f"settings of {type(settings).__name__}", record, _leaves(settings))
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         if _is_group(field, group := getattr(settings, field.name)):
-            own = {name: record[name] for name in field_names(group) if name in record}
-            changes[field.name] = from_record(group, own)
+            changes[field.name] = from_record(group, {name: record[name] for name in _leaves(group) if name in record})
         elif field.name in record:
             value = record[field.name]
             changes[field.name] = tuple(value) if isinstance(value, list) else value
     return dataclasses.replace(settings, **changes)
-
-
-def field_names(settings: Any) -> list[str]:
-    """The names in a record of these settings, those of their groups among them."""
-    named = ((field, getattr(settings, field.name)) for field in dataclasses.fields(settings))
-    return [
-        name for field, value in named for name in (field_names(value) if _is_group(field, value) else (field.name,))
-    ]
-
-
-def _is_group(field: dataclasses.Field, value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and "registry" not in field.metadata
 
 
 @dataclass(frozen=True)
@@ -164,6 +186,12 @@ class Work:
     """What `Study.prepare` returned."""
     samples: list[int]
     """The samples that this process has to write."""
+
+
+def deferred(function: str) -> Any:
+    """A method that is the function ``module:name``, imported when it is called."""
+    module, _, name = function.partition(":")
+    return lambda study, *given: getattr(import_module(module), name)(*given)
 
 
 class Study:
@@ -235,6 +263,10 @@ class Study:
         """The run folders that one call writes."""
         return [out]
 
+    def of_folders(self, loaded: Loaded, settings: Any) -> list[Any]:
+        """The settings of the run in each of `folders`, all checked before the first is written."""
+        return [settings]
+
     def sentences(self, runs: list[Run]) -> list[str]:
         """What the runs say, in words."""
         return []
@@ -282,21 +314,25 @@ class Study:
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
         settings = self.seeded(self.fit(loaded, settings), path, processes, resume)
+        each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # what can be wrong with the input shows here, before a folder is taken
-        plan = self.prepare(loaded, settings, say)
-        return self.write(loaded, path, settings, plan, say, resume=resume, overwrite=overwrite)
+        plans = [self.prepare(loaded, one, say) for one in each.values()]
+        for (folder, one), plan in zip(each.items(), plans, strict=True):
+            if len(each) > 1:
+                say.stage(f"the {folder.name} run")
+            self._write(loaded, folder, one, plan, say, resume=resume, overwrite=overwrite)
+        return path
 
-    def write(
+    def _write(
         self, loaded: Loaded, path: Path, settings: Any, plan: Any, say: Progress, *, resume: bool, overwrite: bool
-    ) -> Path:
-        """Write the run folder, once all that can be refused is known: see `__call__`."""
+    ) -> None:
         processes = Processes.here()
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
         if self.keeps and resume and (path / RUN_FILE).is_file():
             if _is_finished(path, about):
                 say.stage(f"{path} is there")
-                return path
+                return
             resume, overwrite = False, True
         missing = [*range(self.samples(plan))]
         if self.parts and not overwrite:
@@ -311,7 +347,6 @@ class Study:
             if processes.is_first:
                 with RunWriter(path, **about, resume=True) as run:
                     self.finish(dataclasses.replace(work, run=run))
-        return path
 
     @property
     def name(self) -> str:
@@ -320,15 +355,15 @@ class Study:
 
     def seeded(self, settings: Any, path: Path, processes: Processes, resume: bool) -> Any:
         """The settings with a seed, where they have one and it is None: that of the run to resume, or a new one."""
-        if getattr(settings, "seed", 0) is not None:
+        if "seed" not in (leaves := _leaves(settings)) or leaves["seed"][1] is not None:
             return settings
-        folders = (path, *rank_folders(path).values()) if resume else ()
+        folders = [one for folder in self.folders(path) for one in (folder, *rank_folders(folder).values()) if resume]
         before = [read_info(folder / RUN_FILE).seed for folder in folders if (folder / RUN_FILE).is_file()]
         import torch
 
         seed = next((seed for seed in before if seed is not None), None)
         seed = processes.agreed(int(torch.randint(2**31, ())) if seed is None else seed)
-        return dataclasses.replace(settings, seed=seed)
+        return from_record(settings, {"seed": seed})
 
     def settings_of(self, folder: str | Path) -> Any:
         """The settings that a run folder keeps, but for `permissions`. Raises ValueError for a run of another kind."""

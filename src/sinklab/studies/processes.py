@@ -16,10 +16,14 @@ from sinklab.records.writing import names_in
 
 
 class Progress:
-    """The progress of a long run; this one shows nothing. The command line draws a bar with the time left."""
+    """The progress of a long run in words; the command line draws a bar with the time left."""
+
+    def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
+        self._say = say
 
     def stage(self, text: str) -> None:
         """A new stage begins."""
+        self._say(text)
 
     def count(self, done: int, total: int) -> None:
         """`done` of `total` model evaluations are done; the total may shrink where a text ends early."""
@@ -31,19 +35,11 @@ class Progress:
         return lambda: self.count(next(numbers, total), total)
 
 
-class _Words(Progress):
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
-
-    def stage(self, text: str) -> None:
-        self._say(text)
-
-
 def as_progress(given: Progress | Callable[[str], object] | None) -> Progress:
-    """`given` as a Progress; a function is called with the text of each stage."""
-    if given is None:
-        return Progress()
-    return given if isinstance(given, Progress) else _Words(given)
+    """`given` as a Progress: a function is called with the text of each stage; None says nothing."""
+    if isinstance(given, Progress):
+        return given
+    return Progress() if given is None else Progress(given)
 
 
 class Meter:

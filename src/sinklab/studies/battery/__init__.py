@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, settings="BatterySettings", study="Battery score_battery")
+__getattr__, __dir__, __all__ = exports(__name__, study="BatterySettings Battery score_battery")

@@ -1,26 +1,238 @@
-"""The reasoning battery in pictures: accuracy over the number of hidden columns, and over what that takes away."""
+"""The reasoning battery in tables, sentences and figures: what hiding sinks costs, by skill, model and decoding."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records.reading import Run
+from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, write_figure
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import Theme, theme_named, themed
-from sinklab.studies.battery.tables import ALL, CONTROLS, Series, as_series, battery_scores
+from sinklab.reports.tables import WRITERS
+from sinklab.studies.base import labels_of
+from sinklab.studies.battery.study import ALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
+GATE = 0.9
+"""A drop can only be seen where more than this share is right with nothing hidden."""
+CONTROLS = labels_of("battery")["controls"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One model under one condition: a curve."""
+
+    run: Run
+    condition: str
+    label: str
+
+    @property
+    def repeats(self) -> str:
+        """What it shares a colour with: itself alone."""
+        return self.label
+
+    @property
+    def accuracy(self) -> pd.DataFrame:
+        """Its rows of the table ``accuracy``."""
+        return self.table("accuracy")
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Its rows of a table of the run, with the series in front."""
+        table = self.run.table(name)
+        table = table[table["condition"] == self.condition].drop(columns="condition")
+        table.insert(0, "series", self.label)
+        return table
+
+    def curve(self, control: str, skill: str = ALL, level: int = 0) -> pd.DataFrame:
+        """Rows over k, k = 0 first."""
+        table = self.accuracy
+        table = table[table["control"].isin(("none", control)) & (table["skill"] == skill) & (table["level"] == level)]
+        return table.sort_values("k")
+
+    @property
+    def controls(self) -> list[str]:
+        """What was hidden, in the order of `CONTROLS`."""
+        there = set(self.accuracy["control"])
+        return [name for name in CONTROLS if name in there]
+
+
+def as_series(runs: Iterable[Run] | Run) -> list[Series]:
+    """The curves of some runs, labelled by the folder's name, and by the condition where a run has several.
+
+    Raises:
+        NotRecorded: for a run that is none of the battery, or is not finished.
+    """
+    found = []
+    for run in [runs] if isinstance(runs, Run) else runs:
+        if run.info.kind != "battery" or "accuracy" not in run.tables:
+            fact = f"is a run of kind {run.info.kind!r}" if run.info.kind != "battery" else "is not finished"
+            raise NotRecorded(f"This needs finished runs of the reasoning battery, and {run.path} {fact}.")
+        conditions = list(dict.fromkeys(run.table("accuracy")["condition"]))
+        for condition in conditions:
+            label = run.path.name if len(conditions) == 1 else f"{run.path.name}, {condition}"
+            found.append(Series(run, condition, label))
+    return found
+
+
+def battery_gate(runs: Iterable[Run] | Run) -> pd.DataFrame:
+    """Share of right answers at the easiest level with nothing hidden, by skill, and whether it passes `GATE`."""
+    table = pd.concat([one.accuracy for one in as_series(runs)], ignore_index=True)
+    table = table[(table["control"] == "none") & (table["skill"] != ALL) & (table["level"] > 0)]
+    easiest = table["level"] == table.groupby("series")["level"].transform("min")
+    table = table.loc[easiest, ["series", "skill", "level", "n", "share", "low", "high"]]
+    return table.assign(holds=table["share"] > GATE).reset_index(drop=True)
+
+
+def battery_scores(runs: Iterable[Run] | Run, *, by_level: bool = False) -> pd.DataFrame:
+    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to random columns (`beyond`),
+    and the share of attention that was taken away.
+
+    Args:
+        runs: of the battery.
+        by_level: a row per level; otherwise over all levels.
+    """
+    series = as_series(runs)
+    table = pd.concat([one.accuracy for one in series], ignore_index=True)
+    table = table[(table["level"] > 0) == by_level]
+    keys = ["series", "control", "k", "skill", "level"]
+    if not by_level:
+        table, keys = table.drop(columns="level"), keys[:-1]
+    return table.merge(_removed(series, table[keys]), on=keys, how="left")
+
+
+def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
+    """What was taken away, means over layers and problems, by these keys; over all skills too."""
+    parts = [one.table("removed") for one in series if "removed" in one.run.tables]
+    if not parts:
+        return keys.head(0).assign(removed=math.nan, of_keys=math.nan)
+    table = pd.concat(parts, ignore_index=True).rename(columns={"share": "removed"})
+    whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
+    return whole.groupby([*keys], as_index=False)[["removed", "of_keys"]].mean()
+
+
+def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
+    """Whether hiding costs one curve more than another: the drops of each against those of a reference.
+
+    Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
+    hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
+    bootstrap interval over problems.
+
+    Args:
+        runs: of the battery, on the same problems.
+        reference: the curve that the others are compared with, by its place.
+        least: a greater share counts as able.
+    """
+    series = as_series(runs)
+    answers = [_right(one) for one in series]
+    rows = []
+    for number, one in enumerate(series):
+        if number == reference:
+            continue
+        mine, others = answers[number], answers[reference]
+        able = _able(mine, least).intersection(_able(others, least))
+        for control, k in sorted(set(mine) & set(others) - {("none", 0)}):
+            drops = [table[control, k] - table["none", 0] for table in (mine, others)]
+            both = pd.concat(drops, axis=1, keys=["one", "other"]).dropna()
+            both = both[both.index.droplevel("question").isin(able)]
+            if both.empty:
+                continue
+            apart = (both["one"] - both["other"]).to_numpy()
+            low, high = bootstrap_mean(apart)
+            rows.append(
+                {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
+                | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
+                | {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
+                | {"difference": apart.mean(), "low": low, "high": high}
+            )
+    return pd.DataFrame(rows)
+
+
+def _right(one: Series) -> pd.DataFrame:
+    """Right (1) or wrong (0): a row per (skill, level, question), a column per (control, k)."""
+    wide = one.table("answers").pivot(index=["skill", "level", "question"], columns=["control", "k"], values="right")
+    return wide.astype(float)
+
+
+def _able(right: pd.DataFrame, least: float) -> pd.Index:
+    share = right["none", 0].groupby(level=["skill", "level"]).mean()
+    return share[share > least].index
+
+
+def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
+    """What the runs show, a line per curve: the gate, accuracy over the columns hidden, and what was left out."""
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    gate, lines = battery_gate(runs), []
+    for one in as_series(runs):
+        rows = gate[gate["series"] == one.label]
+        failed = [f"{row.skill} {row.share:.0%}" for row in rows.itertuples() if not row.holds]
+        words = f"{len(rows) - len(failed)} of {len(rows)} skills are above {GATE:.0%} at level {rows['level'].min()}"
+        but = f" (not {', '.join(failed)})" if failed else ""
+        lines.append(f"{one.label}: {words} with nothing hidden{but}")
+        lines += [_sentence(one, control) for control in one.controls]
+    for run in (run for run in runs if "skipped" in run.tables):
+        left, asked = len(run.table("skipped")), len(run.parts("answers"))
+        words = f"{left} of {left + asked} parts left out, questions too short for so many columns"
+        lines.append(f"{run.path.name}: {words}")
+    return lines
+
+
+def _sentence(one: Series, control: str) -> str:
+    """The curve in numbers, and its difference at the greatest k that all questions are long enough for."""
+    curve = one.curve(control)
+    curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
+    if len(curve) < 2:
+        return f"{one.label}: {CONTROLS[control]}: no number of columns that all questions are long enough for"
+    shares = ", ".join(f"{row.share:.1%} at {row.k}" for row in curve.itertuples())
+    most = curve.iloc[-1]
+    words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points"
+    if pd.notna(most["beyond"]):
+        words += f", {_points(most, 'beyond')} against as many random columns"
+    return words
+
+
+def _points(row: pd.Series, name: str) -> str:
+    value, low, high = (100 * row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
+    """Gate, scores (by skill, and by level) and contrasts as CSV and Markdown files. Returns their paths."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "gate": battery_gate(runs),
+        "scores": battery_scores(runs),
+        "levels": battery_scores(runs, by_level=True),
+        "contrasts": battery_contrasts(runs),
+    }
+    written = []
+    for name, form in itertools.product((name for name, table in tables.items() if not table.empty), ("csv", "md")):
+        written.append(target / f"battery_{name}.{form}")
+        write_beside(written[-1], partial(WRITERS[form], tables[name]))
+    return written
+
+
 LINES: dict[str, Any] = {"sinks": "-", "clean_pass": "--", "random": ":", "random_clean_pass": "-."}
+
+
+def draw_battery(runs: Sequence[Run], out: Path, options: object) -> list[Path]:
+    """Tables and figures of all models, in OUT/report."""
+    return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
 
 
 def battery_by_skill(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -15,11 +16,13 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.log import InterventionLog
+from sinklab.records.reading import open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.text_ends import ended, stop_ids
 from sinklab.scoring.writing import Writing, WritingRequest
-from sinklab.studies.base import Work, columns_of
-from sinklab.studies.battery.settings import CONTROLS, BatterySettings, Condition
+from sinklab.studies.base import Work, check_fits, columns_of
+from sinklab.studies.battery.study import ALL, CONTROLS, BatterySettings, Condition
+from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import request_number
 
 
@@ -68,13 +71,10 @@ class Cell:
 
 @dataclass
 class Removed:
-    """Adds up, layer by layer, what hiding columns took away; only steps and rows that were still being written count.
-
-    Sums over layers are (L,) float64.
-    """
+    """Adds up, by layer, what hiding columns took away; only steps and rows that were still being written count."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> sums and counts, (2, L) float64."""
 
     def add(self, log: InterventionLog, active_B: Tensor) -> None:
         """One step; what the log holds is read and dropped."""
@@ -91,23 +91,17 @@ class Removed:
             }
             for name, value_BLH in facts.items():
                 known_BLH = ~value_BLH.isnan() & active_B[:, None, None]
-                self._add(name, value_BLH.double().masked_fill(~known_BLH, 0).sum((0, 2)), known_BLH.sum((0, 2)))
+                both = torch.stack([value_BLH.double().masked_fill(~known_BLH, 0), known_BLH.double()])
+                self.sums[name] = self.sums.get(name, 0) + both.sum((1, 3))
         log.removals.clear()
-
-    def _add(self, name: str, sum_L: Tensor, count_L: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0) + sum_L
-        self.counts[name] = self.counts.get(name, 0) + count_L
 
     def rows(self) -> list[dict[str, Any]]:
         """Means by layer, none where nothing was taken away; a mean over nothing is None."""
-        layers = len(next(iter(self.sums.values()), ()))
+        layers = zip(*(sums.T.tolist() for sums in self.sums.values()), strict=True)
         return [
             {"layer": layer}
-            | {
-                name: float(sum_L[layer] / count) if (count := int(self.counts[name][layer])) else None
-                for name, sum_L in self.sums.items()
-            }
-            for layer in range(layers)
+            | {name: top / count if count else None for name, (top, count) in zip(self.sums, pairs, strict=True)}
+            for layer, pairs in enumerate(layers)
         ]
 
 
@@ -146,31 +140,16 @@ def answer(
         for step in writer.steps():
             steps_B += step.active_B
             removed.add(writer.log, step.active_B)
-    stops = stop_ids(loaded)
-    rows = []
-    for row, problem in enumerate(problems):
-        ids = writer.row(row)
-        _, text = ended(loaded, ids, ())
-        # vocabularies of whole words begin them with a space
-        written = text.strip()
-        rows.append(
-            {
-                "question": problem.question,
-                "answer": problem.answer,
-                "written": written,
-                "right": is_right(problem, written),
-                "ended": bool(stops & set(ids)),
-                "steps": int(steps_B[row]),
-            }
-        )
-    return rows
+    stops, written = stop_ids(loaded), [writer.row(row) for row in range(len(asked))]
+    # vocabularies of whole words begin them with a space
+    texts = [ended(loaded, ids, ())[1].strip() for ids in written]
+    return [
+        {"question": problem.question, "answer": problem.answer, "written": text, "right": is_right(problem, text)}
+        | {"ended": bool(stops & set(ids)), "steps": int(steps)}
+        for problem, ids, text, steps in zip(problems, written, texts, steps_B, strict=True)
+    ]
 
 
-ALL = "all"
-Column = tuple[str, str, int]
-"""Condition, control and k: what is the same for all problems of a column of answers."""
-Place = tuple[str, int, int]
-"""Skill, level and number of a problem."""
 RANDOM = {"sinks": "random", "clean_pass": "random_clean_pass"}
 """The random control of each way to hide sinks; where it was not run, "random" stands in."""
 
@@ -184,7 +163,7 @@ class Plan:
     """Skill and level -> problems."""
 
 
-def prepared(loaded: Loaded, settings: BatterySettings) -> Plan:
+def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Plan:
     """The problems and the cells.
 
     Raises:
@@ -198,7 +177,10 @@ def prepared(loaded: Loaded, settings: BatterySettings) -> Plan:
         for level in settings.levels
     }
     _check_conditions(loaded, settings, conditions)
-    _check_length(loaded, settings, [problem for some in asked.values() for problem in some])
+    loaded.needed_tokenizer()
+    requests = asked_of(loaded, [problem for some in asked.values() for problem in some], 0)
+    longest = max(len(request.ids) for request in requests) + settings.new_tokens
+    check_fits(loaded, "battery", longest, "ask for lower levels or fewer new tokens")
     cells = [
         Cell(condition, control, k, skill, level)
         for condition in conditions
@@ -223,23 +205,6 @@ def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Seq
                 f"blocks must divide the {settings.new_tokens} new tokens evenly, got {condition.name!r}; choose "
                 "another length, e.g. blocks-6"
             )
-
-
-def _check_length(loaded: Loaded, settings: BatterySettings, every: Sequence[Problem]) -> None:
-    loaded.needed_tokenizer()
-    config: Any = loaded.model.config
-    denoises = loaded.family == "diffusion"
-    if denoises and config.mask_token_id is None:
-        raise ValueError(
-            f"a battery needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
-        )
-    longest = max(len(request.ids) for request in asked_of(loaded, every, 0)) + settings.new_tokens
-    limit = config.text_positions if denoises else config.max_position_embeddings
-    if longest > limit:
-        raise ValueError(
-            f"question and answer must fit the model's context of {limit} positions, got {longest}; ask for lower "
-            "levels or fewer new tokens"
-        )
 
 
 def write_answers(work: Work) -> None:
@@ -276,55 +241,55 @@ def _write_cell(work: Work, part: int, cell: Cell, some: Sequence[Problem]) -> N
     work.run.table("answers", answers, part=part)
 
 
-def accuracy(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def count_right(work: Work) -> None:
+    """Write the table ``accuracy`` of all answers."""
+    work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
+
+
+def accuracy(answers: Any) -> list[dict[str, Any]]:
     """Shares of right answers and paired differences; rows over all levels have level 0, over all skills "all".
 
     A difference compares only problems that were answered on both sides: questions too short for k columns are left
     out of both. `clean` is the share of the same problems with nothing hidden, and `delta` the difference to it;
     `beyond` is the difference to as many random columns, over `beyond_n` problems, where a control was run.
+
+    Args:
+        answers: the table ``answers``, or its rows.
     """
-    columns: dict[Column, dict[Place, bool]] = {}
-    odd: dict[Column, dict[Place, tuple[bool, bool]]] = {}
-    for row in answers:
-        column, place = (row["condition"], row["control"], row["k"]), (row["skill"], row["level"], row["problem"])
-        columns.setdefault(column, {})[place] = bool(row["right"])
-        odd.setdefault(column, {})[place] = (not row["written"], not row["ended"])
+    table = pd.DataFrame(answers).set_index(["skill", "level", "problem"])
+    table = table.assign(empty=table["written"] == "", endless=~table["ended"])
+    columns = dict([*table.groupby(["condition", "control", "k"], sort=False)])
     found = []
-    for (condition, control, k), right in columns.items():
-        clean = columns[condition, "none", 0]
-        drawn = columns.get((condition, RANDOM.get(control, ""), k), columns.get((condition, "random", k), {}))
-        drawn = drawn if control in RANDOM else {}
-        groups: dict[tuple[str, int], list[Place]] = {}
-        for place in right:
-            skill, level, _ = place
-            for group in ((skill, level), (skill, 0), (ALL, level), (ALL, 0)):
-                groups.setdefault(group, []).append(place)
-        for (skill, level), places in groups.items():
-            facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level}
-            empty, endless = (sum(odd[condition, control, k][place][which] for place in places) for which in (0, 1))
-            beyond = _difference(drawn, right, places, "beyond")
-            facts |= _share(right, places) | _difference(clean, right, places, "delta") | beyond
-            found.append(facts | {"empty": empty, "endless": endless})
+    for (condition, control, k), rows in columns.items():
+        clean = columns[condition, "none", 0]["right"]
+        drawn = [(condition, name, k) for name in (RANDOM.get(control, ""), "random") if control in RANDOM]
+        beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
+        # missing where a problem was not asked
+        for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):
+            n, right = len(group), int(group["right"].sum())
+            low, high = wilson(right, n)
+            facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level, "n": n}
+            facts |= {"right": right, "share": right / n, "low": low, "high": high}
+            facts |= _difference(group, "delta") | _difference(group, "beyond")
+            found.append(facts | {name: int(group[name].sum()) for name in ("empty", "endless")})
     return found
 
 
-def _share(right: dict[Place, bool], places: Sequence[Place]) -> dict[str, Any]:
-    count = sum(right[place] for place in places)
-    low, high = wilson(count, len(places))
-    return {"n": len(places), "right": count, "share": count / len(places), "low": low, "high": high}
+def _groups(rows: pd.DataFrame) -> Any:
+    """By skill and level, over all levels (0), all skills, and both."""
+    flat = rows.reset_index()
+    parts = [flat, flat.assign(level=0), flat.assign(skill=ALL), flat.assign(skill=ALL, level=0)]
+    return pd.concat(parts).sort_index(kind="stable").groupby(["skill", "level"], sort=False)
 
 
-def _difference(
-    before: dict[Place, bool], now: dict[Place, bool], places: Sequence[Place], name: str
-) -> dict[str, Any]:
+def _difference(group: pd.DataFrame, name: str) -> dict[str, Any]:
     """The difference of shares over the problems that both have; None where there are none."""
-    common = [place for place in places if place in before]
-    gained = sum(now[place] and not before[place] for place in common)
-    lost = sum(before[place] and not now[place] for place in common)
-    n = len(common)
+    both = group[group[name].notna()]
+    before, now = both[name].astype(bool), both["right"]
+    gained, lost, n = int((now & ~before).sum()), int((before & ~now).sum()), len(both)
     low, high = paired_share_interval(gained, lost, n)
     facts = {"": (gained - lost) / n, "_low": low, "_high": high, "_p": mcnemar(gained, lost)} if n else {}
     columns = {f"{name}{end}": facts.get(end) for end in ("", "_low", "_high", "_p")} | {f"{name}_n": n}
     if name == "delta":
-        columns |= {"clean": sum(before[place] for place in common) / n, "gained": gained, "lost": lost}
+        columns |= {"clean": int(before.sum()) / n, "gained": gained, "lost": lost}
     return columns

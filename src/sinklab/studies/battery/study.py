@@ -1,20 +1,138 @@
-"""The reasoning battery as a study: its command, and the function that Python calls."""
+"""The reasoning battery as a study: its settings, its command, and the function that Python calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.registry import studies
-from sinklab.studies.base import Study, Work, columns_of
-from sinklab.studies.battery.settings import BatterySettings, of_kind
+from sinklab.errors import Checked, limited, near
+from sinklab.registry import interventions, studies
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.studies.base import Study, deferred
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
-    from sinklab.studies.processes import Progress
+
+
+ALL = "all"
+"""In the column of skills: over all of them."""
+SKILLS = ("arithmetic", "deduction", "planning", "rewriting", "retrieval", "copying")
+LEVELS = (1, 2, 3, 4)
+CONTROLS: dict[str, dict[str, Any]] = {
+    "sinks": {},
+    "clean_pass": {"source": "clean_pass"},
+    "random": {"control": "random"},
+    "random_clean_pass": {"source": "clean_pass", "control": "random"},
+}
+"""What is hidden, and the fields of the intervention `mask_sinks` that say so."""
+ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
+NUMBERED = ("blocks", "window")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a text is written: its order of decoding and how far attention reaches."""
+
+    name: str
+    order: str | None = None
+    """One of `ORDERS`; None for an autoregressive model."""
+    block_length: int | None = None
+    window: int | None = None
+
+    @classmethod
+    def named(cls, name: str) -> Condition:
+        """Read a condition off its name: an order (or ``pure``, which is low_confidence over one block) or ``greedy``,
+        ``blocks-N`` and ``window-N``, joined by ``+`` where there are several.
+
+        Raises:
+            ValueError: for a part that is none of these or said twice, naming the near one.
+        """
+        order, numbers = "low_confidence", dict[str, int]()
+        seen: list[str] = []
+        for part in name.split("+"):
+            what, dash, number = part.rpartition("-")
+            if dash and what in NUMBERED and number.isdecimal() and int(number) > 0:
+                numbers[what] = int(number)
+            elif part in (*ORDERS, "greedy"):
+                order, what = part, "order"
+            elif part == "pure":
+                what = "order"
+            else:
+                known = ("pure", "greedy", *ORDERS, *(f"{kind}-N" for kind in NUMBERED))
+                hint = near(part, known, cutoff=0.4) or "such as blocks-6+window-8"
+                raise ValueError(f"a condition is made of {', '.join(known)}, joined by +, got {name!r}; {hint}")
+            if what in seen:
+                raise ValueError(f"a condition says each thing once, got {name!r}; leave out {part}")
+            seen.append(what)
+        greedy = order == "greedy"
+        if greedy and "blocks" in numbers:
+            raise ValueError(
+                f"greedy is token after token, without blocks, got {name!r}; left_to_right is the order of a diffusion "
+                "model"
+            )
+        return cls(name, None if greedy else order, numbers.get("blocks"), numbers.get("window"))
+
+    @property
+    def edits(self) -> tuple[Any, ...]:
+        """The interventions that it stands for."""
+        return () if self.window is None else (interventions.make("window_attention", radius=self.window),)
+
+    def decoding(self, seed: int) -> DecodingSettings:
+        """One token a step; a row is over where its answer ends."""
+        return DecodingSettings(
+            rule=self.order or "low_confidence", block_length=self.block_length, stop_at_eos=True, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class BatterySettings(Checked):
+    """Which problems are asked, how they are answered, and what is hidden meanwhile.
+
+    Raises ValueError for names and numbers that make no sense with any model.
+    """
+
+    skills: tuple[str, ...] = limited(SKILLS, one_of=SKILLS, needed=True)
+    """Kinds of problems: arithmetic, deduction, planning, rewriting, retrieval, copying."""
+    levels: tuple[int, ...] = limited(LEVELS, one_of=LEVELS, needed=True)
+    """Levels of difficulty, 1 is easy."""
+    problems: int = limited(100, at_least=1)
+    """Problems of each skill and level, from the test split, the same for every model."""
+    ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0)
+    """Numbers of hidden columns per layer and head; 0 is always among them."""
+    controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=CONTROLS)
+    """What is hidden: sinks of the step before (closed loop), of a whole second forward (clean_pass, which holds on to
+    them), or as many random other columns (random, random_clean_pass)."""
+    conditions: tuple[str, ...] = ()
+    """How texts are written: pure (most confident first, one block), left_to_right, random, entropy, greedy
+    (autoregressive models), with blocks-N and window-N joined by +, e.g. blocks-6+window-8; pure or greedy when left
+    out."""
+    new_tokens: int = limited(18, at_least=1)
+    """Tokens to write per answer."""
+    batch: int = limited(100, at_least=1, free=True)
+    """Problems that are written together; draws of a random control or order depend on it."""
+    seed: int = 0
+    """Seed of the choice of problems and of all draws."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("skills", "levels", "controls", "conditions"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+        # whatever is hidden is compared with nothing hidden
+        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
+        for name in self.conditions:
+            Condition.named(name)
+
+    def hidings(self) -> list[tuple[str, int]]:
+        """(control, k) of one condition, nothing hidden first."""
+        return [("none", 0), *((control, k) for k in self.ks if k for control in self.controls)]
+
+
+def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
+    """The conditions that a model of this family can have: orders of decoding are for those that denoise."""
+    return tuple(name for name in conditions if (Condition.named(name).order is not None) == (family == "diffusion"))
 
 
 @studies.register("battery")
@@ -40,6 +158,11 @@ class Battery(Study):
     positional = True
     place = "battery-scores"
     parts = "answers"
+    prepare = deferred("sinklab.studies.battery.run:prepare")
+    run = deferred("sinklab.studies.battery.run:write_answers")
+    finish = deferred("sinklab.studies.battery.run:count_right")
+    sentences = deferred("sinklab.studies.battery.figures:battery_sentences")
+    draw = deferred("sinklab.studies.battery.figures:draw_battery")
 
     def of_models(self, models: Sequence[str], settings: BatterySettings) -> list[BatterySettings]:
         """To each model the conditions of its kind. Raises ValueError for one that none of the models can have."""
@@ -61,12 +184,6 @@ class Battery(Study):
         names = settings.conditions or of_kind(loaded.family, ("pure", "greedy"))
         return replace(settings, conditions=names)
 
-    def prepare(self, loaded: Loaded, settings: BatterySettings, progress: Progress) -> Any:
-        """The problems, and what is done with each."""
-        from sinklab.studies.battery.run import prepared
-
-        return prepared(loaded, settings)
-
     def samples(self, plan: Any) -> int:
         """One a (condition, control, k, skill, level)."""
         return len(plan.cells)
@@ -76,69 +193,27 @@ class Battery(Study):
         draws = any("random" in name for name in (*settings.controls, *settings.conditions))
         return super().record(settings) | ({"batch": settings.batch} if draws else {})
 
-    def run(self, work: Work) -> None:
-        """Answer the problems."""
-        from sinklab.studies.battery.run import write_answers
-
-        write_answers(work)
-
-    def finish(self, work: Work) -> None:
-        """Count right answers."""
-        from sinklab.records.reading import open_run
-        from sinklab.studies.battery.run import accuracy
-
-        answers = open_run(work.run.path).table("answers").to_dict("records")
-        work.run.table("accuracy", columns_of(accuracy(answers)))
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """What each model can, what hiding columns does to it, and what was left out."""
-        from sinklab.studies.battery.tables import battery_sentences
-
-        lines = battery_sentences(runs)
-        for run in runs:
-            if "skipped" in run.tables:
-                left, asked = len(run.table("skipped")), len(run.parts("answers"))
-                lines.append(
-                    f"{run.path.name}: {left} of {left + asked} parts left out, questions too short for so many columns"
-                )
-        return lines
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """Tables and figures of all models, in OUT/report."""
-        from sinklab.studies.battery.figures import write_battery_figures
-        from sinklab.studies.battery.tables import write_battery_tables
-
-        return [*write_battery_tables(runs, out / "report"), *write_battery_figures(runs, out / "report")]
-
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Where they are."""
         return [f"tables and figures: {drawn[0].parent} ({len(drawn)} files)"]
 
 
-def score_battery(
-    loaded: Loaded,
-    settings: BatterySettings,
-    out: str | Path,
-    progress: Progress | Callable[[str], object] | None = None,
-    *,
-    resume: bool = False,
-) -> Path:
-    """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
+score_battery = Battery()
+"""Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
 
-    Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`, `high`), and
-    the differences to nothing hidden (`delta`) and to as many random columns (`beyond`) on the same problems, each with
-    its interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
-    ``removed``, the share of attention taken away, by layer; ``skipped``, where k columns do not fit a question.
+Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`, `high`), and
+the differences to nothing hidden (`delta`) and to as many random columns (`beyond`) on the same problems, each with
+its interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
+``removed``, the share of attention taken away, by layer; ``skipped``, where k columns do not fit a question.
 
-    Args:
-        loaded: a diffusion model, or an autoregressive one, which writes greedily.
-        settings: what to ask and how.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        progress: shows how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped.
+Args:
+    loaded: a diffusion model, or an autoregressive one, which writes greedily.
+    settings: what to ask and how.
+    out: folder to write; it must be empty or absent, or hold this very run to resume.
+    progress: shows how far it is; a function is called with a short text at each stage.
+    resume: go on where an interrupted run stopped.
 
-    Raises:
-        ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, questions that
-            do not fit, and several processes.
-    """
-    return Battery()(loaded, out, settings, progress=progress, resume=resume)
+Raises:
+    ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, questions that
+        do not fit, and several processes.
+"""

@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, settings="CacheSettings", study="Caches cache_fidelity")
+__getattr__, __dir__, __all__ = exports(__name__, study="CacheSettings Caches cache_fidelity")

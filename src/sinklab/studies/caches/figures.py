@@ -10,32 +10,15 @@ import pandas as pd
 from sinklab.records.reading import Run
 from sinklab.reports.printed import save_figure
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
+from sinklab.studies.base import labels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-NAMES = {
-    "nearest": "nearest columns",
-    "aligned": "aligned with the block (Sparse-dLLM)",
-    "received": "most attended",
-    "random": "random columns",
-    "window": "window, all recomputed",
-}
-"""Families of caches in words."""
-WHOLE = {"dual": "dual cache", "prefix": "prefix cache"}
+NAMES, WHOLE, WHOSE, COLUMNS = (labels_of("caches")[name] for name in ("families", "whole", "whose", "columns"))
 KEYS = ["family", "keep", "sinks", "protect"]
-COLUMNS = {
-    "loss": ("loss", "{:.4f}"),
-    "divergence": ("divergence", "{:.5f}"),
-    "same first": ("same", "{:.1%}"),
-    "texts agree": ("agreement", "{:.1%}"),
-    "time": ("ratio", "{:.2f}"),
-    "kB attended": ("kilobytes", "{:.0f}"),
-}
-"""Heading of the printed table -> column, and how its numbers are written."""
-WHOSE = {"now": "", "first": "first ", "earlier": "earlier ", "random": "random columns as "}
 
 
 def caches_figure(run: Run, *, theme: str = "light") -> Figure:
@@ -126,8 +109,12 @@ def _log_divergence(plot: Axes) -> None:
     plot.grid(axis="y")
 
 
-def caches_sentences(run: Run) -> list[str]:
-    """The table of caches, a line each, and what protection does to the divergence at each budget."""
+def caches_sentences(runs: list[Run]) -> list[str]:
+    """The table of caches of each run, a line each, and what protection does to the divergence at each budget."""
+    return [line for run in runs for line in _sentences(run)]
+
+
+def _sentences(run: Run) -> list[str]:
     table = run.table("policies")
     if "costs" in run.tables:
         # sparse attention is not timed, and has its line all the same

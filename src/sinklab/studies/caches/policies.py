@@ -14,7 +14,7 @@ from torch import Tensor
 from sinklab.caching.policies import SCORES, EvictingCache
 from sinklab.probing.tracing import trace
 from sinklab.sampling.caches import Cache, cache_of, evaluator
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
 
 DELAY = 1
 """Evicting caches all choose at the second evaluation of a block, as Sparse-dLLM does: full evaluations are equal."""

@@ -1,31 +1,162 @@
-"""A comparison of caches on one model: fidelity, written texts, time and memory."""
+"""A comparison of caches on one model: the same half-revealed text, whole texts, time and memory."""
 
-# B batch (1 where costs are measured), R rows, S canvas columns, N new tokens, M wanted positions
+# R rows, B batch (1 where costs are measured), S canvas columns, N new tokens, M wanted positions (row-major),
+# V vocabulary
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
-from sinklab.sampling.canvas import Canvas
+from sinklab.sampling.canvas import Canvas, block_numbers, block_sizes
 from sinklab.sampling.loop import denoise
-from sinklab.studies.base import Work, columns_of
+from sinklab.scoring.heldout import heldout_rows
+from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
-from sinklab.studies.caches.rows import METRICS, canvas_of, evaluations, forced, rows_of_text, written
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.studies.caches.study import CacheSettings
+from sinklab.studies.processes import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+METRICS = ("loss", "divergence", "same")
+"""Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of
+positions at which both have the same token first."""
+
+
+def rows_of_text(loaded: Loaded, settings: CacheSettings) -> Tensor:
+    """Rows the model has not seen, int64 (R, S). Raises ValueError where the corpus does not fill them."""
+    most, source = max(settings.rows, settings.texts), heldout_text(settings.text)
+    ids_RS = heldout_rows(loaded, source, rows=most, length=settings.length).ids_RS
+    if len(ids_RS) < settings.rows:
+        raise ValueError(
+            f"the text fills {len(ids_RS)} rows of {settings.length} tokens, but rows={settings.rows}; ask for fewer, "
+            "or name a longer text."
+        )
+    return ids_RS
+
+
+def revealed(settings: CacheSettings, rows: Sequence[int]) -> Tensor:
+    """When each new token is revealed: its turn within its block, int64 (B, N); by row, whatever the batch."""
+    draws_BN = np.stack([np.random.default_rng([settings.seed, row]).random(settings.new_tokens) for row in rows])
+    blocks = np.split(draws_BN, range(settings.block_length, settings.new_tokens, settings.block_length), axis=1)
+    return torch.from_numpy(np.concatenate([block.argsort(1).argsort(1) for block in blocks], 1))
+
+
+def canvas_of(model: Any, ids_BS: Tensor, new_tokens: int) -> Canvas:
+    """The rows with their last tokens masked. Raises ValueError for rows that do not fit the model."""
+    fits = {"mask_id": model.config.mask_token_id, "context": model.config.text_positions}
+    return Canvas.from_prompts(ids_BS[:, : ids_BS.shape[1] - new_tokens], new_tokens=new_tokens, **fits)
+
+
+@torch.inference_mode()
+def forced(
+    loaded: Loaded,
+    ids_BS: Tensor,
+    rows: Sequence[int],
+    found: Sequence[Policy],
+    settings: CacheSettings,
+    progress: Callable[[], object] | None = None,
+) -> dict[str, list[Any]]:
+    """Every policy on the same text, revealed block by block, in the same random order: a table, a line per policy and
+    row with the means of `METRICS`.
+
+    What counts is the evaluations that run the block alone under every cache, from the third on. The true tokens are
+    revealed whatever a policy proposes, so that errors do not pile up and rows can be compared in pairs.
+
+    Args:
+        ids_BS: the true text.
+        rows: the numbers of these rows, which seed the order.
+        found: the policies, the uncached one first.
+        progress: called after each evaluation of all policies.
+    """
+    model: Any = loaded.model
+    ids_BS = ids_BS.to(model.device)
+    canvas = canvas_of(model, ids_BS, settings.new_tokens)
+    block_BS = block_numbers(canvas.open_BS, block_sizes(canvas.open_BS, settings.block_length))
+    turn_BS = torch.full_like(ids_BS, -1)
+    turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
+    run = {policy: policy.evaluate(model, block_BS) for policy in found}
+    sums = {policy: torch.zeros(len(METRICS), len(ids_BS)) for policy in found}
+    count_B = torch.zeros(len(ids_BS))
+    for block, nth, wanted_BS in _moments(block_BS, turn_BS, settings):
+        noisy_BS = torch.where(wanted_BS | (block_BS > block), canvas.mask_id, ids_BS)
+        counts = nth > DELAY
+        truth_MV = None
+        for policy, evaluate in run.items():
+            # nothing that an uncached or delayed evaluation computes is remembered
+            if not counts and (policy.cache is None or (nth < DELAY and policy.is_evicting)):
+                continue
+            logits_MV = evaluate(noisy_BS, wanted_BS, block, nth)
+            if counts:
+                log_MV = _log_probs(logits_MV, model.config)
+                truth_MV = log_MV if truth_MV is None else truth_MV
+                row_M = wanted_BS.nonzero()[:, 0].cpu()
+                values = _measured(log_MV, truth_MV, ids_BS[wanted_BS])
+                sums[policy].index_add_(1, row_M, values)
+        count_B += wanted_BS.sum(1).cpu() * counts
+        if progress is not None:
+            progress()
+    return columns_of(
+        asdict(policy) | {"row": row} | dict(zip(METRICS, means, strict=True))
+        for policy in found
+        for row, means in zip(rows, (sums[policy] / count_B).T.tolist(), strict=True)
+    )
+
+
+def evaluations(settings: CacheSettings) -> int:
+    """How often `forced` calls its progress for a batch."""
+    starts = range(0, settings.new_tokens, settings.block_length)
+    sizes = (min(settings.block_length, settings.new_tokens - start) for start in starts)
+    return sum(-(-size // settings.tokens_per_step) for size in sizes)
+
+
+def _moments(block_BS: Tensor, turn_BS: Tensor, settings: CacheSettings) -> Iterator[tuple[int, int, Tensor]]:
+    """(block, nth evaluation, positions of the block still masked)."""
+    for block in range(int(block_BS.max()) + 1):
+        inside_BS = block_BS == block
+        for nth in range(-(-int(inside_BS[0].sum()) // settings.tokens_per_step)):
+            yield block, nth, inside_BS & (turn_BS >= nth * settings.tokens_per_step)
+
+
+def _log_probs(logits_MV: Tensor, config: Any) -> Tensor:
+    """Over the tokens that may be written: text, and not [MASK]."""
+    logits_MV = logits_MV[:, : config.text_vocab_size].float()
+    if config.mask_token_id < logits_MV.shape[1]:
+        logits_MV = logits_MV.index_fill(1, torch.tensor([config.mask_token_id], device=logits_MV.device), -torch.inf)
+    return logits_MV.log_softmax(1)
+
+
+def _measured(log_MV: Tensor, truth_MV: Tensor, ids_M: Tensor) -> Tensor:
+    """`METRICS` of every position, (3, M)."""
+    loss_M = -log_MV.gather(1, ids_M[:, None])[:, 0]
+    # what is ruled out has probability 0 in both
+    divergence_M = (truth_MV.exp() * (truth_MV - log_MV).nan_to_num(0.0)).sum(1)
+    same_M = (log_MV.argmax(1) == truth_MV.argmax(1)).float()
+    return torch.stack([loss_M, divergence_M, same_M]).cpu()
+
+
+def written(loaded: Loaded, ids_BS: Tensor, policy: Policy, settings: CacheSettings) -> Tensor:
+    """What a policy writes after the beginnings of these rows, one token a step, int64 (B, N)."""
+    model: Any = loaded.model
+    canvas = canvas_of(model, ids_BS.to(model.device), settings.new_tokens)
+    options = {"text_vocabulary": model.config.text_vocab_size, "cache": policy.cache}
+    with torch.inference_mode():
+        *_, last = settings.decoding().decode(policy.denoiser(model), canvas, **options)
+    return last.ids_BS[:, -settings.new_tokens :].clone().cpu()
 
 
 KINDS = ("full_ms", "partial_ms")
@@ -33,39 +164,18 @@ KINDS = ("full_ms", "partial_ms")
 that does not."""
 
 
-class _Noting:
-    """A denoiser that notes the bytes its session holds after each evaluation."""
-
-    def __init__(self, denoiser: Any) -> None:
-        self._denoiser = denoiser
-        self.held: list[int] = []
-
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        return self._denoiser(ids_BS, wanted_BS)
-
-    def session(self) -> Callable[[Tensor, Tensor, Any], Tensor]:
-        session = self._denoiser.session()
-
-        def noted(ids_BS: Tensor, wanted_BS: Tensor, columns: Any) -> Tensor:
-            logits_MV = session(ids_BS, wanted_BS, columns)
-            self.held.append(session.nbytes)
-            return logits_MV
-
-        return noted
-
-
 def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) -> int:
     """Bytes of keys and values that an evaluation of the block attends to, as the session holds them.
 
     Without a cache nothing is held: the same number as with a dual cache is computed and dropped in every evaluation.
     """
-    noting = _Noting(model.denoiser())
+    session: Any = model.denoiser().session()
+    denoiser: Any = SimpleNamespace(session=lambda: session)
     cache = Policy("dual").cache if policy.cache is None else policy.cache
-    steps = denoise(noting, canvas, cache=cache, block_length=block_length)
     # the third evaluation is partial under every cache
-    for _ in itertools.islice(steps, 3):
-        pass
-    return noting.held[-1]
+    for _ in itertools.islice(denoise(denoiser, canvas, cache=cache, block_length=block_length), 3):
+        held = session.nbytes
+    return held
 
 
 def costs(
@@ -88,21 +198,17 @@ def costs(
         ids_1S = torch.randint(3, config.vocab_size - 1, (1, length), generator=generator)
         canvas = canvas_of(model, ids_1S.to(model.device), settings.new_tokens)
         taken: dict[Policy, list[list[float]]] = {policy: [] for policy in found}
-        for _ in range(settings.repeats):
-            for policy, turns in taken.items():
-                turns.append(_step_seconds(model, canvas, policy, settings.block_length))
-                if progress is not None:
-                    progress()
+        for _, policy in itertools.product(range(settings.repeats), found):
+            taken[policy].append(_step_seconds(model, canvas, policy, settings.block_length))
+            if progress is not None:
+                progress()
         best = {policy: [min(turn) for turn in zip(*turns, strict=True)] for policy, turns in taken.items()}
-        seconds = {policy: sum(steps) for policy, steps in best.items()}
-        unit = seconds[found[0]]
-        for policy in found:
-            kinds = _kinds(best[policy], policy, settings.block_length)
-            token = 1e3 * seconds[policy] / settings.new_tokens
-            line = {"length": length, **asdict(policy), "ms_per_token": token, "ratio": seconds[policy] / unit}
-            line |= dict(zip(KINDS, kinds, strict=True))
-            held = held_bytes(model, canvas, policy, settings.block_length)
-            lines.append(line | {"held_bytes": held, "turns": settings.repeats})
+        for policy, steps in best.items():
+            line = {"length": length, **asdict(policy), "ms_per_token": 1e3 * sum(steps) / settings.new_tokens}
+            line["ratio"] = sum(steps) / sum(best[found[0]])
+            line |= dict(zip(KINDS, _kinds(steps, policy, settings.block_length), strict=True))
+            line["held_bytes"] = held_bytes(model, canvas, policy, settings.block_length)
+            lines.append(line | {"turns": settings.repeats})
     return columns_of(lines)
 
 
@@ -145,23 +251,17 @@ class Plan:
         return [policy for policy in self.found if policy.family != "window"]
 
 
-def prepared(loaded: Loaded, settings: CacheSettings) -> Plan:
+def prepare(loaded: Loaded, settings: CacheSettings, progress: Progress) -> Plan:
     """What is compared, and the text.
 
     Raises:
         ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
     """
-    config: Any = loaded.model.config
+    progress.stage("reading text")
     if loaded.family != "diffusion":
         raise ValueError(f"block caches belong to diffusion models, but {loaded.name} is {loaded.family}")
-    if config.mask_token_id is None:
-        raise ValueError(f"{loaded.name} has no mask token, so it cannot denoise; set mask_token_id in its config")
     lengths = settings.lengths or (settings.length,)
-    if (longest := max(settings.length, *lengths)) > config.text_positions:
-        raise ValueError(
-            f"canvases of {longest} tokens do not fit {loaded.name}, whose context is {config.text_positions}; lower "
-            "prompt_tokens, new_tokens or lengths"
-        )
+    check_fits(loaded, "caches", max(settings.length, *lengths), "lower prompt_tokens, new_tokens or lengths")
     batches = math.ceil(settings.rows / settings.batch)
     return Plan(policies(settings), rows_of_text(loaded, settings), lengths, batches)
 
@@ -202,8 +302,9 @@ def _write_texts(work: Work) -> None:
 def conclude(work: Work) -> None:
     """Write what follows from the tables, in which parts may be of an earlier process."""
     done, found, seed = open_run(work.run.path), work.plan.found, work.settings.seed
-    rows, texts = _by_policy(done.table("rows")), _by_policy(done.table("texts")) if work.settings.texts else None
-    work.run.table("policies", columns_of(_summary(rows, texts, found, seed)))
+    rows = _by_policy(done.table("rows"))
+    texts = _by_policy(done.table("texts")) if work.settings.texts else None
+    work.run.table("policies", columns_of(_summary(rows, texts, policy, seed) for policy in found))
     work.run.table("protection", columns_of(_protection(rows, found, seed)))
 
 
@@ -211,32 +312,23 @@ def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
     return table.set_index(["family", "keep", "sinks", "protect", "row"]).sort_index()
 
 
-def _summary(
-    rows: pd.DataFrame, texts: pd.DataFrame | None, found: Sequence[Policy], seed: int
-) -> list[dict[str, Any]]:
-    """Means over rows with 95 % intervals, a line per policy."""
-    lines = []
-    for policy in found:
-        line, key = {"label": policy.label, **asdict(policy)}, astuple(policy)
-        for metric in METRICS:
-            values_R = rows.loc[key][metric].to_numpy()
-            line[metric] = float(values_R.mean())
-            line[f"{metric}_low"], line[f"{metric}_high"] = bootstrap_mean(values_R, seed=seed)
-        line["agreement"] = math.nan
-        if texts is not None and policy.family != "window":
-            line["agreement"] = float(texts.loc[key]["agreement"].mean())
-        lines.append(line)
-    return lines
+def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy, seed: int) -> dict[str, Any]:
+    """Means over rows of one policy with 95 % intervals."""
+    line: dict[str, Any] = {"label": policy.label, **asdict(policy)}
+    for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
+        low, high = bootstrap_mean(values_R, seed=seed)
+        line |= {metric: float(values_R.mean()), f"{metric}_low": low, f"{metric}_high": high}
+    agreement = math.nan
+    if texts is not None and policy.family != "window":
+        agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
+    return line | {"agreement": agreement}
 
 
-def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> list[dict[str, Any]]:
+def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> Iterator[dict[str, Any]]:
     """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per pair and metric."""
-    lines = []
     for policy, bare in pairs(found):
         apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
-        for metric in METRICS:
-            delta_R = apart[metric].to_numpy()
+        for metric, delta_R in apart[[*METRICS]].items():
             low, high = bootstrap_mean(delta_R, seed=seed)
             line = {"metric": metric, "difference": float(delta_R.mean()), "low": low, "high": high}
-            lines.append(asdict(policy) | line | {"rows": len(delta_R)})
-    return lines
+            yield asdict(policy) | line | {"rows": len(delta_R)}

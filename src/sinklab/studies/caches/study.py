@@ -1,19 +1,80 @@
-"""The comparison of block caches as a study: its command, and the function that Python calls."""
+"""The comparison of block caches as a study: its settings, its command, and the function that Python calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.errors import Checked, limited
 from sinklab.registry import studies
-from sinklab.studies.base import Study, Work
-from sinklab.studies.caches.settings import CacheSettings
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.studies.base import Study, deferred
 
 if TYPE_CHECKING:
-    from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
-    from sinklab.studies.processes import Progress
+
+
+@dataclass(frozen=True)
+class CacheSettings(Checked):
+    """Which caches, on which text, and what is measured. Raises ValueError for numbers that make no sense."""
+
+    keep: tuple[float, ...] = (0.5, 0.25)
+    """Budgets of the evicting caches: shares of the columns outside the block."""
+    sinks: int = limited(4, at_least=1)
+    """Protected sinks per layer and key head in the protected variant of each cache."""
+    protect: tuple[str, ...] = ("now",)
+    """Whose sinks: now, first, earlier; one protected variant for each."""
+    scores: tuple[str, ...] = ("nearest", "aligned", "received", "random")
+    """What ranks the columns of the evicting caches: nearest, aligned (Sparse-dLLM), received, random."""
+    refreshed: tuple[int, ...] = (4, 16)
+    """Sinks that the refreshing dual cache computes anew with the block; one variant for each."""
+    sparse: bool = False
+    """Also full recomputation under sparse attention: every query sees its nearest keys, with and without sinks."""
+    text: str | None = None
+    """Corpus of text the model has not seen; None takes the excerpt inside the package."""
+    rows: int = limited(8, at_least=2)
+    """Rows of text whose tokens are revealed step by step."""
+    batch: int = limited(8, at_least=1)
+    """Rows that run together."""
+    prompt_tokens: int = limited(64, at_least=1)
+    """Tokens of each row that stand from the start."""
+    new_tokens: int = limited(32, at_least=1)
+    """Tokens of each row that are masked at first, and tokens to write."""
+    block_length: int = limited(16, at_least=1)
+    """Tokens in a block."""
+    tokens_per_step: int = limited(2, at_least=1)
+    """Tokens revealed at each evaluation, in random order."""
+    texts: int = limited(4, at_least=0)
+    """Texts written under each cache and without one; 0 skips this."""
+    lengths: tuple[int, ...] = ()
+    """Canvas lengths at which time is measured; the length of the rows when left out."""
+    repeats: int = limited(2, at_least=0)
+    """Turns of the time measurement; 0 skips it."""
+    seed: int = 0
+    """Seed of the order in which tokens are revealed, and of the bootstrap."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.block_length, self.new_tokens) <= 2 * self.tokens_per_step:
+            raise ValueError(
+                "the first two evaluations of a block compute everything and are not compared, so a block needs more "
+                f"than 2 · tokens_per_step tokens, got block_length={self.block_length} and tokens_per_step="
+                f"{self.tokens_per_step} for new_tokens={self.new_tokens}; make blocks longer."
+            )
+        if short := [length for length in self.lengths if length <= self.new_tokens]:
+            raise ValueError(
+                f"lengths are those of the whole canvas, longer than new_tokens={self.new_tokens}, got {short[0]}."
+            )
+
+    @property
+    def length(self) -> int:
+        """Columns of a row."""
+        return self.prompt_tokens + self.new_tokens
+
+    def decoding(self) -> DecodingSettings:
+        """How texts are written: one token a step, most confident first."""
+        return DecodingSettings(block_length=self.block_length, seed=self.seed)
 
 
 @studies.register("caches")
@@ -32,35 +93,14 @@ class Caches(Study):
 
     Settings = CacheSettings
     parts = "rows"
-
-    def prepare(self, loaded: Loaded, settings: CacheSettings, progress: Progress) -> Any:
-        """The caches, and the text."""
-        from sinklab.studies.caches.run import prepared
-
-        progress.stage("reading text")
-        return prepared(loaded, settings)
+    prepare = deferred("sinklab.studies.caches.run:prepare")
+    run = deferred("sinklab.studies.caches.run:compare")
+    finish = deferred("sinklab.studies.caches.run:conclude")
+    sentences = deferred("sinklab.studies.caches.figures:caches_sentences")
 
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""
         return plan.batches
-
-    def run(self, work: Work) -> None:
-        """Measure every cache."""
-        from sinklab.studies.caches.run import compare
-
-        compare(work)
-
-    def finish(self, work: Work) -> None:
-        """Means over rows, and what protection does."""
-        from sinklab.studies.caches.run import conclude
-
-        conclude(work)
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """A line per cache and a verdict per budget."""
-        from sinklab.studies.caches.figures import caches_sentences
-
-        return [line for run in runs for line in caches_sentences(run)]
 
     def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
         """caches.png in the run folder."""
@@ -73,28 +113,20 @@ class Caches(Study):
         return [f"figure: {path}" for path in drawn]
 
 
-def cache_fidelity(
-    loaded: Loaded,
-    out: str | Path,
-    settings: CacheSettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    resume: bool = False,
-) -> Path:
-    """Write a run folder of kind "caches".
+cache_fidelity = Caches()
+"""Write a run folder of kind "caches".
 
-    Tables: ``rows`` (a line per policy and row: loss, divergence from uncached, same first token), ``texts`` (share of
-    written tokens that uncached decoding writes too), ``policies`` (means of both with 95 % bootstrap intervals over
-    rows), ``protection`` (protected less unprotected at equal budget, paired over rows), ``costs`` (time, memory).
+Tables: ``rows`` (a line per policy and row: loss, divergence from uncached, same first token), ``texts`` (share of
+written tokens that uncached decoding writes too), ``policies`` (means of both with 95 % bootstrap intervals over
+rows), ``protection`` (protected less unprotected at equal budget, paired over rows), ``costs`` (time, memory).
 
-    Args:
-        loaded: a diffusion model.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        settings: what to compare.
-        progress: shows how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped, batch by batch and policy by policy.
+Args:
+    loaded: a diffusion model.
+    out: folder to write; it must be empty or absent, or hold this very run to resume.
+    settings: what to compare.
+    progress: shows how far it is; a function is called with a short text at each stage.
+    resume: go on where an interrupted run stopped, batch by batch and policy by policy.
 
-    Raises:
-        ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
-    """
-    return Caches()(loaded, out, settings, progress=progress, resume=resume)
+Raises:
+    ValueError: for a model that does not denoise, rows that do not fit it, and settings that make no sense.
+"""

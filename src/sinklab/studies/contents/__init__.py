@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, settings="ContentsSettings", study="Probe sink_contents")
+__getattr__, __dir__, __all__ = exports(__name__, study="ContentsSettings Probe sink_contents")

@@ -13,34 +13,14 @@ from sinklab.records.reading import Run
 from sinklab.reports.drawing import write_figure
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import theme_named, themed, whole_numbers
+from sinklab.studies.base import labels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-PLACES = {
-    "block": "masked, in the block being written",
-    "future": "masked, to the right of the block",
-    "committed": "written",
-    "prompt": "in the prompt",
-}
-LENS = {
-    "entropy": "entropy, nats",
-    "log10_rank": "rank of the final token, log10",
-    "probability": "probability of the final token",
-    "frequent_probability": "probability of the commonest token",
-    "kl": "KL to the last layer, nats, from layer 1",
-    "variation": "variation of the states",
-}
-PROBES = {
-    "token": "the token finally written (skill)",
-    "progress": "share still masked (R²)",
-    "position": "position (R²)",
-    "block": "number of the block (skill)",
-    "committed": "mean of what is written (R²)",
-    "next": "mean of the next block (R²)",
-}
+PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
 """Scores below are drawn here: how much worse than a constant says nothing more."""
 
@@ -81,16 +61,17 @@ def contents_figure(run: Run, place: str = "future", *, theme: str = "light") ->
     from matplotlib.figure import Figure
 
     look = theme_named(theme)
-    tables: dict[str, pd.DataFrame] = {name: run.table(name) for name in ("lens", "probes") if name in run.tables}
     with themed(look):
         # fixed margins: the same panels always, and no search for a layout
         figure = Figure(figsize=(10.5, 9.6))
         grid = figure.subplots(4, 3, sharex=True)
         figure.subplots_adjust(left=0.055, right=0.99, bottom=0.05, top=0.93, hspace=0.22, wspace=0.16)
-        for table, column, titles, rows in (("lens", "measure", LENS, (0, 1)), ("probes", "target", PROBES, (2, 3))):
-            frame = tables[table] if table in tables else pd.DataFrame({"place": [], column: []})
-            for number, (name, title) in enumerate(titles.items()):
-                axes = grid[rows[number // 3], number % 3]
+        for table, column, titles, rows in (
+            ("lens", "measure", LENS, grid[:2]),
+            ("probes", "target", PROBES, grid[2:]),
+        ):
+            frame = run.table(table) if table in run.tables else pd.DataFrame({"place": [], column: []})
+            for axes, (name, title) in zip(rows.flat, titles.items(), strict=True):
                 axes.set_title(title)
                 axes.grid(axis="y")
                 shown = frame[(frame["place"] == place) & (frame[column] == name)]

@@ -82,17 +82,13 @@ class LogitLens:
                 f"a lens reads as many last states and tokens as states, but there are {count} states, {len(last_ND)} "
                 f"last states, {len(token_N)} and {len(frequent_N)} tokens"
             )
-        parts: list[dict[str, Tensor]] = []
-        for start in range(0, count, chunk):
-            part = slice(start, start + chunk)
-            parts.append(self._measured(states_ND[part], last_ND[part], token_N[part], frequent_N[part]))
-        return {name: torch.cat([part[name] for part in parts]) if parts else torch.empty(0) for name in MEASURES}
+        chunks = zip(*(given.split(chunk) for given in (states_ND, last_ND, token_N, frequent_N)), strict=True)
+        parts = [self._measured(*part) for part in chunks]
+        return {name: torch.cat([part[name] for part in parts]) for name in MEASURES}
 
     def _measured(self, states_ND: Tensor, last_ND: Tensor, token_N: Tensor, frequent_N: Tensor) -> dict[str, Tensor]:
         logits_NV = self.logits(states_ND)
-        found: dict[str, Tensor] = {}
-        hidden = list(self.hidden_ids)
-        found["hidden"] = logits_NV.softmax(1)[:, hidden].sum(1)
+        found = {"hidden": logits_NV.softmax(1)[:, list(self.hidden_ids)].sum(1)}
         log_NV, last_NV = self.log_probabilities(logits_NV), self.log_probabilities(self.logits(last_ND))
         found["entropy"] = torch.special.entr(log_NV.exp()).sum(1)
         found["kl"] = (last_NV.exp() * (last_NV - log_NV)).sum(1).clamp(min=0)

@@ -18,10 +18,10 @@ from sinklab.scoring.task import Task
 from sinklab.scoring.writing import sample_seed
 from sinklab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.studies.contents.lens import LogitLens, residual_states
-from sinklab.studies.contents.samples import chosen_rule, content_arrays, sample_text, samples_table
-from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.studies.contents.samples import Sampled, chosen_rule, sample_text
+from sinklab.studies.contents.study import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
-from sinklab.studies.processes import Meter
+from sinklab.studies.processes import Meter, Progress
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def check(settings: ContentsSettings) -> None:
     chosen_rule(settings.choose, settings.epsilon)
 
 
-def prepared(loaded: Loaded, settings: ContentsSettings) -> Plan:
+def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> Plan:
     """The texts, the layers and the lens.
 
     Raises:
@@ -112,23 +112,23 @@ def write_texts(work: Work) -> None:
     meter = Meter(work.progress, len(work.samples), settings.steps or settings.new_tokens)
     for text in work.samples:
         meter.stage(f"writing text {text + 1} of {len(tasks)} and sampling states")
-        _write_text(work, text, meter)
+        random = np.random.default_rng([settings.seed or 0, text])
+        kept = sample_text(tasks[text], settings, work.plan.layers, random, meter.step)
+        meter.end()
+        _write_text(work, text, kept)
 
 
-def _write_text(work: Work, text: int, meter: Meter) -> None:
+def _write_text(work: Work, text: int, kept: Sampled) -> None:
     """Everything about one text; the text itself last, so that it marks the end."""
-    settings, task, run = work.settings, work.plan.tasks[text], work.run
-    random = np.random.default_rng([settings.seed or 0, text])
-    kept = sample_text(task, settings, work.plan.layers, random, meter.step)
-    meter.end()
-    config: Any = task.loaded.model.config
-    if table := samples_table(kept, text, work.plan.lens, int(bool(config.logit_shift))):
-        arrays, dims = content_arrays(kept, task, settings)
+    task, run = work.plan.tasks[text], work.run
+    if kept.rows:
+        arrays, dims = kept.arrays()
         run.arrays("states", arrays, dims, dtype="float32", part=text)
-        run.table("samples", table, part=text)
-    run.table("looks", columns_of({"text": text, **look} for look in kept.looks), part=text)
-    if kept.added:
-        run.table("added", columns_of({"text": text, **row} for row in kept.added), part=text)
+        shift = int(bool(task.loaded.model.config.logit_shift))
+        run.table("samples", kept.table(text, work.plan.lens, shift), part=text)
+    for name, rows in {"looks": kept.looks, "added": kept.added}.items():
+        if rows:
+            run.table(name, columns_of({"text": text, **row} for row in rows), part=text)
     written = kept.final_S[kept.open_S]
     whole = {"text": text, "prompt": task.prompt.text, "completion": text_of(task.loaded, written), "seed": task.seed}
     run.table("texts", columns_of([whole | {"token_ids": written.tolist()}]), part=text)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,9 +22,8 @@ from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
 from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
 from sinklab.sinks.states import MASKED, PROMPT
-from sinklab.studies.base import columns_of
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
-from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.studies.contents.study import ContentsSettings
 
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
@@ -122,31 +121,116 @@ def matched_pairs(
 POPULATIONS = ("sink", "matched")
 
 
-@dataclass
 class Sampled:
-    """What was kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
+    """What is kept of one text. Memory is that of the sampled states, twice: as they are, and after the last layer."""
 
-    layers: tuple[int, ...]
-    rows: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    states: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    last: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    looks: list[dict[str, Any]] = field(default_factory=list)
-    added: list[dict[str, Any]] = field(default_factory=list)
-    added_states: list[Tensor] = field(default_factory=list)
-    blocks: dict[int, int] = field(default_factory=dict)
-    """Sampled step -> the block that was written."""
-    committed: dict[int, Tensor] = field(default_factory=dict)
-    """Sampled step -> mean embedding of what was written before it; NaN before anything was."""
-    final_S: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    open_S: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+    def __init__(
+        self, task: Task, settings: ContentsSettings, layers: tuple[int, ...], random: np.random.Generator
+    ) -> None:
+        model: Any = task.loaded.model
+        self.settings, self.layers, self.random = settings, layers, random
+        self.rule = chosen_rule(settings.choose, settings.epsilon)
+        self.embedding: Tensor = model.get_input_embeddings().weight.detach()
+        self.rows: dict[int, list[pd.DataFrame]] = defaultdict(list)
+        """Layer -> rows of the table ``samples``, a frame a step."""
+        self.states: dict[int, list[Tensor]] = defaultdict(list)
+        self.last: dict[int, list[Tensor]] = defaultdict(list)
+        self.looks = list[dict[str, Any]]()
+        self.added = list[dict[str, Any]]()
+        self.added_states: Tensor | None = None
+        self.steps: list[tuple[int, int, Tensor]] = []
+        """Sampled step, block that was written, mean embedding of what was written before it (NaN where nothing)."""
+        self.final_S, self.open_S = np.empty(0, np.int64), np.empty(0, bool)
+
+    def finish(self, moment: Moment) -> None:
+        """The last step of the text."""
+        self.open_S, self.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
+        self.final_S[self.open_S] = moment.written
+
+    def mean(self, ids: np.ndarray) -> Tensor:
+        """The mean embedding of tokens, (D,); NaN of none."""
+        return self.embedding[torch.tensor(ids, device=self.embedding.device)].float().mean(0).cpu()
+
+    def sample(self, moment: Moment, recording: Recording, states: ResidualStates) -> None:
+        """Keep sinks and matched positions of one step."""
+        received_LHK = recording.received[0][0].numpy()
+        visible_LK = recording.visible_by_layer[0][0].numpy()
+        place_S = places_of(moment.state_S, moment.block, self.settings.block_length)
+        heads_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=self.rule)
+        open_S, masked_S = moment.state_S != PROMPT, moment.state_S == MASKED
+        self.steps.append((moment.index, moment.block, self.mean(moment.ids_S[open_S & ~masked_S])))
+        about = {"step": moment.index, "block": moment.block, "progress": float(masked_S.sum() / open_S.sum())}
+        about["frequent"] = int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1
+        for layer in self.layers:
+            # what leaves the last layer is read at the sinks of the last layer
+            attention = min(layer, len(heads_LS) - 1)
+            sink_S = heads_LS[attention] > 0
+            pairs_P2 = matched_pairs(sink_S, place_S, moment.ids_S, self.random, self.settings.pairs)
+            self.looks += _looks(moment.index, layer, place_S, sink_S, pairs_P2)
+            at_N = pairs_P2.reshape(-1)
+            if len(at_N):
+                first = sum(map(len, self.rows[layer])) // 2
+                row = {"layer": layer, "pair": first + np.arange(len(at_N)) // 2}
+                row |= {"population": np.resize(POPULATIONS, len(at_N)), "place": np.array(PLACES)[place_S[at_N]]}
+                row |= {"position": at_N, "token_now": moment.ids_S[at_N], "heads": heads_LS[attention, at_N]}
+                row["received"] = received_LHK[attention][:, at_N - len(place_S)].max(0).astype(float)
+                self.rows[layer].append(pd.DataFrame(about | row))
+            for part, depth in ((self.states, layer), (self.last, states.layers)):
+                depth_SD = states.depths_BSD[depth][0]
+                part[layer].append(depth_SD[torch.as_tensor(at_N, device=depth_SD.device)].float().cpu())
+        # what the added sinks receive, and their own states where the model ran them (not at all for kv sinks)
+        share_LN = received_LHK[..., : recording.prefix].mean(1) / received_LHK.sum(-1).mean(1, keepdims=True)
+        self.added += [
+            {"step": moment.index, "layer": layer, "sink": sink, "share": float(share)}
+            for (layer, sink), share in np.ndenumerate(share_LN)
+        ]
+        if states.added_ND and self.added_states is None:
+            self.added_states = torch.stack(states.added_ND).cpu()
+
+    def table(self, text: int, lens: LogitLens, shift: int) -> pd.DataFrame:
+        """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that of the logits.
+
+        `token` is what was finally written at the position; the lens is asked for that of position + shift (−1, and
+        NaN in its measures, behind the end).
+        """
+        tables = []
+        for layer, rows in self.rows.items():
+            table = pd.concat(rows, ignore_index=True)
+            table.insert(0, "text", text)
+            position_N, frequent_N = table["position"].to_numpy(), torch.tensor(table["frequent"].to_numpy())
+            wanted_N = np.append(self.final_S, -1)[np.minimum(position_N + shift, len(self.final_S))]
+            states_ND, last_ND = torch.cat(self.states[layer]), torch.cat(self.last[layer])
+            found = lens.measures(states_ND, last_ND, torch.tensor(wanted_N), frequent_N)
+            found["norm"] = states_ND.norm(dim=1)
+            measures = {name: values_N.double().numpy() for name, values_N in found.items()}
+            tables.append(table.assign(token=self.final_S[position_N], **measures))
+        return pd.concat(tables, ignore_index=True)
+
+    def arrays(self) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
+        """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the mean embeddings of
+        what is written and of the next block, NaN where nothing is written, and in the last block. With the names of
+        their axes.
+        """
+        found = {f"layer{layer}": torch.cat(self.states[layer]) for layer in self.rows}
+        written_N = self.final_S[self.open_S]
+        length = self.settings.block_length or len(written_N)
+        means = [self.mean(ids) for ids in np.split(written_N, range(length, len(written_N), length))]
+        means.append(torch.full_like(means[0], torch.nan))
+        steps, blocks, committed = zip(*self.steps, strict=True)
+        found |= {"committed": torch.stack(committed), "next": torch.stack([means[block + 1] for block in blocks])}
+        dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in found}
+        dims |= {"committed": ("step", "hidden"), "next": ("step", "hidden"), "step_number": ("step",)}
+        found["step_number"] = torch.tensor(steps, dtype=torch.int32)
+        if self.added_states is not None:
+            found["added"], dims["added"] = self.added_states, ("depth", "sink", "hidden")
+        return found, dims
 
 
 def sample_text(
     task: Task, settings: ContentsSettings, layers: tuple[int, ...], random: np.random.Generator, step: Any
 ) -> Sampled:
     """Write a text and sample its states at every n-th step; `step` is called after each evaluation."""
-    kept = Sampled(layers)
-    moment: Moment | None = None
+    kept = Sampled(task, settings, layers, random)
 
     @contextmanager
     def watch(index: int) -> Iterator[tuple[Recording, ResidualStates] | None]:
@@ -162,64 +246,10 @@ def sample_text(
         for one in writer.steps(watch):
             moment = one.moment()
             if one.seen is not None:
-                recording, states = one.seen
-                _sample(kept, task, settings, moment, recording, states, random)
+                kept.sample(moment, *one.seen)
             step()
-    if moment is not None:
-        kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
-        kept.final_S[kept.open_S] = moment.written
+    kept.finish(moment)
     return kept
-
-
-def _sample(
-    kept: Sampled,
-    task: Task,
-    settings: ContentsSettings,
-    moment: Moment,
-    recording: Recording,
-    states: ResidualStates,
-    random: np.random.Generator,
-) -> None:
-    received_LHK = recording.received[0][0].numpy()
-    visible_LK = recording.visible_by_layer[0][0].numpy()
-    place_S = places_of(moment.state_S, moment.block, settings.block_length)
-    rule = chosen_rule(settings.choose, settings.epsilon)
-    heads_LS = sink_heads(received_LHK, place_S, visible_LK=visible_LK, rule=rule)
-    open_S, masked_S = moment.state_S != PROMPT, moment.state_S == MASKED
-    about: dict[str, Any] = {
-        "step": moment.index,
-        "block": moment.block,
-        "progress": float(masked_S.sum() / open_S.sum()),
-        "frequent": int(np.bincount(moment.ids_S[~masked_S]).argmax()) if not masked_S.all() else -1,
-    }
-    embedding = _embedding(task)
-    ids_W = torch.tensor(moment.ids_S[open_S & ~masked_S], device=embedding.device)
-    kept.blocks[moment.index] = moment.block
-    kept.committed[moment.index] = embedding[ids_W].float().mean(0).cpu()
-    received_LHS = received_LHK[..., -len(place_S) :]
-    for layer in kept.layers:
-        # what leaves the last layer is read at the sinks of the last layer
-        attention = min(layer, len(heads_LS) - 1)
-        sink_S = heads_LS[attention] > 0
-        pairs_P2 = matched_pairs(sink_S, place_S, moment.ids_S, random, settings.pairs)
-        kept.looks += _looks(about["step"], layer, place_S, sink_S, pairs_P2)
-        first = sum(len(part) for part in kept.states[layer]) // 2
-        for number, position in enumerate(pairs_P2.reshape(-1).tolist()):
-            row = {"layer": layer, "pair": first + number // 2, "population": POPULATIONS[number % 2]}
-            row |= {"place": PLACES[place_S[position]], "position": position}
-            row |= {"token_now": int(moment.ids_S[position]), "heads": int(heads_LS[attention, position])}
-            row["received"] = float(received_LHS[attention, :, position].max())
-            kept.rows[layer].append(about | row)
-        at_N = torch.as_tensor(pairs_P2.reshape(-1))
-        for part, depth in ((kept.states, layer), (kept.last, states.layers)):
-            depth_SD = states.depths_BSD[depth][0]
-            part[layer].append(depth_SD[at_N.to(depth_SD.device)].float().cpu())
-    _sample_added(kept, received_LHK, recording.prefix, states, moment.index)
-
-
-def _embedding(task: Task) -> Tensor:
-    model: Any = task.loaded.model
-    return model.get_input_embeddings().weight.detach()
 
 
 def _looks(step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray) -> list[dict]:
@@ -231,58 +261,3 @@ def _looks(step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs
         for number, place in enumerate(PLACES)
         if counts["positions"][number]
     ]
-
-
-def _sample_added(kept: Sampled, received_LHK: np.ndarray, prefix: int, states: ResidualStates, step: int) -> None:
-    """What the added sinks receive, and their own states whenever the model ran them (not at all for kv sinks)."""
-    share_LN = received_LHK[..., :prefix].mean(1) / received_LHK.sum(-1).mean(1, keepdims=True)
-    kept.added += [
-        {"step": step, "layer": layer, "sink": sink, "share": float(share_LN[layer, sink])}
-        for layer in range(len(share_LN))
-        for sink in range(prefix)
-    ]
-    if states.added_ND:
-        kept.added_states.append(torch.stack(states.added_ND).cpu())
-
-
-def samples_table(kept: Sampled, text: int, lens: LogitLens, shift: int) -> dict[str, list[Any]]:
-    """One row a sampled state, layer by layer, with what the lens reads in it; `shift` is that of the logits.
-
-    `token` is what was finally written at the position; the lens is asked for that of position + shift (−1, and NaN in
-    its measures, behind the end).
-    """
-    table = list[dict[str, Any]]()
-    for layer, rows in kept.rows.items():
-        if not rows:
-            continue
-        states_ND, last_ND = torch.cat(kept.states[layer]), torch.cat(kept.last[layer])
-        read = [row["position"] + shift for row in rows]
-        wanted = [int(kept.final_S[place]) if place < len(kept.final_S) else -1 for place in read]
-        frequent = torch.tensor([row["frequent"] for row in rows])
-        found = lens.measures(states_ND, last_ND, torch.tensor(wanted), frequent) | {"norm": states_ND.norm(dim=1)}
-        for number, row in enumerate(rows):
-            measures = {name: float(values_N[number]) for name, values_N in found.items()}
-            table.append({"text": text, **row, "token": int(kept.final_S[row["position"]])} | measures)
-    return columns_of(table)
-
-
-def content_arrays(
-    kept: Sampled, task: Task, settings: ContentsSettings
-) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
-    """States (N, D) of each layer in the order of the table; and per sampled step (T, D) the mean embeddings of what is
-    written and of the next block, NaN where nothing is written, and in the last block. With the names of their axes.
-    """
-    found = {f"layer{layer}": torch.cat(kept.states[layer]) for layer in kept.layers if kept.rows[layer]}
-    embedding = _embedding(task)
-    written = torch.tensor(kept.final_S[kept.open_S], device=embedding.device)
-    length = settings.block_length or max(len(written), 1)
-    means = [embedding[ids].float().mean(0).cpu() for ids in written.split(length)]
-    means.append(torch.full_like(means[0], torch.nan))
-    found["committed"] = torch.stack([*kept.committed.values()])
-    found["next"] = torch.stack([means[block + 1] for block in kept.blocks.values()])
-    found["step_number"] = torch.tensor([*kept.blocks], dtype=torch.int32)
-    dims: dict[str, tuple[str, ...]] = {name: (f"sample_{name}", "hidden") for name in found}
-    dims |= {"committed": ("step", "hidden"), "next": ("step", "hidden"), "step_number": ("step",)}
-    if kept.added_states:
-        found["added"], dims["added"] = kept.added_states[0], ("depth", "sink", "hidden")
-    return found, dims

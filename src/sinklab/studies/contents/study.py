@@ -1,19 +1,78 @@
-"""What sinks carry, as a study: its command, and the function that Python calls."""
+"""What sinks carry, as a study: its settings, its command, and the function that Python calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinklab.errors import Checked, limited
 from sinklab.registry import studies
-from sinklab.studies.base import Study, Work
-from sinklab.studies.contents.settings import ContentsSettings
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.studies.base import Study, deferred
 
 if TYPE_CHECKING:
-    from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
-    from sinklab.studies.processes import Progress
+
+
+TARGETS = ("token", "progress", "position", "block", "committed", "next")
+"""What a probe is asked for: the token finally written at the position; the share of the completion that is masked; the
+position; the block that is written now; the mean embedding of the tokens written so far; that of the tokens finally
+written in the next block."""
+
+
+@dataclass(frozen=True)
+class ContentsSettings(DecodingSettings, Checked):
+    """Which texts are written, which states are sampled from them, and how they are read.
+
+    Raises ValueError for numbers that make no sense with any model.
+    """
+
+    full_forward: ClassVar[bool] = False
+    """Texts are denoised (see `sinklab.scoring.task.Task`)."""
+    prompts: tuple[str, ...] = ()
+    """Beginnings that the model continues, one text each; taken from a corpus when left out."""
+    corpus: str | None = None
+    """Corpus the beginnings are taken from; None takes the excerpt inside the package."""
+    texts: int = limited(48, at_least=1)
+    """Beginnings to take from the corpus, spread over it."""
+    prompt_tokens: int = limited(32, at_least=0)
+    """Tokens of each of them."""
+    chat: bool = False
+    """Put each prompt into the model's chat format."""
+    new_tokens: int = limited(96, at_least=1)
+    """Tokens to write after each prompt."""
+    block_length: int | None = 32
+    """Write block after block of this many tokens; None writes everything as one block, which leaves no future."""
+    temperature: float = 1.0
+    """0 takes the most probable token; small models then write alike texts, from which a probe learns little."""
+    seed: int | None = 0
+    """Seed of all noise; each text has its own, which follows from this one and its number."""
+    choose: str = "excess"
+    """Which keys are sinks: those that a rule names in some head (excess, with epsilon; or another one as text, such as
+    gu:weight=0.3), or strongest (in each head the key of each place that receives most, however little)."""
+    epsilon: float = 3.0
+    """With choose=excess: sinks receive more than 1 + epsilon (S - 1) / S times an even share."""
+    every: int = limited(4, at_least=1)
+    """Sample states at every n-th step, beginning with the first."""
+    pairs: int = limited(2, at_least=1)
+    """Sinks to sample of each place, step and layer at most, each with a matched position."""
+    layers: tuple[int, ...] = ()
+    """States to read: 0 enters the first layer, and the number of layers leaves the last; all when left out."""
+    folds: int = limited(5, at_least=3)
+    """Parts that the texts are dealt to; each is predicted from the others."""
+    classes: int = limited(16, at_least=2)
+    """Probes for the token tell so many tokens apart, the most frequent ones, and all others as one."""
+    components: int = limited(256, at_least=1)
+    """States wider than this are turned onto their leading principal directions before a probe is fitted."""
+    draws: int = limited(1000, at_least=1)
+    """Resamples of the texts behind an interval."""
+
+    def __post_init__(self) -> None:
+        DecodingSettings.__post_init__(self)
+        Checked.__post_init__(self)
+        if self.prompts and self.corpus is not None:
+            raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
 
 
 @studies.register("probe")
@@ -40,34 +99,14 @@ class Probe(Study):
     Settings = ContentsSettings
     kind = "contents"
     parts = "texts"
-
-    def check(self, settings: ContentsSettings) -> None:
-        """Refuse a cache, and an unknown way to choose sinks."""
-        from sinklab.studies.contents.run import check
-
-        check(settings)
-
-    def prepare(self, loaded: Loaded, settings: ContentsSettings, progress: Progress) -> Any:
-        """The texts, the layers and the lens."""
-        from sinklab.studies.contents.run import prepared
-
-        return prepared(loaded, settings)
+    check = deferred("sinklab.studies.contents.run:check")
+    prepare = deferred("sinklab.studies.contents.run:prepare")
+    run = deferred("sinklab.studies.contents.run:write_texts")
+    finish = deferred("sinklab.studies.contents.run:read_states")
 
     def samples(self, plan: Any) -> int:
         """One a text."""
         return len(plan.tasks)
-
-    def run(self, work: Work) -> None:
-        """Write the texts."""
-        from sinklab.studies.contents.run import write_texts
-
-        write_texts(work)
-
-    def finish(self, work: Work) -> None:
-        """Read the states of all texts."""
-        from sinklab.studies.contents.run import read_states
-
-        read_states(work)
 
     def sentences(self, runs: list[Run]) -> list[str]:
         """What was found at each place."""
@@ -86,29 +125,21 @@ class Probe(Study):
         return [f"figures: {', '.join(path.name for path in drawn)}"] if drawn else []
 
 
-def sink_contents(
-    loaded: Loaded,
-    out: str | Path,
-    settings: ContentsSettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    resume: bool = False,
-) -> Path:
-    """Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and beside them.
+sink_contents = Probe()
+"""Write a run folder of kind "contents": what the logit lens and linear probes read at sinks and beside them.
 
-    Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer), ``texts``, ``lens`` and
-    ``probes`` (means and scores with 95 % intervals over texts; "difference" is sinks less matched positions), and
-    ``added`` for models with added sinks; arrays ``states``, one part a text. A state of layer l is what enters it: the
-    keys and values of its attention are made of it; the last one leaves the last layer.
+Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer), ``texts``, ``lens`` and
+``probes`` (means and scores with 95 % intervals over texts; "difference" is sinks less matched positions), and
+``added`` for models with added sinks; arrays ``states``, one part a text. A state of layer l is what enters it: the
+keys and values of its attention are made of it; the last one leaves the last layer.
 
-    Args:
-        loaded: a diffusion model.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        settings: what to write and read.
-        progress: shows how far it is; a function is called with a short text at each stage.
-        resume: go on where an interrupted run stopped.
+Args:
+    loaded: a diffusion model.
+    out: folder to write; it must be empty or absent, or hold this very run to resume.
+    settings: what to write and read.
+    progress: shows how far it is; a function is called with a short text at each stage.
+    resume: go on where an interrupted run stopped.
 
-    Raises:
-        ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
-    """
-    return Probe()(loaded, out, settings, progress=progress, resume=resume)
+Raises:
+    ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
+"""

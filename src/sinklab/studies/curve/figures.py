@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from sinklab.errors import one_of
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import figure_of
 from sinklab.reports.printed import save_figure
-from sinklab.reports.runs import labels
+from sinklab.reports.runs import as_shown
+from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import MARKERS, legend_above, own_axes, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent
@@ -32,12 +35,20 @@ COLUMNS |= {"relative", "mass", "rows", "tokens"}
 
 
 @dataclass(frozen=True, eq=False)
-class MaskingCurve:
+class MaskingCurve(Reader):
     """One run of kind "curve"."""
 
-    run: Run
-    label: str
-    table: pd.DataFrame
+    columns: ClassVar = {"curve": COLUMNS}
+    origin = "a masking curve"
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table ``curve``. Raises NotRecorded for a run that did not come to its end."""
+        if (table := self.table("curve")) is None:
+            raise NotRecorded(
+                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab curve` again."
+            )
+        return table
 
     @property
     def is_causal(self) -> bool:
@@ -45,14 +56,18 @@ class MaskingCurve:
         return self.run.info.model.get("family") != "diffusion"
 
     @property
+    def title(self) -> str:
+        """Its label, and the kind of its model."""
+        return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
+
+    @property
     def controls(self) -> list[str]:
         """What was hidden, in the order of the run."""
-        return [name for name in dict.fromkeys(self.table["control"]) if name != "none"]
+        return [name for name in dict.fromkeys(self.rows["control"]) if name != "none"]
 
     def of(self, control: str) -> pd.DataFrame:
         """The rows of one control by rising k, with k = 0 in front."""
-        rows = self.table[self.table["control"].isin(["none", control])]
-        return rows.sort_values("k", ignore_index=True)
+        return self.rows[self.rows["control"].isin(["none", control])].sort_values("k", ignore_index=True)
 
 
 Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
@@ -60,22 +75,8 @@ Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
 
 def as_curves(sources: Curves) -> list[MaskingCurve]:
     """Several runs with labels that tell them apart. Raises ValueError without a run, or for another kind."""
-    listed = [sources] if isinstance(sources, Run | MaskingCurve) else list(sources)
-    runs = [source if isinstance(source, Run) else source.run for source in listed]
-    if not runs:
-        raise ValueError("A masking curve needs at least one run: got none. Make one with `sinklab curve`.")
-    found = []
-    for source, run, name in zip(listed, runs, labels(runs), strict=True):
-        if run.info.kind != "curve" or "curve" not in run.tables:
-            raise ValueError(
-                f"Masking curves are read from runs of kind 'curve' that came to their end: {run.path} is of kind "
-                f"{run.info.kind!r} with tables {list(run.tables)}. Make one with `sinklab curve`."
-            )
-        table = run.table("curve")
-        if missing := COLUMNS - set(table.columns):
-            raise ValueError(f"{run.path}: table curve is not that of a masking curve: it lacks {sorted(missing)}.")
-        found.append(source if isinstance(source, MaskingCurve) else MaskingCurve(run, name, table))
-    return found
+    shown = as_shown(sources, "curve")
+    return [one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats) for one in shown]
 
 
 def masking_curve_figure(
@@ -96,8 +97,7 @@ def masking_curve_figure(
     scale or theme, and for runs of another kind.
     """
     for name in (scale, change):
-        if name not in SCALES:
-            raise ValueError(f"The scale of a masking curve is one of {', '.join(SCALES)}: got {name!r}.")
+        one_of("the scale of a masking curve", name, SCALES)
     curves, look = as_curves(runs), theme_named(theme)
     controls = dict.fromkeys(control for curve in curves for control in curve.controls)
     with themed(look):
@@ -112,11 +112,11 @@ def masking_curve_figure(
                 axes.plot(
                     rows["k"], middle, color=colour, marker=marker, linestyle=STYLES.get(control, "-"), markersize=4,
                     markerfacecolor=colour if control == "sinks" else look.surface,
-                    label=_named(curve) if control == curve.controls[0] else None,
+                    label=curve.title if control == curve.controls[0] else None,
                 )  # fmt: skip
         for control in controls:
             axes.plot([], [], color=look.muted, linestyle=STYLES.get(control, "-"), label=WORDS.get(control, control))
-        ks = sorted({int(k) for curve in curves for k in curve.table["k"]})
+        ks = sorted({int(k) for curve in curves for k in curve.rows["k"]})
         if scale == "log":
             axes.set_xscale("symlog", linthresh=1)
         if change == "log":
@@ -138,16 +138,15 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     """
     rows = []
     for curve in as_curves(runs):
-        for k in sorted(set(curve.table["k"])):
-            row: dict[str, object] = {"model": _named(curve), "k": int(k)}
-            for _, cell in curve.table[curve.table["k"] == k].iterrows():
+        for k, cells in curve.rows.groupby("k"):
+            row: dict[str, object] = {"model": curve.title, "k": k}
+            for cell in cells.to_dict("records"):
                 if cell["control"] == "none":
-                    row["loss"] = float(cell["loss"])
+                    row["loss"] = cell["loss"]
                     continue
                 row[WORDS.get(cell["control"], cell["control"])] = _change(cell)
                 if cell["control"] == "sinks":
-                    row["sinks held"] = percent(cell["mass"])
-                    row["change"] = _signed(100 * cell["relative"], 1) + " %"
+                    row |= {"sinks held": percent(cell["mass"]), "change": _signed(100 * cell["relative"], 1) + " %"}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -171,7 +170,7 @@ def write_masking_curves(
     curves, target = as_curves(runs), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     text = markdown(masking_curve_table(curves)) + "\n" + "\n".join(f"- {s}" for s in masking_curve_sentences(curves))
-    numbers = pd.concat([curve.table.assign(model=_named(curve)) for curve in curves], ignore_index=True)
+    numbers = pd.concat([curve.rows.assign(model=curve.title) for curve in curves], ignore_index=True)
     numbers = numbers[["model", *(name for name in numbers if name != "model")]]
     written = [target / "masking_curve.md", target / "masking_curve.csv"]
     write_beside(written[0], lambda path: path.write_text(text + "\n", encoding="utf-8"))
@@ -191,7 +190,7 @@ def _of_one(curve: MaskingCurve) -> list[str]:
     sure = rows[(rows["k"] > 0) & (rows["delta_low"] > 0)]
     where = "at no k" if sure.empty else f"from k = {int(sure['k'].iloc[0])} on"
     return [
-        f"{_named(curve)}: hiding {_sinks(last['k'])} per layer and head changes the {kind} of {loss} by "
+        f"{curve.title}: hiding {_sinks(last['k'])} per layer and head changes the {kind} of {loss} by "
         f"{_change(last)} nats per token ({_signed(100 * last['relative'], 1)} %).",
         f"{curve.label}: the interval of the change lies above 0 {where}{_against_random(curve, last)}.",
     ]
@@ -212,7 +211,7 @@ def _families(curves: list[MaskingCurve]) -> list[str]:
     """At one hidden sink: what the analysis paper's Table 1 contrasts."""
     found: dict[bool, list[str]] = {}
     for curve in curves:
-        row = curve.table[(curve.table["k"] == 1) & (curve.table["control"] == "sinks")]
+        row = curve.rows[(curve.rows["k"] == 1) & (curve.rows["control"] == "sinks")]
         if len(row):
             share = f"{curve.label} {_signed(100 * row['relative'].iloc[0], 2)} %"
             found.setdefault(curve.is_causal, []).append(share)
@@ -229,11 +228,7 @@ def _sinks(k: float) -> str:
     return "1 sink" if k == 1 else f"{int(k)} sinks"
 
 
-def _named(curve: MaskingCurve) -> str:
-    return f"{curve.label} ({'AR' if curve.is_causal else 'DLM'})"
-
-
-def _change(cell: pd.Series) -> str:
+def _change(cell: Any) -> str:
     if math.isnan(cell["delta_low"]):
         return _signed(cell["delta"])
     return f"{_signed(cell['delta'])} ({_signed(cell['delta_low'])} … {_signed(cell['delta_high'])})"

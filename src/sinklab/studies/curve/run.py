@@ -12,9 +12,9 @@ import torch
 
 from sinklab.analysis.intervals import percentile_interval, resampled_weights
 from sinklab.checkpoints.loading import Loaded
-from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, hidden_losses
-from sinklab.studies.base import Work
-from sinklab.studies.curve.settings import CurveSettings
+from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
+from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
+from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
 
 
@@ -30,35 +30,25 @@ def score(work: Work) -> None:
     work.run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
 
 
-def check_curve(loaded: Loaded, settings: CurveSettings) -> None:
-    """Refuse what cannot be scored, before any text is read.
+def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> HeldoutRows:
+    """The text to score, once the model is known to score it.
 
     Raises:
         ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, and a k that
             leaves no columns.
     """
-    config: Any = loaded.model.config
     loaded.needed_tokenizer()
-    if loaded.family == "diffusion" and config.mask_token_id is None:
-        raise ValueError(
-            f"a masked-token loss needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in "
-            "its config"
-        )
-    own = "text_positions" if loaded.family == "diffusion" else "max_position_embeddings"
-    context: int = getattr(config, own, settings.length)
-    if settings.length > context:
-        raise ValueError(
-            f"rows of text must fit the context of {loaded.name}, {context} tokens, but length is {settings.length}; "
-            "choose a smaller length"
-        )
-    keys = settings.length + getattr(config, "sink_count", 0)
-    most = keys - 1 if settings.controls == ("sinks",) else keys // 2
+    check_fits(loaded, "curve", settings.length, "choose a smaller length")
+    keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
+    alone = settings.controls == ("sinks",)
+    most = keys - 1 if alone else keys // 2
     if settings.ks[-1] > most:
-        others = "" if settings.controls == ("sinks",) else " and as many others as controls"
+        others = "" if alone else " and as many others as controls"
         raise ValueError(
             f"k columns{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
             f"at most {most}, or a greater length"
         )
+    return heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
 
 
 def _scored(
@@ -105,35 +95,22 @@ def curve_table(
 
     Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
     """
-    rows = len(losses[0, "none"])
-    weights_NR = resampled_weights(rows, settings.resamples, settings.seed)
     clean_R = losses[0, "none"]
-    table: dict[str, list[Any]] = {}
+    rows, tokens = len(clean_R), text.ids_RS.numel()
+    weights_NR = resampled_weights(rows, settings.resamples, settings.seed)
 
-    def measured(name: str, values_R: np.ndarray | None) -> None:
-        ends = (math.nan, math.nan)
-        if values_R is not None and rows > 1:
-            ends = percentile_interval(weights_NR @ values_R)
+    def measured(name: str, values_R: np.ndarray | None) -> dict[str, float]:
         mean = math.nan if values_R is None else float(values_R.mean())
-        for key, value in zip((name, f"{name}_low", f"{name}_high"), (mean, *ends), strict=True):
-            table.setdefault(key, []).append(float(value))
+        alone = values_R is None or rows == 1
+        low, high = (math.nan, math.nan) if alone else percentile_interval(weights_NR @ values_R)
+        return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
-    tokens = text.ids_RS.numel()
+    lines = []
     for (k, control), loss_R in losses.items():
         random_R = losses.get((k, "random")) if control != "random" else None
-        measured("loss", loss_R)
-        measured("delta", loss_R - clean_R)
-        measured("excess", None if random_R is None else loss_R - random_R)
-        others = {
-            "k": k,
-            "control": control,
-            "relative": float((loss_R - clean_R).mean() / clean_R.mean()),
-            "mass": masses[k, control],
-            "rows": rows,
-            "tokens": tokens,
-            "bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size,
-        }
-        for key, value in others.items():
-            table.setdefault(key, []).append(value)
-    first = ("k", "control")
-    return {key: table[key] for key in (*first, *(name for name in table if name not in first))}
+        line = {"k": k, "control": control, **measured("loss", loss_R), **measured("delta", loss_R - clean_R)}
+        line |= measured("excess", None if random_R is None else loss_R - random_R)
+        line["relative"] = float((loss_R - clean_R).mean() / clean_R.mean())
+        line |= {"mass": masses[k, control], "rows": rows, "tokens": tokens}
+        lines.append(line | {"bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size})
+    return columns_of(lines)

@@ -1,20 +1,54 @@
-"""The masking curve as a study: its command, and the function that Python calls."""
+"""The masking curve as a study: its settings, its command, and the function that Python calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sinklab.errors import Checked, limited
 from sinklab.registry import studies
-from sinklab.studies.base import Study, Work, heldout_text
-from sinklab.studies.curve.settings import CurveSettings
+from sinklab.studies.base import Study, deferred
 
 if TYPE_CHECKING:
-    from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
-    from sinklab.studies.processes import Progress
+
+
+CONTROLS = ("sinks", "random", "lowest", "recent")
+
+
+@dataclass(frozen=True)
+class CurveSettings(Checked):
+    """Which columns are hidden, from what text, and how sure the result has to be.
+
+    Raises ValueError for unknown controls and for numbers that make no sense with any model.
+    """
+
+    ks: tuple[int, ...] = limited((0, 1, 2, 5, 10, 20), at_least=0)
+    """Numbers of columns to hide per row, layer and query head; 0 is always scored."""
+    controls: tuple[str, ...] = limited(("sinks", "random", "lowest"), one_of=CONTROLS)
+    """Which columns: those that receive most (sinks), random others, the least attended, the last (recent)."""
+    heldout: str | None = None
+    """Corpus to score; None uses the excerpt in the package."""
+    rows: int = limited(48, at_least=1)
+    """Rows of text."""
+    length: int = limited(256, at_least=2)
+    """Tokens in a row."""
+    draws: int = limited(1, at_least=1)
+    """Repetitions per row, each with its own noise and random columns; the mean counts."""
+    resamples: int = limited(2000, at_least=100)
+    """Bootstrap samples of the rows for the 95 % intervals."""
+    batch: int = limited(16, at_least=1)
+    """Rows per forward pass."""
+    seed: int = 0
+    """Seed of the noise, the random columns and the bootstrap."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
+        object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
+        if not self.controls and self.ks != (0,):
+            raise ValueError(f"a curve over ks {self.ks} needs at least one of the controls {', '.join(CONTROLS)}")
 
 
 @studies.register("curve")
@@ -35,6 +69,9 @@ class Curve(Study):
     Settings = CurveSettings
     model = ("tiny", "tiny-sink")
     keeps = True
+    prepare = deferred("sinklab.studies.curve.run:prepare")
+    run = deferred("sinklab.studies.curve.run:score")
+    sentences = deferred("sinklab.studies.curve.figures:masking_curve_sentences")
 
     @dataclass(frozen=True)
     class Options:
@@ -49,56 +86,28 @@ class Curve(Study):
         figures: tuple[str, ...] = ("png",)
         """Formats of the figure: png, svg, pdf; a bare --figures draws none."""
 
-    def prepare(self, loaded: Loaded, settings: CurveSettings, progress: Progress) -> Any:
-        """The text to score, once the model is known to score it."""
-        from sinklab.scoring.heldout import heldout_rows
-        from sinklab.studies.curve.run import check_curve
-
-        check_curve(loaded, settings)
-        return heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
-
-    def run(self, work: Work) -> None:
-        """Score every choice of columns."""
-        from sinklab.studies.curve.run import score
-
-        score(work)
-
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """What the curves say."""
-        from sinklab.studies.curve.figures import masking_curve_sentences
-
-        return masking_curve_sentences(runs)
-
     def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
         """masking_curve.md, .csv and the figure."""
         from sinklab.studies.curve.figures import write_masking_curves
 
-        look = {name: getattr(options, name) for name in ("relative", "scale", "change")}
-        return write_masking_curves(runs, out, options.figures, **look)
+        look = asdict(options)
+        return write_masking_curves(runs, out, look.pop("figures"), **look)
 
 
-def masking_curve(
-    loaded: Loaded,
-    out: str | Path,
-    settings: CurveSettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Score held-out text with 0, 1, 2, … columns hidden, and write a run folder of kind "curve".
+masking_curve = Curve()
+"""Score held-out text with 0, 1, 2, … columns hidden, and write a run folder of kind "curve".
 
-    A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss; what is hidden
-    is chosen by a clean pass over the same row, see `hidden_losses`. Table ``curve``: one row per (k, control), see
-    `curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows.
+A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss; what is hidden
+is chosen by a clean pass over the same row, see `hidden_losses`. Table ``curve``: one row per (k, control), see
+`curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows.
 
-    Args:
-        loaded: a diffusion model or an autoregressive one, with its tokenizer.
-        out: folder to write; it must be empty or absent, or hold this very curve, which is not scored again.
-        settings: what to hide, from what text.
-        progress: shows the progress.
-        overwrite: replace a run that is there.
+Args:
+    loaded: a diffusion model or an autoregressive one, with its tokenizer.
+    out: folder to write; it must be empty or absent, or hold this very curve, which is not scored again.
+    settings: what to hide, from what text.
+    progress: shows the progress.
+    overwrite: replace a run that is there.
 
-    Raises:
-        ValueError: for a model without a mask token, rows that do not fit its context, a k that does not fit a row.
-    """
-    return Curve()(loaded, out, settings, progress=progress, overwrite=overwrite)
+Raises:
+    ValueError: for a model without a mask token, rows that do not fit its context, a k that does not fit a row.
+"""

@@ -19,7 +19,7 @@ from sinklab.records.info import STUDY_DIMS
 from sinklab.registry import statistics
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
-from sinklab.studies.trace.settings import StudySettings
+from sinklab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
 
@@ -38,22 +38,15 @@ class Selection:
         """As the settings say. Raises ValueError for a layer or head that the model does not have."""
         backbone = getattr(config, "backbone", config)
         layers, heads = backbone.num_hidden_layers, backbone.num_attention_heads
-        chosen = cls(
-            _numbers("layers", settings.layers, layers), _numbers("heads", settings.heads, heads), layers, heads
-        )
-        for _, layer, head in settings.map_keys:
-            _numbers("the layer of maps", (layer,), layers)
-            _numbers("the head of maps", (head,), heads)
-        return chosen
+        _numbers("the layer of maps", tuple(layer for _, layer, _ in settings.map_keys), layers)
+        _numbers("the head of maps", tuple(head for _, _, head in settings.map_keys), heads)
+        chosen = _numbers("layers", settings.layers, layers), _numbers("heads", settings.heads, heads)
+        return cls(*chosen, layers, heads)
 
     def for_trace(self) -> dict[str, Any]:
         """Arguments of `trace` that select; none where everything is recorded."""
-        some: dict[str, Any] = {}
-        if len(self.layers) < self.of_layers:
-            some["layers"] = self.layers
-        if len(self.heads) < self.of_heads:
-            some["heads"] = self.heads
-        return some
+        chosen = {"layers": (self.layers, self.of_layers), "heads": (self.heads, self.of_heads)}
+        return {name: some for name, (some, count) in chosen.items() if len(some) < count}
 
 
 def _numbers(what: str, given: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -91,15 +84,19 @@ class Recorder:
     @contextmanager
     def watching(self, step: int) -> Iterator[Recording]:
         """The trace under which the model runs at this step."""
-        keys = [key for key in self._task.settings.map_keys if key[0] == step]
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
-        if keys:
-            chosen["maps"] = [(0, layer % self._selection.of_layers, head) for _, layer, head in keys]
+        if maps := self._maps(step):
+            chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
             chosen |= {"canvas": self._canvas(step), "state_of": "predicted" if self._task.is_diffusion else "own"}
         with trace(self._task.loaded.model, self._traced, **chosen) as recording:
             yield recording
+
+    def _maps(self, step: int) -> list[tuple[int, int]]:
+        """(layer, head) of the maps that are kept of this step."""
+        keys, layers = self._task.settings.map_keys, self._selection.of_layers
+        return [(layer % layers, head) for number, layer, head in keys if number == step]
 
     def _canvas(self, step: int) -> Any:
         task = self._task
@@ -132,10 +129,8 @@ class Recorder:
                 step[name] = _means(rows_Q, state_Q)
         self.queries[moment.index] = int(step["visible"].max())
         self._steps.append({name: _narrowed(name, np.asarray(value)) for name, value in step.items()})
-        for number, layer, head in self._task.settings.map_keys:
-            if number == moment.index:
-                map_QK = recording.map(0, layer % self._selection.of_layers, head)[0].float().numpy()
-                self.maps[f"step{number}-layer{layer % self._selection.of_layers}-head{head}"] = map_QK
+        for layer, head in self._maps(moment.index):
+            self.maps[f"step{moment.index}-layer{layer}-head{head}"] = recording.map(0, layer, head)[0].float().numpy()
 
     def _by_state(self, recording: Recording, received_LHK: np.ndarray, last: int) -> dict[str, np.ndarray]:
         if self._by_last_row:
@@ -171,22 +166,15 @@ class Recorder:
         return {name: _stacked([step[name] for step in self._steps]) for name in self._steps[0]}
 
 
-def dims_of_maps(maps: dict[str, np.ndarray]) -> dict[str, tuple[str, ...]]:
-    """Names of the axes of kept attention maps; each has its own, their sizes differ."""
-    return {name: (f"query_{name}", f"key_{name}") for name in maps}
-
-
 def _first(recording: Recording, name: str) -> np.ndarray:
     return recording.values(name)[0][0].float().numpy()
 
 
 def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:
     """Means over the queries of each state, (G, …) of (…, Q); NaN for a state that has none."""
-    means = [
-        rows_Q[..., state_Q == state].mean(-1) if (state_Q == state).any() else np.full(rows_Q.shape[:-1], np.nan)
-        for state in range(len(STATES))
-    ]
-    return np.stack(means)
+    nothing = np.full(rows_Q.shape[:-1], np.nan)
+    there = [state_Q == state for state in range(len(STATES))]
+    return np.stack([rows_Q[..., here_Q].mean(-1) if here_Q.any() else nothing for here_Q in there])
 
 
 def _narrowed(name: str, array: np.ndarray) -> np.ndarray:

@@ -2,19 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sinklab.registry import studies
-from sinklab.studies.base import Study, Work, describe
-from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
-from sinklab.studies.trace.settings import MaskSettings, StudySettings
+from sinklab.errors import Checked, limited, unknown
+from sinklab.registry import interventions, studies
+from sinklab.registry import statistics as known_statistics
+from sinklab.sampling.settings import DecodingSettings
+from sinklab.studies.base import Study, deferred, describe
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
+
+
+PROMPTS = (
+    "It was a dark and stormy night, and",
+    '"My dear sir," said the old man,',
+    "The house stood at the end of a",
+)
+STATISTICS = (
+    "received",
+    "value_norm",
+    "key_norm",
+    "main_by_state",
+    "row_entropy",
+    "row_logsumexp",
+    "output_norm",
+    "noop_bound",
+    "received_by_state",
+)
+"""What is recorded by default, but for the last; any other registered statistic can be added."""
+
+
+@dataclass(frozen=True)
+class StudySettings(DecodingSettings, Checked):
+    """What a study writes, how it decodes, and what it records and scores.
+
+    Raises ValueError for unknown statistics and for numbers that make no sense with any model.
+    """
+
+    prompts: tuple[str, ...] = PROMPTS
+    """Prompts that the model continues, one sample each."""
+    chat: bool = False
+    """Put each prompt into the model's chat format; the tokens around it are recorded as template."""
+    new_tokens: int = 64
+    """Tokens to write per sample."""
+    block_length: int | None = 32
+    """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
+    seed: int | None = 0
+    """Random seed; each sample has its own, derived from this one and its number."""
+    statistics: tuple[str, ...] = STATISTICS[:-1]
+    """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy, row_logsumexp, output_norm,
+    noop_bound, received_by_state, or all; and any other registered statistic. Statistics per query are averaged over
+    the queries of each state. By default all but received_by_state, which is three times as large as received."""
+    layers: tuple[int, ...] = ()
+    """Layers to record, -1 the last; all when left out."""
+    heads: tuple[int, ...] = ()
+    """Query heads to record; all when left out."""
+    every: int = limited(1, at_least=1)
+    """Record every n-th step, starting with the first."""
+    only_steps: tuple[int, ...] = limited((), at_least=0)
+    """Record only these steps; all when left out."""
+    maps: tuple[str, ...] = ()
+    """Record whole attention maps, query × key, for these "step:layer:head", e.g. 3:5:2."""
+    edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
+    """Decode under these interventions, e.g. mask_sinks:k=5 or window_attention:radius=16, in this order."""
+    full_forward: bool = False
+    """Autoregressive models: recompute the whole text at every step (column sums of the causal attention map) instead
+    of the last token on top of the KV cache (its last row)."""
+    truncate: bool = False
+    """Also decode each sample with the middle quarter of its positions hidden in the second half of the steps."""
+    mask_sinks: tuple[int, ...] = (5,)
+    """Also decode each sample with this many most attended keys of the previous step hidden per layer and head, and
+    keep the text.
+    """
+    ks: tuple[int, ...] = (0, 1, 5, 10)
+    """Numbers of hidden keys per layer and head for the held-out loss."""
+    heldout: str | None = None
+    """Corpus for the held-out loss; None uses the excerpt in the package, "" skips the loss."""
+    heldout_rows: int = 48
+    """Rows of held-out text."""
+    heldout_length: int = 256
+    """Tokens in a row of held-out text."""
+
+    def __post_init__(self) -> None:
+        DecodingSettings.__post_init__(self)
+        Checked.__post_init__(self)
+        names = STATISTICS if "all" in self.statistics else ("received", *self.statistics)
+        for name in names:
+            if name not in STATISTICS and name.partition(":")[0] not in known_statistics:
+                raise unknown("statistic", name, {*STATISTICS, *known_statistics, "all"})
+        # as the trace labels them: "k=3" of a field that is a float is "k=3.0"
+        names = tuple(n if n in STATISTICS else known_statistics.as_text(known_statistics.parse(n)) for n in names)
+        mine = (*(name for name in STATISTICS if name in names), *(name for name in names if name not in STATISTICS))
+        object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
+        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
+        if self.only_steps and self.every > 1:
+            raise ValueError(f"every={self.every} and only_steps both choose the steps to record; give one of them")
+        if wrong := [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]:
+            raise ValueError(f"maps are written step:layer:head, such as 3:5:2, got {wrong[0]!r}; write three numbers")
+
+    @cached_property
+    def map_keys(self) -> tuple[tuple[int, int, int], ...]:
+        """`maps` as (step, layer, head)."""
+        step, layer, head = ([int(text.split(":")[part]) for text in self.maps] for part in range(3))
+        return tuple(zip(step, layer, head, strict=True))
+
+    def records(self, step: int) -> bool:
+        """Whether this step is recorded."""
+        if any(step == key[0] for key in self.map_keys):
+            return True
+        return step % self.every == 0 and (not self.only_steps or step in self.only_steps)
+
+
+@dataclass(frozen=True)
+class MaskSettings(Checked):
+    """Which keys are hidden while a model writes, and what it writes."""
+
+    k: int | None = None
+    """Hide this many keys per layer and head; 5 when neither --k nor --epsilon is given."""
+    epsilon: float | None = None
+    """Hide the keys that receive more than 1 + epsilon (S - 1) / S times an even share, instead of --k."""
+    removal: Literal["mask", "zero_value", "evict"] = "mask"
+    """Hide them before the softmax, set their values to zero after it, or evict them from the KV cache."""
+    source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop"
+    """How keys are selected: from the step before of the edited run (closed_loop), from an unedited forward pass
+    (clean_pass), or keys once selected stay hidden (carried)."""
+    control: Literal["sinks", "random", "recent", "lowest"] = "sinks"
+    """What to hide: sinks, or as controls the same number of random, most recent or least attended other keys."""
+    limit: int | None = None
+    """With --source carried: the largest number of keys hidden from a head at once."""
+    also: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
+    """Further interventions, as text such as window_attention:radius=16."""
+    study: StudySettings = field(default_factory=lambda: StudySettings(mask_sinks=(), heldout=""))
+    """What to write and record, in both runs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k is not None and self.epsilon is not None:
+            raise ValueError(f"give --k or --epsilon, not both: got {self.k} and {self.epsilon}")
+        object.__setattr__(self, "also", tuple(map(interventions.parse, self.also)))
+
+    def edited(self, *, by_last_row: bool) -> StudySettings:
+        """The settings of the edited run.
+
+        Args:
+            by_last_row: the model is autoregressive: sinks are chosen by the last token's row of the step before, also
+                where its first forward has a whole prompt.
+        """
+        k = 5 if self.k is None and self.epsilon is None else self.k
+        fields = {name: getattr(self, name) for name in ("epsilon", "removal", "source", "control", "limit")}
+        edits = (interventions.make("mask_sinks", k=k, **fields), *self.also, *self.study.edits)
+        if by_last_row:
+            edits = tuple(
+                replace(edit, selector="last_row") if getattr(edit, "selector", None) == "received" else edit
+                for edit in edits
+            )
+        return replace(self.study, edits=edits)
 
 
 @studies.register("trace")
@@ -35,16 +183,13 @@ class Trace(Study):
         accelerate launch --num_processes 4 -m sinklab trace --prompts questions.jsonl --device cuda --resume
     """
 
-    Settings = StudySettings
+    Settings: ClassVar[type] = StudySettings
     kind = "study"
     parts = "generations"
     shards = True
-
-    def prepare(self, loaded: Loaded, settings: StudySettings, progress: Progress) -> Any:
-        """The texts to write and the text to score."""
-        from sinklab.studies.trace.run import prepared
-
-        return prepared(loaded, settings, progress)
+    prepare = deferred("sinklab.studies.trace.run:prepare")
+    run = deferred("sinklab.studies.trace.run:write_samples")
+    finish = deferred("sinklab.studies.trace.run:score")
 
     def samples(self, plan: Any) -> int:
         """One a prompt."""
@@ -54,25 +199,13 @@ class Trace(Study):
         """The model, with the layers and heads that are recorded."""
         return describe(loaded, plan.selection.layers, plan.selection.heads)
 
-    def run(self, work: Work) -> None:
-        """Write the samples."""
-        from sinklab.studies.trace.run import write_samples
-
-        write_samples(work)
-
-    def finish(self, work: Work) -> None:
-        """Score the held-out text."""
-        from sinklab.studies.trace.run import score
-
-        score(work)
-
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The command that shows the run."""
         return [f"next: sinklab report {runs[0].path}"]
 
 
 @studies.register("mask")
-class Mask(Study):
+class Mask(Trace):
     """Ablate the sinks of a model while it writes, and report what changed.
 
     Writes two run folders, OUT/plain and OUT/masked, and prints the attention mass removed, the overlap of the
@@ -88,9 +221,7 @@ class Mask(Study):
     """
 
     Settings = MaskSettings
-    kind = "study"
-    parts = "generations"
-    shards = True
+    sentences = deferred("sinklab.studies.trace.run:mask_sentences")
 
     def settings_of(self, folder: str | Path) -> Any:
         """Two runs have no settings in one. Raises ValueError."""
@@ -98,96 +229,33 @@ class Mask(Study):
             f"`mask` writes two runs, and each is reproduced by itself: sinklab trace --reproduce {folder}/masked"
         )
 
-    def __call__(
-        self,
-        loaded: Loaded | Callable[[], Loaded],
-        out: str | Path,
-        settings: MaskSettings | None = None,
-        *,
-        progress: Progress | Callable[[str], object] | None = None,
-        resume: bool = False,
-        overwrite: bool = False,
-    ) -> Path:
-        """Write OUT/plain and OUT/masked: see `Study.__call__`."""
-        path, processes, trace = Path(out), Processes.here(), Trace()
-        say, settings = as_progress(progress if processes.is_first else None), settings or MaskSettings()
-        if not (resume or overwrite):
-            refuse_taken(path)
-        loaded = loaded() if callable(loaded) else loaded
-        study = trace.seeded(settings.study, path / "plain", processes, resume)
-        masked = replace(settings, study=study).edited(by_last_row=loaded.family != "diffusion")
-        # the second run may be hours away: its settings are checked now
-        last = trace.prepare(loaded, masked, say)
-        first = trace.prepare(loaded, replace(study, edits=()), say)
-        for name, one, plan in (("plain", replace(study, edits=()), first), ("masked", masked, last)):
-            say.stage(f"the {name} run")
-            trace.write(loaded, path / name, one, plan, say, resume=resume, overwrite=overwrite)
-        return path
-
     def folders(self, out: Path) -> list[Path]:
         """Without and with the interventions."""
         return [out / "plain", out / "masked"]
 
-    def sentences(self, runs: list[Run]) -> list[str]:
-        """What each intervention removed, and how the texts changed."""
-        from sinklab.studies.trace.writing import agreement
-
-        plain, masked = runs
-        table = masked.table("removals")
-        lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]
-        for edit, rows in table.groupby("edit", sort=False):
-            facts = [f"{rows['removed'].mean():.3g} keys per head in {rows['forward'].nunique()} forwards"]
-            for column, text in (
-                ("mass", "attention mass of the selected keys {:.1f} %"),
-                ("realised", "mass actually removed {:.1f} %"),
-            ):
-                if column in rows and rows[column].notna().any():
-                    facts.append(text.format(100 * rows[column].mean()))
-            if "overlap" in rows and rows["overlap"].notna().any():
-                facts.append(f"overlap with the selection of the step before {rows['overlap'].mean():.2f}")
-            lines.append(f"removed by {edit}: {'; '.join(facts)}")
-        if table.empty:
-            lines.append("removed: nothing")
-        pairs = list(zip(_written(plain), _written(masked), strict=True))
-        mean = sum(agreement(one["token_ids"], other["token_ids"]) for one, other in pairs) / len(pairs)
-        lines.append(f"token agreement with the unedited run: {100 * mean:.1f} %")
-        for one, other in pairs:
-            lines += [f"  plain:  {' '.join(one['completion'].split())}"]
-            lines += [f"  masked: {' '.join(other['completion'].split())}"]
-        return lines
+    def of_folders(self, loaded: Loaded, settings: MaskSettings) -> list[StudySettings]:
+        """Without edits, and with them."""
+        return [replace(settings.study, edits=()), settings.edited(by_last_row=loaded.family != "diffusion")]
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """The command that compares the runs."""
         return [f"next: sinklab compare {runs[0].path} {runs[1].path}"]
 
 
-def _written(run: Run) -> list[dict[Any, Any]]:
-    table = run.table("generations")
-    return table[table["masked_sinks"] == 0].to_dict("records")
+study = Trace()
+"""Trace a model while it writes, score it with its sinks hidden, and keep everything: one part per sample.
 
+Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``generations`` (``removals`` under edits,
+``truncation`` and ``truncated`` with ``truncate``), and ``heldout`` for diffusion models. Under ``accelerate
+launch`` the samples are sharded over the processes and their folders merged at the end.
 
-def study(
-    loaded: Loaded,
-    out: str | Path,
-    settings: StudySettings | None = None,
-    *,
-    progress: Progress | Callable[[str], object] | None = None,
-    resume: bool = False,
-) -> Path:
-    """Trace a model while it writes, score it with its sinks hidden, and keep everything: one part per sample.
+Args:
+    loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
+    out: folder to write; it must be empty or absent, or hold this very run to resume.
+    settings: what to do.
+    progress: shows the progress; a function is called with a short text at each stage.
+    resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
 
-    Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``generations`` (``removals`` under edits,
-    ``truncation`` and ``truncated`` with ``truncate``), and ``heldout`` for diffusion models. Under ``accelerate
-    launch`` the samples are sharded over the processes and their folders merged at the end.
-
-    Args:
-        loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
-        out: folder to write; it must be empty or absent, or hold this very run to resume.
-        settings: what to do.
-        progress: shows the progress; a function is called with a short text at each stage.
-        resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
-
-    Raises:
-        ValueError: for a prompt that does not fit, and settings that the model or the decoder refuse.
-    """
-    return Trace()(loaded, out, settings, progress=progress, resume=resume)
+Raises:
+    ValueError: for a prompt that does not fit, and settings that the model or the decoder refuse.
+"""
