@@ -10,8 +10,7 @@ from simulated import Simulation, simulate
 
 from sinklab import analysis
 from sinklab.reports import as_studies
-from sinklab.reports.explorer import payload
-from sinklab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, size
+from sinklab.reports.payload import AGES, LOW, LogScale, _norms, arrays_of, pack, payload, size
 
 
 def decode(scale, codes):

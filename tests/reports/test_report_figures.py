@@ -100,7 +100,7 @@ def test_attention_map_draws_the_map_that_was_kept(make_study):
     assert attention_map(run, layer=0).get_title(loc="left") == "step 4, layer 0, head 0"
     with pytest.raises(NotRecorded, match=r"no map of .* \(5, any, any\) of sample 0: it has \(3, 1, 2\), \(4, 0, 0\)"):
         attention_map(run, 5)
-    with pytest.raises(NotRecorded, match=r"kept none of sample 1. Ask for them when tracing, .*--maps 3:5:2"):
+    with pytest.raises(NotRecorded, match=r"of sample 1: it has none. Ask for maps when tracing, .*--maps 3:5:2"):
         attention_map(run, sample=1)
 
 

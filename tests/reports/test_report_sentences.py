@@ -11,24 +11,28 @@ def spoken(text):
     return text.replace("\u00a0", " ")
 
 
+def told(statement, run):
+    return " ".join(say.told(statement, run))
+
+
 def one(run):
     return as_studies(run)[0]
 
 
 def test_motion_is_told_with_its_numbers(make_study):
     plain, added = as_studies([make_study("plain"), make_study("sink", added=1, text_share=0.2)])
-    text = spoken(say.about_motion(plain))
+    text = spoken(told("motion", plain))
     assert text.startswith("The sinks of plain are moving: at two steps taken at random, a head has its main sink at")
     assert (
         "with a chance of 100.0 % (0 is static); a key stays a sink for 1.00 steps; the main sinks drift to the right"
         in text
     )
-    text = spoken(say.about_motion(added))
+    text = spoken(told("motion", added))
     assert "The sinks of sink are static" in text and "chance of 0.0 %" in text
     assert text.endswith("Among text positions alone that chance is 100.0 %.")
-    none = say.about_motion(one(make_study("none", text_share=0.05)))
+    none = told("motion", one(make_study("none", text_share=0.05)))
     assert none == "No head of none has a sink at two steps, so motion cannot be measured."
-    kept = spoken(say.about_motion(one(make_study("ar", family="autoregressive", text_share=0.8))))
+    kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
     assert "are static" in kept and "; no sink ended during the trace" in kept
 
 
@@ -40,13 +44,13 @@ def test_depth_is_told_with_its_direction(make_study):
         return change
 
     falls, rises = (one(make_study(str(layer), change=emptied(layer))) for layer in (1, 0))
-    assert "the number of sinks of a head falls over depth, from 1.00 in layer 0 to 0 in layer 1" in say.about_depth(
-        falls
+    assert "the number of sinks of a head falls over depth, from 1.00 in layer 0 to 0 in layer 1" in told(
+        "depth", falls
     )
-    assert "rises over depth, from 0 in layer 0 to 1.00 in layer 1" in say.about_depth(rises)
-    same = say.about_depth(one(make_study("same")))
+    assert "rises over depth, from 0 in layer 0 to 1.00 in layer 1" in told("depth", rises)
+    same = told("depth", one(make_study("same")))
     assert same == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 in layer 1)."
-    assert say.about_depth(one(make_study("none", text_share=0.05))) == ""
+    assert told("depth", one(make_study("none", text_share=0.05))) == ""
 
 
 def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
@@ -56,13 +60,13 @@ def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
         arrays["main_by_state"][1:, 1] = 0
 
     study = one(make_study(change=change))
-    assert spoken(say.about_blocks(study)) == (
+    assert spoken(told("blocks", study)) == (
         "In tiny, main sinks move at 100.0 % of steps into a new block (12 cases, a head at a border each) and at "
         "0.0 % of steps inside a block."
     )
-    assert f"different main sinks in {100 * 20 / 22:.1f} %" in spoken(say.about_split(study))
+    assert f"different main sinks in {100 * 20 / 22:.1f} %" in spoken(told("split", study))
     ar = one(make_study("ar", family="autoregressive"))
-    assert say.about_blocks(ar) == say.about_split(ar) == ""
+    assert told("blocks", ar) == told("split", ar) == ""
 
 
 @pytest.mark.parametrize(
@@ -77,19 +81,19 @@ def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
         score = {"class": masked, "position": early, "neither": noise}[what]
         received[:] = (0.2 + score)[:, None, None]
 
-    text = spoken(say.about_explained(one(make_study(change=change))))
+    text = spoken(told("explained", one(make_study(change=change))))
     assert text.startswith("In tiny, the class of a token (masks are one) explains") and text.endswith(f"{verdict}.")
     if what == "class":
         assert "explains 100.0 % of the variance" in text
 
 
 def test_classes_that_sinks_favour_are_named(make_study):
-    text = spoken(say.about_classes(one(make_study())))
+    text = spoken(told("classes", one(make_study())))
     assert "sinks favour tokens of class mask (100.0 % of sinks, 54.0 % of positions: 1.9 times what chance" in text
     assert "and tokens that are masked (100.0 % of sinks, 54.0 %" in text
     # The added sink is no class of tokens, and here it is the only sink.
-    assert say.about_classes(one(make_study("sink", added=1, text_share=0.1))) == ""
-    assert say.about_classes(one(make_study("none", leave_out=("tokens",)))) == ""
+    assert told("classes", one(make_study("sink", added=1, text_share=0.1))) == ""
+    assert told("classes", one(make_study("none", leave_out=("tokens",)))) == ""
 
 
 def test_removals_are_told_an_edit_each(make_study):
@@ -102,7 +106,7 @@ def test_removals_are_told_an_edit_each(make_study):
         "realised": [0.4, 0.2, 0.1],
         "overlap": [np.nan, 0.5, np.nan],
     }
-    first, second = map(spoken, say.about_removals(one(make_study(whole={"removals": removals}))))
+    first, second = map(spoken, say.told("removals", one(make_study(whole={"removals": removals}))))
     assert first == (
         "In tiny, mask_sinks removed 5.00 keys per head in every forward pass; attention mass of the selected keys "
         "40.0 %; mass actually removed 30.0 %; overlap of the selection with that of the step before 50.0 %."
@@ -110,7 +114,7 @@ def test_removals_are_told_an_edit_each(make_study):
     assert second == (
         "In tiny, window_attention removed 12.0 keys per head in every forward pass; mass actually removed 10.0 %."
     )
-    assert say.about_removals(one(make_study("none"))) == []
+    assert told("removals", one(make_study("none"))) == ""
 
 
 def test_in_short_holds_for_runs_that_recorded_little(make_study):

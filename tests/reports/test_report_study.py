@@ -16,10 +16,18 @@ def one(run):
     return as_studies(run)[0]
 
 
+def layers_of(study):
+    return list(study.over("layer").itertuples())
+
+
+def overlap_by_step(study):
+    return study.over("step").set_index("step")["overlap"].to_dict()
+
+
 def test_a_sample_has_its_arrays_and_tokens_on_one_grid(make_study):
     study = one(make_study(added=1, text_share=0.25))
     sample = study.samples[1]
-    assert (sample.index, sample.prompt, sample.completion) == (1, "A <script>alert(1)</script>", " & more\n语")
+    assert sample.index == 1
     steps = STEPS - 2
     assert sample.step_numbers_T.tolist() == list(range(steps)) and sample.received_TLHK.dtype == np.float32
     assert sample.received_TLHK.shape == sample.sinks_TLHK.shape == (steps, LAYERS, HEADS, 1 + TEXT)
@@ -79,14 +87,14 @@ def test_samples_are_read_one_by_one_and_let_go(make_study):
     del sample
     gc.collect()
     assert [reference() for reference in seen] == [None, None]
-    assert study.facts and study.samples[-1].index == 1
-    assert [sample.index for sample in study.samples[:1]] == [0]
+    assert study.layers and study.samples[-1].index == 1
+    assert [sample.index for sample in study.samples] == [0, 1]
 
 
 @pytest.mark.parametrize("added", [0, 2])
 def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
     study = one(make_study(added=added, share=0.4, text_share=0.3, norm=0.25))
-    for place, facts in enumerate(study.facts):
+    for place, facts in enumerate(layers_of(study)):
         assert facts.layer == place
         np.testing.assert_allclose(facts.text_share, 0.3, rtol=1e-3)
         np.testing.assert_allclose([facts.sink_norm, facts.rest_norm, facts.text_norm], 2)
@@ -95,7 +103,7 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
         np.testing.assert_allclose(facts.sinks, 1 + added)
         np.testing.assert_allclose(facts.score, np.mean([7.2, *[4.8] * added]), rtol=1e-3)
         np.testing.assert_allclose(facts.absorbed, 0.3 + 0.2 * added, rtol=2e-3)
-        np.testing.assert_allclose(facts.main_share_H, [0.3] * HEADS, rtol=1e-3)
+        np.testing.assert_allclose(facts.main_share, 0.3, rtol=1e-3)
         cases, pairs = HEADS * (STEPS + STEPS - 2), HEADS * (STEPS + STEPS - 4)
         assert (facts.mains, facts.added_mains, facts.events) == (cases, 0, cases * (1 + added))
         assert (facts.moves, facts.text_moves, facts.transitions, facts.added_events) == (
@@ -137,10 +145,10 @@ def test_motion_is_that_of_the_paths_that_were_put_in(make_study):
     for effect in plain.measured.blocks:
         assert (effect.border_moves, effect.border_pairs) == (HEADS * SAMPLES, HEADS * SAMPLES)
         assert effect.inside_rate == 1
-    assert plain.measured.overlap_by_step == {step: 0.0 for step in range(STEPS - 1)}
+    assert overlap_by_step(plain) == {step: 0.0 for step in range(STEPS - 1)}
     # The added sink stays, the text sink moves: one of three keys in common.
-    assert added.measured.overlap_by_step == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
-    assert plain.measured.overlap_by_head_L.tolist() == [1, 1]
+    assert overlap_by_step(added) == {step: pytest.approx(1 / 3) for step in range(STEPS - 1)}
+    assert plain.over("layer")["overlap_between_heads"].tolist() == [1, 1]
     np.testing.assert_allclose(plain.measured.overlap_by_layer_LL, 1)
 
 
@@ -207,7 +215,7 @@ def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
         for step, norms in enumerate(arrays["value_norm"]):
             norms[:, PROMPT + step] = 1
 
-    facts = one(make_study(change=lonely)).facts[0]
+    facts = one(make_study(change=lonely)).over("layer").iloc[0]
     assert facts.sink_norm == 1
     # The other two heads count that position among the rest.
     assert facts.rest_norm == pytest.approx((2 * 1 + 23 * 3 * 2) / (2 + 23 * 3))
@@ -231,7 +239,7 @@ def test_dots_are_drawn_from_every_kind(make_study):
 def test_recorded_layers_and_heads_keep_their_numbers(make_study):
     study = one(make_study(recorded_layers=[3, 17], recorded_heads=[0, 4, 5]))
     assert (study.layers, study.heads) == ([3, 17], [0, 4, 5])
-    assert [facts.layer for facts in study.facts] == [3, 17]
+    assert [facts.layer for facts in layers_of(study)] == [3, 17]
     assert sorted(set(study.measured.motions["head"])) == [0, 4, 5]
     with pytest.raises(ValueError, match=r"names 3 recorded layers, the arrays of sample 0 hold 2"):
         _ = one(make_study("other", recorded_layers=[1, 2, 3])).layers
@@ -248,7 +256,7 @@ def test_steps_that_were_not_recorded_are_left_out(make_study):
     assert sample.states_TS.shape == (4, TEXT) and (sample.states_TS[2] == 1).sum() == 6
     # Committed at steps 3, 4 and 5, first seen at step 6.
     assert (sample.ages_TS[2] == "just committed").sum() == 3
-    assert list(study.measured.overlap_by_step) == [0, 3, 6]
+    assert list(overlap_by_step(study)) == [0, 3, 6]
 
 
 def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
@@ -262,31 +270,25 @@ def test_an_interrupted_run_shows_the_samples_it_has(make_study, tmp_path):
         run.table("tokens", whole.table("tokens", part=0), part=0)
         raise KeyboardInterrupt
     study = one(open_run(tmp_path / "half"))
-    assert len(study.samples) == 1 and study.facts[0].mains == STEPS * HEADS
-    assert study.generations is None and study.samples[0].completion is None
+    assert len(study.samples) == 1 and layers_of(study)[0].mains == STEPS * HEADS
+    assert study.generations is None
     assert study.samples[0].blocks_T.tolist() == [-1] * STEPS and study.measured.blocks == []
     assert [verdict.holds for verdict in study.verdicts] == [False, None, None, False]
 
 
 def test_what_a_run_did_not_record_is_none(make_study):
     study = one(make_study(leave_out=("attention", "heldout")))
-    assert study.layers == study.heads == study.facts == [] and study.recorded == ()
+    assert study.layers == study.heads == layers_of(study) == [] and study.recorded == ()
     assert study.curve is None and study.motion is None and study.sink_tokens is None and study.explained is None
     assert study.samples[0].has_tokens and study.samples[0].states_TS.shape == (STEPS, TEXT)
     with pytest.raises(NotRecorded, match=r"needs recorded attention: .* has none of sample 0"):
         _ = study.samples[0].received_TLHK
     thin = one(make_study("thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")))
     assert thin.sink_tokens is None and thin.samples[0].row_entropy_TGLH is None and not thin.samples[0].has_tokens
-    assert np.isnan([thin.facts[0].rest_norm, thin.facts[0].rest_key_norm]).all()
+    assert np.isnan([layers_of(thin)[0].rest_norm, layers_of(thin)[0].rest_key_norm]).all()
     assert thin.measured.scatter.empty and thin.measured.bounds.empty
     with pytest.raises(NotRecorded, match=r"needs the table tokens: .* has none of sample 0"):
         _ = thin.samples[0].ids_TS
-
-
-def test_prompts_that_are_no_text_are_none(make_study):
-    study = one(make_study())
-    study.__dict__["generations"] = study.generations.assign(prompt=None)
-    assert study.samples[0].prompt is None and study.samples[0].completion == " a dark, stormy night."
 
 
 def test_maps_are_read_by_their_numbers(make_study):
@@ -396,14 +398,14 @@ def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     assert (sample.states_TS == 0).sum(1).tolist() == [8, 6, 4, 2]
     assert study.removals["edit"].unique().tolist() == ["mask_sinks"] and study.truncation is not None
     assert study.measured.split.pairs_L.shape == (2,) and len(study.verdicts) == 4
-    assert study.sink_tokens.events.sum() == sum(facts.events for facts in study.facts)
+    assert study.sink_tokens.events.sum() == sum(facts.events for facts in layers_of(study))
 
 
 @pytest.mark.parametrize(("rule", "events", "threshold"), [(Excess(8.0), 0, 1 + 8 * 23 / 24), (Top(2), 2, np.nan)])
 def test_a_rule_that_was_given_decides_what_is_a_sink(make_study, tmp_path, rule, events, threshold):
     run = make_study(text_share=0.3)
     study = as_studies(run, rule=rule)[0]
-    assert sum(facts.events for facts in study.facts) == events * EVENTS
+    assert sum(facts.events for facts in layers_of(study)) == events * EVENTS
     np.testing.assert_allclose(study.measured.threshold, threshold)
     assert study.measured.rules[0].sinks == events * EVENTS and len(study.measured.rules) == 7
     page = report(run, tmp_path, rule=rule, figures=(), tables=()).read_text("utf-8")

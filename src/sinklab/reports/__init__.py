@@ -17,7 +17,6 @@ __getattr__, __dir__, __all__ = exports(
     runs="as_studies as_trainings",
     samples="NotRecorded Reader Sample",
     scores="epsilon_curve output_norm_against_bound score_histogram sink_tokens value_norm_scatter",
-    measured="LayerFacts",
     study="Study",
     tables="TABLES TRAINING_TABLES table write_tables",
     training="HeldoutLoss Training",

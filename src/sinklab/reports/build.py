@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from sinklab.records.storage import write_beside
-from sinklab.reports.drawing import draw_all
-from sinklab.reports.explorer import data_block, payload, script, script_hash
-from sinklab.reports.page import Beside, Share
+from sinklab.reports.drawing import Drawn, draw_all
+from sinklab.reports.page import Share, judged, parts_of, words_of
+from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
-from sinklab.reports.sections import judged, parts_of, words_of
-from sinklab.reports.sentences import about_state, in_short
+from sinklab.reports.sentences import in_short, told
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
 from sinklab.reports.tables import write_tables
@@ -58,13 +57,12 @@ def report(
         raise ValueError(f"megabytes says how large the part of each run may be, above 0: got {megabytes}.")
     readers = as_shown(runs, rule=rule)
     # What reads the runs comes first: damaged ones leave no folder behind.
-    build = _planned(readers, int(ARRAYS * megabytes * 1e6))
+    content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = draw_all(readers, folder / "figures", figures) if figures else None
+    drawn = draw_all(readers, folder / "figures", figures) if figures else Drawn()
     written = write_tables(readers, folder / "tables", tables) if tables else []
-    beside = Beside(len(drawn.written), drawn.skipped, len(written)) if drawn else Beside(tables=len(written))
-    text = build(beside)
+    text = _template().render(content, drawn=len(drawn.written), skipped=drawn.skipped, written=len(written)).lstrip()
     target = folder / "report.html"
     write_beside(target, lambda part: part.write_bytes(text.encode("utf-8")))
     return target
@@ -75,16 +73,26 @@ def summary(runs: Runs, *, rule: Rule | None = None) -> list[str]:
     return in_short(as_shown(runs, rule=rule))
 
 
-def _planned(readers: list[Any], budget: int) -> Callable[[Beside], str]:
-    """The page, but for what lies beside it; ``budget``: characters of the arrays of each study."""
-    names = " and ".join(run.label for run in readers) if len(readers) < 3 else f"{len(readers)} runs"
-    kind = "study" if isinstance(readers[0], Study) else "training"
-    words = words_of("page", kind)
-    content: dict[str, Any] = {"title": words["title"], "lead": words["lead"].replace("{names}", names)}
-    content |= {"sentences": in_short(readers), "parts": parts_of(readers), "verdicts": []}
-    if kind == "study":
-        content |= {"verdicts": judged(readers), "content": payload(readers, budget)}
-    return partial(_page, readers, **content)
+def _content(runs: list[Any], budget: int) -> dict[str, Any]:
+    """What page.jinja shows but for what lies beside it; ``budget``: characters of the arrays of each study."""
+    is_study = isinstance(runs[0], Study)
+    words = words_of("page", "study" if is_study else "training")
+    names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
+    data = payload(runs, budget) if is_study else {"runs": []}
+    explored = [run for run in data["runs"] if run["samples"]]
+    return {
+        "title": words["title"],
+        "lead": words["lead"].replace("{names}", names),
+        "sentences": in_short(runs),
+        "verdicts": judged(runs) if is_study else [],
+        "parts": parts_of(runs),
+        "status": [line for run in runs for name in ("status", "edited") for line in told(name, run)],
+        "version": runs[0].run.info.versions.get("sinklab", ""),
+        "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
+        "explored": bool(explored),
+        "shown": " ".join((f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored),
+        "script": f"{data_block(data)}\n<script>{script()}</script>" if is_study else "",
+    }
 
 
 @lru_cache(maxsize=1)
@@ -94,34 +102,8 @@ def _template() -> Template:
     )
     pages.filters["shown"] = _shown
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
+    pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages.get_template("page.jinja")
-
-
-def _page(runs: Sequence[Any], beside: Beside, *, content: dict[str, Any] | None = None, **parts: Any) -> str:
-    """The whole document.
-
-    Args:
-        runs: readers of the runs that are shown.
-        beside: what lies beside it.
-        content: what the explorer's script draws; None for a page without script.
-        parts: title, lead, sentences, verdicts (name and answer, whether it holds, sentence) and parts.
-    """
-    explored = [run for run in (content or {"runs": []})["runs"] if run["samples"]]
-    allowed = "'none'" if content is None else f"'sha256-{script_hash()}'"
-    text = _template().render(
-        **parts,
-        beside=beside,
-        most=MOST,
-        status=[line for run in runs for line in about_state(run)],
-        version=runs[0].run.info.versions.get("sinklab", ""),
-        allowed=allowed,
-        style=asset("style.css"),
-        explored=bool(explored),
-        explorer=asset("explorer.html"),
-        shown=" ".join((f"{run['label']}: " if len(runs) > 1 else "") + run["shown"] for run in explored),
-        script="" if content is None else f"{data_block(content)}\n<script>{script()}</script>",
-    )
-    return text.lstrip()
 
 
 def _shown(value: Any) -> str:

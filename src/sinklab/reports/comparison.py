@@ -83,9 +83,7 @@ def _motion(study: Study) -> dict[str, float]:
                 f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
                 f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
             }
-    overlap = np.array(list(study.measured.overlap_by_step.values()))
-    overlap = overlap[~np.isnan(overlap)]
-    found["overlap of sinks with those of the next step, %"] = 100 * overlap.mean() if len(overlap) else math.nan
+    found["overlap of sinks with those of the next step, %"] = 100 * study.over("step")["overlap"].mean()
     blocks = study.measured.blocks
     for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
         moves, pairs = (sum(getattr(effect, f"{name}_{key}") for effect in blocks) for key in ("moves", "pairs"))

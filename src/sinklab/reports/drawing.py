@@ -24,6 +24,7 @@ from sinklab.reports.style import (
     Theme,
     from_zero,
     legend_above,
+    note,
     own_axes,
     theme_named,
     themed,
@@ -36,19 +37,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 
+NEW: Any = None
+"""axes that are made for a figure, of its ``size``, before it draws"""
 FORMATS = ("png", "svg", "pdf")
 AXES = ("layer", "step")
-NEEDS = {
-    "attention": "recorded attention: {path} has none.",
-    "monitor": "a sink monitor, and {path} has none. Train with --monitor-every.",
-    "history": "a history, and {path} has none.",
-    "value norms": "value norms, and {path} recorded none. Trace with the statistic value_norm.",
-    "bounds": "output norms and their bounds, and {path} recorded none. Trace with the statistics output_norm and "
-    "noop_bound.",
-    "states": "main sinks by state of the query, and {path} recorded none. Trace a diffusion model with the statistic "
-    "main_by_state.",
+NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "attention": (lambda run: run.layers, "recorded attention: {path} has none."),
+    "heldout": (lambda run: run.heldout is not None, "the table heldout: {path} has none."),
+    "tokens": (lambda run: run.sink_tokens, "the table tokens and recorded attention: {path} has none."),
+    "monitor": (lambda run: len(run.facts), "a sink monitor, and {path} has none. Train with --monitor-every."),
+    "history": (lambda run: run.history is not None, "a history, and {path} has none."),
+    "value norms": (
+        lambda run: len(run.measured.scatter),
+        "value norms, and {path} recorded none. Trace with the statistic value_norm.",
+    ),
+    "bounds": (
+        lambda run: len(run.measured.bounds),
+        "output norms and their bounds, and {path} recorded none. Trace with the statistics output_norm and "
+        "noop_bound.",
+    ),
+    "states": (
+        lambda run: run.measured.split is not None,
+        "main sinks by state of the query, and {path} recorded none. Trace a diffusion model with the statistic "
+        "main_by_state.",
+    ),
 }
-"""what figures need -> how its absence is told; other words are told as they are"""
+"""what figures need -> whether a run has it, and how its absence is told; other words are told as they are"""
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,7 @@ class Look:
     """entry in the legend; None for a repeat of a run that has one"""
 
 
+@dataclass(eq=False, kw_only=True)
 class Figure:
     """A figure by its name: call it with runs, and with axes to draw on; ``theme`` is light or dark.
 
@@ -85,74 +100,93 @@ class Figure:
     ValueError for runs of another kind, an unknown theme, and options that do not fit.
     """
 
-    def __init__(self, name: str, draw: Callable[..., Any], *, kind: str, alone: bool) -> None:
-        update_wrapper(self, draw)
-        self.name, self.kind, self.alone, self._draw = name, kind, alone, draw
-        given = inspect.signature(draw).parameters.values()
+    name: str
+    """unique; of the files, and in the registry"""
+    draw: Callable[..., Any]
+    kind: str = "study"
+    """of the runs it draws: "study", "training", or any other kind of run folder"""
+    alone: bool = False
+    """shows one run; of several each gets a file"""
+    x: str = ""
+    """"layer", "step", or a table of the run that has a column of that name"""
+    y: Sequence[Curve | str] = ()
+    """curves, or columns"""
+    label: str = ""
+    """of the vertical axis"""
+    needs: str | Sequence[str] = ()
+    """keys of NEEDS, or of a declared figure words for "This figure needs …"; runs without it are left out"""
+    least: float = 1e-9
+    """the vertical axis reaches at least this"""
+    size: tuple[float, float] | None = None
+    """inches of the axes that are made where none are given; None: the function gets None and makes its own"""
+    legend: int | None = None
+    """columns of the legend above, which makes a figure of its own taller; 0: as many as fit"""
+
+    def __post_init__(self) -> None:
+        draw = update_wrapper(self, self.draw).draw
+        if self.y:
+            self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
+            self.size, self.legend = self.size or (4.6, 2.8), self.legend or 0
+            draw = self._curves
+        given = [one for one in inspect.signature(draw).parameters.values() if one.name != "look"]
         theme = inspect.Parameter("theme", inspect.Parameter.KEYWORD_ONLY, default="light", annotation="str")
-        self.__signature__ = inspect.Signature([*(one for one in given if one.name != "look"), theme])
+        self.__signature__ = inspect.Signature([*given, theme])
 
     def __call__(self, runs: Any, *options: Any, theme: str = "light", **named: Any) -> Any:
         """Draw the runs, or of several the first where the figure shows one."""
         look, readers = theme_named(theme), as_shown(runs, self.kind)
+        readers = readers[:1] if self.alone else readers
+        needs = [self.needs] if isinstance(self.needs, str) else self.needs
+        for name in () if self.y else needs:
+            readers = having(readers, name)
+        bound = self.__signature__.bind(readers[0] if self.alone else readers, *options, **named)
+        given = bound.arguments.get("axes")
         with themed(look):
-            return self._draw(readers[0] if self.alone else readers, *options, look=look, **named)
+            if self.size:
+                bound.arguments["axes"] = own_axes(given, *self.size)
+            plot, extra = bound.arguments.get("axes"), ()
+            if self.y:
+                extra = self._curves(*bound.args, look=look)
+            else:
+                plot = self.draw(*bound.args, **bound.kwargs, look=look) or plot
+            if self.legend is not None:
+                legend_above(plot, self.legend, grow=given is None, extra=extra)
+        return plot
+
+    def _curves(self, readers: list[Any], axes: Axes = NEW, *, look: Theme) -> Sequence[tuple[str, str]]:
+        """Draw what is declared; entries of the legend that explain dashes are returned."""
+        needs = self.needs if isinstance(self.needs, str) else "attention"
+        try:
+            kept = having(readers, needs, lambda run: _has(run.over(self.x), self.y))
+        except NotRecorded as error:
+            raise NotRecorded(f"{error}{_misspelt(readers[0].over(self.x), self.x, self.y)}") from None
+        extra = _draw_curves(axes, drawn_as(kept, look), self.x, self.y)
+        axes.set(xlabel=self.x, ylabel=self.label)
+        self.draw(axes, look)
+        if axes.get_autoscaley_on():
+            from_zero(axes, self.least)
+        finish(axes, kept, self.x)
+        return extra
 
 
-def figure(
-    name: str,
-    *,
-    kind: str = "study",
-    alone: bool = False,
-    x: str = "",
-    y: Sequence[Curve | str] = (),
-    label: str = "",
-    needs: str = "attention",
-    least: float = 1e-9,
-) -> Callable[[Callable[..., Any]], Figure]:
-    """A decorator that registers a figure; the docstring says what is seen.
+def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
+    """A decorator that registers a figure; the docstring of the function says what is seen.
 
     With ``y``, the figure is declared: for every run the curves ``y`` of its facts over ``x``. The function gets the
     axes and the theme when they are drawn, and may add to them or set their limits; its body may be the docstring
     alone. Without ``y``, it draws by hand: it takes the readers (``alone``: one), its own options, axes or None, and
-    ``look``, a Theme.
+    ``look``, a Theme; it returns the axes or the figure, or nothing where it drew on the axes that it got (``size``).
 
-    The columns are those of ``as_studies(run)[0].over("layer")``: a study's by layer are the fields of
-    `sinklab.reports.LayerFacts` and mobility, a training run's those of its monitor.
+    The columns are those of ``as_studies(run)[0].over("layer")``: a study's are described at
+    `sinklab.reports.measured.Measured.by_layer`, a training run's are those of its monitor.
 
     Args:
         name: unique; of the files, and in the registry.
-        kind: of the runs it draws: "study", "training", or any other kind of run folder.
-        alone: shows one run; of several each gets a file.
-        x: "layer", "step", or a table of the run that has a column of that name.
-        y: curves, or columns.
-        label: of the vertical axis.
-        needs: a key of NEEDS, or words for "This figure needs …".
-        least: the vertical axis reaches at least this.
+        declared: fields of `Figure`: kind, alone, x, y, label, needs, least, size, legend.
     """
 
     def made(function: Callable[..., Any]) -> Figure:
-        draw = function
-        if y:
-            curves = tuple(Curve(one) if isinstance(one, str) else one for one in y)
-
-            def draw(readers: list[Any], axes: Axes | None = None, *, look: Theme) -> Axes:
-                try:
-                    kept = having(readers, needs, lambda run: _has(run.over(x), curves))
-                except NotRecorded as error:
-                    raise NotRecorded(f"{error}{_misspelt(readers[0].over(x), x, curves)}") from None
-                own, plot = axes is None, own_axes(axes, 4.6, 2.8)
-                extra = _draw_curves(plot, drawn_as(kept, look), x, curves)
-                plot.set(xlabel=x, ylabel=label)
-                function(plot, look)
-                if plot.get_autoscaley_on():
-                    from_zero(plot, least)
-                finish(plot, kept, x, own=own, extra=extra)
-                return plot
-
-            update_wrapper(draw, function)
-            del draw.__wrapped__  # type: ignore[attr-defined]
-        found = Figure(name, draw, kind=kind, alone=alone)
+        found = Figure(name=name, draw=function, **declared)
         figures.register(name)(found)  # type: ignore[type-var]
         return found
 
@@ -171,12 +205,12 @@ def __getattr__(name: str) -> dict[str, Figure]:
     raise AttributeError(name)
 
 
-def having(readers: list[Any], needs: str, has: Callable[[Any], object]) -> list[Any]:
-    """Those of the runs that recorded what a figure needs. NotRecorded when there is none."""
-    found = [run for run in readers if has(run)]
+def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
+    """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when there is none."""
+    known, said = NEEDS.get(needs, (bool, f"{needs}: {{path}} has none."))
+    found = [run for run in readers if (has or known)(run)]
     if not found:
-        said = NEEDS.get(needs, f"{needs}: {{path}} has none.").format(path=readers[0].run.path)
-        raise NotRecorded(f"This figure needs {said}")
+        raise NotRecorded(f"This figure needs {said.format(path=readers[0].run.path)}")
     return found
 
 
@@ -232,22 +266,15 @@ def line(plot: Axes, one: Look, across: Any, values: Any, *, style: str = "-", l
     )  # fmt: skip
 
 
-def finish(
-    plot: Axes, readers: list[Any], x: str, *, own: bool, extra: Sequence[tuple[str, str]] = (), columns: int = 0
-) -> None:
-    """A grid, whole numbers of layers, the end of a causal warm start over steps, and the legend."""
+def finish(plot: Axes, readers: list[Any], x: str) -> None:
+    """A grid, whole numbers of layers, and the end of a causal warm start over steps."""
     plot.grid(axis="y")
     if x == "layer":
         whole_numbers(plot.xaxis)
-    muted = plot.xaxis.label.get_color()
     for step in sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ():
+        muted = plot.xaxis.label.get_color()
         plot.axvline(step, color=muted, linestyle=":", linewidth=1)
-        plot.annotate(
-            "diffusion from here", (step, 0.99), xycoords=("data", "axes fraction"), xytext=(3, 0),
-            textcoords="offset points", va="top", fontsize=7.5, color=muted,
-        )  # fmt: skip
-    entries = plot.get_legend_handles_labels()[1]
-    legend_above(plot, columns or (1 if any(len(name) > 24 for name in entries) else 2), grow=own, extra=extra)
+        note(plot, "diffusion from here", (step, 0.99), ("data", "axes fraction"), (3, 0), fontsize=7.5)
 
 
 def drawn_as(readers: list[Any], look: Theme) -> list[Look]:

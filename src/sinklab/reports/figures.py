@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sinklab.reports.drawing import Curve, drawn_as, figure, finish, having, line
+from sinklab.reports.drawing import NEW, Curve, drawn_as, figure, finish, line
 from sinklab.reports.samples import ADDED, NotRecorded
 from sinklab.reports.study import Study
 from sinklab.reports.style import Theme, from_zero, legend_above, own_axes, whole_numbers
 from sinklab.reports.training import Training
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
@@ -143,16 +142,13 @@ def overlap_by_step(axes: Axes, look: Theme) -> None:
     axes.set_ylim(0, 1.03)
 
 
-@figure("value_norms", alone=True)
+@figure("value_norms", alone=True, needs=("attention", "value norms"))
 def value_norms(run: Study, axes: Axes | None = None, *, top: float | None = None, look: Theme) -> Axes:
     """Mean length of value vectors per layer (sink-token paper, Fig. 3a and 3c).
 
     Added sink, text positions that are sinks, and all other text positions. ``top``: end of the vertical axis.
     """
-    having([run], "attention", lambda run: run.layers)
-    table = run.over("layer")
-    having([run], "value norms", lambda run: table["rest_norm"].notna().any())
-    plot = own_axes(axes, 4.6, 3.0)
+    table, plot = run.over("layer"), own_axes(axes, 4.6, 3.0)
     plot.plot(table["layer"], table["rest_norm"], color=look.muted, marker="o", label="other text")
     plot.plot(table["layer"], table["sink_norm"], color=look.runs[0], marker="s", linestyle="--", label="text sinks")
     if run.sink_count:
@@ -165,49 +161,44 @@ def value_norms(run: Study, axes: Axes | None = None, *, top: float | None = Non
     return plot
 
 
-@figure("heldout_loss")
-def heldout_loss(runs: list[Study], axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("heldout_loss", needs="heldout", size=(4.6, 2.8), legend=0)
+def heldout_loss(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
     """Change of held-out loss over the number of hidden columns: sinks (full line), random ones (dotted), ± one s.e.
 
     The analysis paper's Table 1 in terms of loss. The differences are paired, so their errors are small beside those of
     the losses themselves.
     """
-    scored = having(runs, "the table heldout", lambda run: run.heldout is not None)
-    ks = sorted({int(k) for run in scored for k in run.heldout["k"]})
-    own, plot = axes is None, own_axes(axes, 4.6, 2.8)
-    for index, one in enumerate(drawn_as(scored, look)):
+    ks = sorted({int(k) for run in runs for k in run.heldout["k"]})
+    for index, one in enumerate(drawn_as(runs, look)):
         frame = one.run.heldout
         for control, style, words in (("sinks", "-", "sinks"), ("random", ":", "random columns")):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")
             if (rows["control"] == control).any():
                 change, error = rows["delta"].to_numpy(float), rows["delta_stderr"].fillna(0).to_numpy(float)
                 nudge = 0.02 * index + (0.06 if control == "random" else 0.0)
-                plot.errorbar(
+                axes.errorbar(
                     [ks.index(int(k)) + nudge for k in rows["k"]], change, error, color=one.colour,
                     marker=one.marker, linestyle=style, capsize=2.5, elinewidth=1,
                     markerfacecolor=one.colour if style == "-" else look.surface,
                     label=f"{one.name}: {words} hidden",
                 )  # fmt: skip
-    plot.set_xticks(range(len(ks)), [str(k) for k in ks])
-    plot.set(xlabel="columns hidden per layer and head", ylabel="change of loss, nats per token")
-    finish(plot, scored, "k", own=own)
-    return plot
+    axes.set_xticks(range(len(ks)), [str(k) for k in ks])
+    axes.set(xlabel="columns hidden per layer and head", ylabel="change of loss, nats per token")
+    finish(axes, runs, "k")
 
 
-@figure("training_loss", kind="training")
-def training_loss(runs: list[Training], axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("training_loss", kind="training", needs="history", size=(4.6, 2.8), legend=0)
+def training_loss(runs: list[Training], axes: Axes = NEW, *, look: Theme) -> None:
     """Held-out loss over steps (full line) and training loss (faint), nats per token.
 
     A dotted line stands where a causal warm start ends.
     """
-    kept = _with_history(runs)
-    own, plot = axes is None, own_axes(axes, 4.6, 2.8)
     lows, highs = [], []
-    for one in drawn_as(kept, look):
+    for one in drawn_as(runs, look):
         history = one.run.history
         losses, held = (history.dropna(subset=[name]) for name in ("loss", "heldout_loss"))
-        plot.plot(losses["step"], losses["loss"], color=one.colour, linewidth=0.8, alpha=0.4)
-        line(plot, one, held["step"], held["heldout_loss"], label=one.name)
+        axes.plot(losses["step"], losses["loss"], color=one.colour, linewidth=0.8, alpha=0.4)
+        line(axes, one, held["step"], held["heldout_loss"], label=one.name)
         late = losses["loss"][losses["step"] > WARM_UP * history["step"].max()]
         seen = np.concatenate([late, held["heldout_loss"]]) if len(late) else losses["loss"].to_numpy()
         if np.isfinite(seen).any():
@@ -215,30 +206,26 @@ def training_loss(runs: list[Training], axes: Axes | None = None, *, look: Theme
             highs.append(float(np.nanquantile(seen, 0.98)))
     if lows:
         room = 0.05 * (max(highs) - min(lows)) + 1e-3
-        plot.set_ylim(min(lows) - room, max(highs) + room)
-    plot.set(xlabel="step", ylabel="loss, nats per token")
-    finish(plot, kept, "step", own=own)
-    return plot
+        axes.set_ylim(min(lows) - room, max(highs) + room)
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    finish(axes, runs, "step")
 
 
-@figure("optimization", kind="training")
+@figure("optimization", kind="training", needs="history")
 def optimization(runs: list[Training], *, look: Theme) -> Canvas:
     """Learning rate, gradient norm and tokens per second over steps, those of them that were logged."""
     from matplotlib.figure import Figure as Canvas
 
-    kept = _with_history(runs)
     panels = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens per second"}
-    tables: list[pd.DataFrame] = [run.history for run in kept if run.history is not None]
-    known = [name for name in panels if any(name in table and table[name].notna().any() for table in tables)]
+    logged = {name: [one for one in drawn_as(runs, look) if name in one.run.history] for name in panels}
+    known = [name for name, looks in logged.items() if any(one.run.history[name].notna().any() for one in looks)]
     if not known:
         raise NotRecorded(f"This figure needs a learning rate in the history, and {runs[0].run.path} logged none.")
     canvas = Canvas(figsize=(4.6, 0.6 + 1.35 * len(known)), layout="constrained")
-    looks = drawn_as(kept, look)
     for plot, name in zip(np.atleast_1d(canvas.subplots(len(known), 1, sharex=True)), known, strict=True):
-        for one, history in zip(looks, tables, strict=True):
-            if name in history:
-                rows = history.dropna(subset=[name])
-                plot.plot(rows["step"], rows[name], color=one.colour, linewidth=1.1, label=one.name)
+        for one in logged[name]:
+            rows = one.run.history.dropna(subset=[name])
+            plot.plot(rows["step"], rows[name], color=one.colour, linewidth=1.1, label=one.name)
         plot.set_ylabel(panels[name])
         plot.grid(axis="y")
         from_zero(plot)
@@ -249,24 +236,18 @@ def optimization(runs: list[Training], *, look: Theme) -> Canvas:
     return canvas
 
 
-def _with_history(runs: list[Training]) -> list[Training]:
-    return having(runs, "history", lambda run: run.history is not None)
-
-
-@figure("main_holders", kind="training", alone=True)
-def main_holders(run: Training, axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("main_holders", kind="training", alone=True, needs="monitor", size=(4.6, 2.6), legend=3)
+def main_holders(run: Training, axes: Axes = NEW, *, look: Theme) -> None:
     """Which keys hold the main sinks of all heads over steps, as shares that add up."""
-    (run,) = having([run], "monitor", lambda run: not run.looks.empty)
-    table, colours = run.looks, (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
+    table = run.over("step")
+    colours = (look.added, look.states["committed"], look.runs[0], look.states["masked"], look.line)
     kept = {
         name: colour for name, colour in zip(HOLDERS, colours, strict=True) if run.sink_count or name != "main_added"
     }
-    own, plot = axes is None, own_axes(axes, 4.6, 2.6)
-    plot.stackplot(
+    axes.stackplot(
         table["step"], [100 * table[name] for name in kept], labels=[HOLDERS[name] for name in kept],
         colors=list(kept.values()), edgecolor=look.surface, linewidth=0.5,
     )  # fmt: skip
-    plot.set(xlabel="step", ylabel="heads, %", ylim=(0, 100), xlim=(table["step"].min(), max(table["step"].max(), 1)))
-    finish(plot, [run], "step", own=own, columns=3)
-    plot.grid(visible=False)
-    return plot
+    axes.set(xlabel="step", ylabel="heads, %", ylim=(0, 100), xlim=(table["step"].min(), max(table["step"].max(), 1)))
+    finish(axes, [run], "step")
+    axes.grid(visible=False)

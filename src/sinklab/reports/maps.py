@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinklab.errors import near
-from sinklab.reports.drawing import figure, finish, having
+from sinklab.reports.drawing import NEW, figure, finish
 from sinklab.reports.samples import NotRecorded, Sample
 from sinklab.reports.study import Study
 from sinklab.reports.style import Theme, colormap, own_axes, whole_numbers
@@ -25,7 +25,7 @@ FLOOR = 0.5
 _TICKS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-@figure("received_map", alone=True)
+@figure("received_map", alone=True, needs="attention")
 def received_map(
     run: Study,
     layer: int | None = None,
@@ -52,7 +52,7 @@ def received_map(
     return axes
 
 
-@figure("received_maps", alone=True)
+@figure("received_maps", alone=True, needs="attention")
 def received_maps(run: Study, *, sample: int = 0, top: float | None = None, look: Theme) -> Canvas:
     """The heat maps of all recorded layers (at most 12, evenly spaced) on one figure of two columns."""
     from matplotlib.figure import Figure as Canvas
@@ -72,11 +72,11 @@ def received_maps(run: Study, *, sample: int = 0, top: float | None = None, look
         axes.axis("off")
     canvas.supxlabel("position", fontsize=9, color=look.muted)
     canvas.supylabel("step", fontsize=9, color=look.muted)
-    _scale_bar(image, grid, aspect=50, shrink=0.75, pad=0.02)
+    _scale_bar(image, grid, aspect=50, shrink=0.75)
     return canvas
 
 
-@figure("attention_map", alone=True)
+@figure("attention_map", alone=True, needs="attention")
 def attention_map(
     run: Study,
     step: int | None = None,
@@ -93,39 +93,24 @@ def attention_map(
     Raises ValueError naming the maps there are when it is none of them.
     """
     watched = recorded_sample(run, sample)
-    wanted = (step, layer, head)
-    if not watched.map_names:
-        raise NotRecorded(
-            f"This figure needs whole attention maps, and {run.run.path} kept none of sample {watched.index}. Ask "
-            "for them when tracing, as step:layer:head: `sinklab trace --maps 3:5:2`."
-        )
-    fits = [
-        name for name in watched.map_names if all(given in (None, has) for given, has in zip(wanted, name, strict=True))
-    ]
-    if not fits:
-        given = ", ".join("any" if number is None else str(number) for number in wanted)
-        kept = ", ".join(map(str, watched.map_names))
-        raise NotRecorded(
-            f"{run.run.path} kept no map of (step, layer, head) ({given}) of sample {watched.index}: it has {kept}."
-        )
-    weight_QK = watched.map(*fits[0])
+    name = watched.map_name(step, layer, head)
+    weight_QK = watched.map(*name)
     own, axes = axes is None, own_axes(axes, 4.2, 4.0)
     drawn = weight_QK * weight_QK.shape[1]
     image = _draw_image(axes, drawn, watched.added, look, float(np.nanmax(drawn)))
-    axes.set(xlabel="key position", ylabel="query", title="step {}, layer {}, head {}".format(*fits[0]))
+    axes.set(xlabel="key position", ylabel="query", title="step {}, layer {}, head {}".format(*name))
     if own:
         _scale_bar(image, axes)
     return axes
 
 
-@figure("layer_head_map", alone=True)
+@figure("layer_head_map", alone=True, needs="attention")
 def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes:
     """Layer × head: attention weight on the main sink of a head, mean over steps and samples (analysis paper, Fig. 5).
 
     In percent, on a linear scale from 0; the main sink is determined separately for every step.
     """
-    having([run], "attention", lambda run: run.recorded)
-    share_LH = 100 * np.stack([facts.main_share_H for facts in run.facts])
+    share_LH = 100 * run.measured.main_share_LH
     layers, heads = share_LH.shape
     axes = own_axes(axes, 4.6, min(6.0, max(2.2, 1.1 + 0.9 * layers / max(heads, 1) * 3.6)))
     top = max(float(np.nanmax(share_LH)), 1e-9)
@@ -135,35 +120,29 @@ def layer_head_map(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes
         every = max(1, -(-len(numbers) // 16))
         axis.set_ticks(range(0, len(numbers), every), [str(number) for number in numbers[::every]])
     _bare(axes)
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=28)
+    bar = _colour_bar(image, axes, aspect=28)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    bar.outline.set_visible(False)
     return axes
 
 
-@figure("emergence_map", kind="training", alone=True)
-def emergence_map(run: Training, axes: Axes | None = None, *, top: float | None = None, look: Theme) -> Axes:
+@figure("emergence_map", kind="training", alone=True, needs="monitor", size=(4.6, 2.6), legend=1)
+def emergence_map(run: Training, axes: Axes = NEW, *, top: float | None = None, look: Theme) -> None:
     """Share of attention on the added sinks (without any: on the greatest text token) by step and layer, in percent.
 
     top: the share that has the strongest colour, for figures that are to compare.
     """
-    having([run], "monitor", lambda run: not run.looks.empty)
-    share_LT = 100 * run.by_layer("sink_share" if run.sink_count else "top_text_share")
+    share = "added_share" if run.sink_count else "text_share"
+    share_LT = 100 * run.facts[run.facts["layer"] >= 0].pivot(index="layer", columns="step", values=share)
     values = share_LT.to_numpy()
     greatest = max(float(np.nan_to_num(values).max(initial=0)), 1e-3)
     edges = [_edges(numbers.to_numpy(float)) for numbers in (share_LT.columns, share_LT.index)]
-    axes = own_axes(axes, 4.6, 2.6)
     mesh = axes.pcolormesh(*edges, values, cmap=colormap(look), vmin=0, vmax=top or greatest, rasterized=True)
     axes.set(xlabel="step", ylabel="layer")
     axes.set_title("added sinks" if run.sink_count else "greatest text token")
     whole_numbers(axes.yaxis)
-    figure: Any = axes.figure
-    bar = figure.colorbar(mesh, ax=axes, pad=0.02)
-    bar.set_label("share of attention, %")
-    bar.outline.set_visible(False)
-    finish(axes, [run], "step", own=False)
+    _colour_bar(mesh, axes).set_label("share of attention, %")
+    finish(axes, [run], "step")
     axes.grid(visible=False)
-    return axes
 
 
 def _edges(middles: np.ndarray) -> np.ndarray:
@@ -176,7 +155,6 @@ def _edges(middles: np.ndarray) -> np.ndarray:
 
 def recorded_sample(study: Study, sample: int | None) -> Sample:
     """The sample numbered ``sample`` (None: the first one with attention). ValueError naming those there are."""
-    having([study], "attention", lambda run: run.recorded)
     numbers = [study.samples.numbers[place] for place in study.recorded]
     if sample is None:
         return study.samples[study.recorded[0]]
@@ -216,11 +194,11 @@ def _draw_map(axes: Axes, received_TK: np.ndarray, sample: Sample, look: Theme, 
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     image = _draw_image(axes, received_TK, sample.added, look, top)
-    numbers, blocks = sample.step_numbers_T, sample.blocks_T
+    numbers = sample.step_numbers_T
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     # Rows are recorded steps, which need not be every step.
     axes.yaxis.set_major_formatter(FuncFormatter(lambda row, _: str(numbers[int(row)]) if row < len(numbers) else ""))
-    for border in np.flatnonzero(blocks[1:] != blocks[:-1]) + 1:
+    for border in sample.borders:
         axes.axhline(float(border), color=look.muted, linewidth=0.5, alpha=0.7)
     return image
 
@@ -250,9 +228,14 @@ def _bare(axes: Axes) -> None:
     axes.tick_params(length=0)
 
 
+def _colour_bar(image: Any, axes: Any, **where: Any) -> Any:
+    bar = image.figure.colorbar(image, ax=axes, **({"pad": 0.02} | where))
+    bar.outline.set_visible(False)
+    return bar
+
+
 def _scale_bar(image: AxesImage, axes: Any, **where: Any) -> None:
-    bar = image.figure.colorbar(image, ax=axes, location="top", **({"aspect": 40, "shrink": 0.8, "pad": 0.02} | where))
+    bar = _colour_bar(image, axes, location="top", **({"aspect": 40, "shrink": 0.8} | where))
     bar.set_ticks([tick for tick in _TICKS if tick <= image.norm.vmax])  # type: ignore[operator]
     bar.ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     bar.ax.minorticks_off()
-    bar.outline.set_visible(False)

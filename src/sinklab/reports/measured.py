@@ -3,162 +3,291 @@
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
 from __future__ import annotations
 
-from collections import defaultdict
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sinklab.analysis import overlap, thresholds
+from sinklab.analysis.counts import ratio
 from sinklab.analysis.movement import Motion, MotionSummary, motion
 from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
-from sinklab.reports.samples import Sample, rule_name
+from sinklab.reports.samples import Sample, Samples, rule_name
 from sinklab.sinks.normalize import main_sink
 
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """What one layer did, over all samples, recorded steps and heads."""
-
-    layer: int
-    """number of the layer"""
-    added_share: float
-    """mean attention weight on the added sink columns together; NaN without any"""
-    text_share: float
-    """mean attention weight on the one text position that receives most, per head and step"""
-    absorbed: float
-    """mean share of the attention that all sinks of a head take together"""
-    added_norm: float
-    """mean length of the added sinks' value vectors; NaN without any, or where value_norm was not recorded"""
-    text_norm: float
-    """the same over all text positions"""
-    sink_norm: float
-    """the same over text positions where a head has a sink, each head counting once; NaN without any"""
-    rest_norm: float
-    """the same over text positions where a head has none"""
-    added_key_norm: float
-    """mean length of the added sinks' key vectors; NaN without any, or where key_norm was not recorded"""
-    sink_key_norm: float
-    """the same over text positions where a head has a sink"""
-    rest_key_norm: float
-    """the same over text positions where a head has none"""
-    events: int
-    """number of (sample, step, head, key) that are sinks"""
-    added_events: int
-    """those of them that are added sink columns"""
-    sinks: float
-    """mean number of sinks of a head at a step"""
-    score: float
-    """mean score of a sink, as a multiple of an even share; NaN without any"""
-    mains: int
-    """number of (sample, step, head) that exist"""
-    added_mains: int
-    """those of them whose greatest key is an added sink"""
-    moves: int
-    """changes of the greatest key from one recorded step to the next, added sinks included"""
-    text_moves: int
-    """the same among text positions alone"""
-    transitions: int
-    """pairs of successive recorded steps: the most that either can be"""
-    main_share_H: np.ndarray
-    """mean attention weight on the greatest key, per recorded head"""
+SUMMED = (
+    "added_share", "text_share", "absorbed", "added_norm", "text_norm", "sink_norm", "rest_norm", "added_key_norm",
+    "sink_key_norm", "rest_key_norm", "events", "added_events", "sinks", "score", "mains", "added_mains", "moves",
+    "text_moves", "transitions",
+)  # fmt: skip
+"""columns of `Measured.by_layer` that `Measured` adds up, described there"""
+MOTION_FIELDS = (
+    "steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump", "births", "deaths", "lasting",
+    "mean_lifetime", "expected_lifetime", "drift", "drift_low", "drift_high", "drift_relative",
+)  # fmt: skip
+MOST_NORMS = 10_000
+MOST_BOUNDS = 6_000
 
 
 class Means:
     """Running weighted means; numbers that are NaN do not count."""
 
     def __init__(self) -> None:
-        self._total: defaultdict[str, float] = defaultdict(float)
-        self._weight: defaultdict[str, float] = defaultdict(float)
+        self.sums: defaultdict[Any, np.ndarray] = defaultdict(lambda: np.zeros(2))
+        """what was added so far -> total and weight"""
 
-    def add(self, name: str, values: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Add every number of ``values``, once or ``weights`` times."""
+    def add(self, name: Any, values: Any, weights: Any = 1.0) -> None:
+        """Add every number of ``values``, ``weights`` times."""
         here = ~np.isnan(values)
-        counts = here.astype(np.float64) if weights is None else np.where(here, weights, 0).astype(np.float64)
-        self._total[name] += float((np.where(here, values, 0) * counts).sum())
-        self._weight[name] += float(counts.sum())
+        counts = np.where(here, weights, 0).astype(np.float64)
+        self.sums[name] += (np.where(here, values, 0) * counts).sum(), counts.sum()
+
+    def mean(self, name: Any) -> float:
+        """The mean so far; NaN when nothing was added."""
+        return float(ratio(*self.sums[name])) if name in self.sums else float("nan")
+
+
+class Measured:
+    """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a number needs."""
+
+    def __init__(self, samples: Samples, recorded: Sequence[int], layers: Sequence[int], heads: Sequence[int]) -> None:
+        self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
+        self._means, self._counts = Means(), Counter[tuple[str, int]]()
+        self._share_LH = np.zeros((len(layers), len(heads)), dtype=np.float32)
+        self._steps_L = np.zeros(len(layers), dtype=np.float32)
+        parts: defaultdict[str, list[Any]] = defaultdict(list)
+        for sample in (samples[place] for place in recorded):
+            for place in range(len(layers)):
+                self._layer(sample, place)
+            self._overlap(sample)
+            found = _scores(sample) | self._motion(sample) | _tokens(sample)
+            for name, part in found.items():
+                parts[name].append(part)
+            for name, draw in (("scatter", drawn_norms), ("bounds", drawn_bounds)):
+                parts[name].append(draw(sample, len(recorded)))
+        self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
+        self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
+        self.layer_sinks: overlap.LayerSinks | None = _total(parts["layer_sinks"])
+        self.explained: Explained | None = _total(parts["explained"])
+        """how much of received attention the class and the position of tokens explain"""
+        self.split: overlap.SplitSinks | None = _total(parts["split"])
+        self.rules: list[thresholds.RuleRow] = [_total(rows) for rows in zip(*parts["rules"], strict=True)]
+        self.blocks: list[overlap.BlockEffects] = [_total(effects) for effects in zip(*parts["blocks"], strict=True)]
+        """moves at block borders and inside, of each layer"""
+        self.motion: MotionSummary | None = MotionSummary.pooled(parts["motion"]) if recorded else None
+        """of the main sinks of all heads and samples together"""
+        texts = parts["text_motion"]
+        self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
+        """the same among text positions alone; None without added sinks"""
+        self.motions, self.scatter, self.bounds = map(_joined, (parts["motions"], parts["scatter"], parts["bounds"]))
+        events = reduce(partial(pd.Series.add, fill_value=0), parts["events_S"], pd.Series(dtype=float))
+        self.events_by_position = events.to_numpy(float)
+        self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if recorded else float("nan")
+        """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
+        self.overlap_by_layer_LL = _mean(np.array(parts["shared_LL"]))
+        """mean overlap of the sinks of two layers"""
+        self._labels = {name: parts[name] for name in ("text", "class", "age", "events")}
+
+    def _layer(self, sample: Sample, place: int) -> None:
+        """Add what a layer did in one sample; ``place`` is where it stands among the recorded ones."""
+        added, layer = sample.added, int(self._layers[place])
+        sinks_THK, share_THK = sample.sinks_TLHK[:, place], sample.share_TLHK[:, place]
+        main_TH, text_TH = sample.main_TLH[:, place], main_sink(share_THK[..., added:])
+        here_TH, greatest_TH = main_TH >= 0, np.fmax.reduce(share_THK, axis=-1)
+        received_THK = np.where(sample.exists_TK[:, None], sample.received_TLHK[:, place], 0)
+        taken_TH = np.where(sinks_THK, received_THK, 0).sum(-1)
+        pairs, moves = _moves(main_TH)
+        for name, values in {
+            "added_share": share_THK[..., :added].sum(-1) if added else np.nan,
+            "text_share": np.fmax.reduce(share_THK[..., added:], axis=-1),
+            "absorbed": ratio(taken_TH, received_THK.sum(-1))[here_TH],
+            "sinks": np.where(here_TH, sinks_THK.sum(-1), np.nan),
+            "score": (share_THK * sample.positions_T[:, None, None])[sinks_THK],
+        }.items():
+            self._means.add((name, layer), values)
+        self._counts.update({
+            ("events", layer): int(sinks_THK.sum()),
+            ("added_events", layer): int(sinks_THK[..., :added].sum()),
+            ("mains", layer): int(here_TH.sum()),
+            ("added_mains", layer): int((here_TH & (main_TH < added)).sum()),
+            ("moves", layer): moves,
+            ("text_moves", layer): _moves(text_TH)[1],
+            ("transitions", layer): pairs,
+        })  # fmt: skip
+        self._share_LH[place] += np.nansum(greatest_TH, axis=0)
+        self._steps_L[place] += here_TH.any(1).sum()
+        events_TR, heads_T = sinks_THK.sum(1)[:, added:], here_TH.sum(1)
+        for suffix, norm_TLK in (("norm", sample.value_norm_TLK), ("key_norm", sample.key_norm_TLK)):
+            if norm_TLK is not None:
+                norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
+                text_TR = norm_TK[:, added:]
+                self._means.add((f"added_{suffix}", layer), norm_TK[:, :added])
+                self._means.add((f"text_{suffix}", layer), text_TR)
+                self._means.add((f"sink_{suffix}", layer), text_TR, events_TR)
+                self._means.add((f"rest_{suffix}", layer), text_TR, heads_T[:, None] - events_TR)
+
+    def _overlap(self, sample: Sample) -> None:
+        for step, shared_LH in zip(sample.step_numbers_T[:-1], overlap.overlap_by_step(sample.sinks_TLHK), strict=True):
+            self._means.add(("step", int(step)), shared_LH)
+        for layer, shared_T in zip(self._layers, overlap.overlap_by_head(sample.sinks_TLHK).T, strict=True):
+            self._means.add(("overlap_between_heads", layer), shared_T)
+
+    def _motion(self, sample: Sample) -> dict[str, Any]:
+        received, visible, positions = _scaled(sample)
+        found = motion(received, visible, positions, added=sample.added, rule=sample.rule)
+        parts: dict[str, Any] = {"motion": found.overall} | self._borders(sample, found)
+        if sample.added:
+            text = motion(received[..., sample.added :], visible[..., sample.added :], positions, rule=sample.rule)
+            parts["text_motion"] = text.overall
+        layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
+        columns: dict[str, Any] = {"sample": sample.index, "layer": layer_LH.ravel(), "head": head_LH.ravel()}
+        columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
+        return parts | {"motions": pd.DataFrame(columns)}
+
+    def _borders(self, sample: Sample, found: Motion) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
+        if (sample.blocks_T >= 0).all():
+            parts["blocks"] = [
+                overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
+                for place in range(len(self._layers))
+            ]
+        if sample.main_by_state_TGLH is not None:
+            # the least weight that makes a key a sink of all queries together
+            floor_T = np.nan_to_num(sample.threshold_T / sample.positions_T)
+            states = (sample.main_by_state_TGLH, sample.share_by_state_TGLH)
+            parts["split"] = overlap.split_sinks(*states, floor_T[:, None, None, None])
+        return parts
+
+    @cached_property
+    def by_layer(self) -> pd.DataFrame:
+        """A row per recorded layer, over all samples, recorded steps and heads; empty without attention.
+
+        added_share: mean attention weight on the added sink columns together; NaN without any
+        text_share: mean attention weight on the one text position that receives most, per head and step
+        absorbed: mean share of the attention that all sinks of a head take together
+        added_norm: mean length of the added sinks' value vectors; NaN without any, or without value_norm
+        text_norm: the same over all text positions
+        sink_norm: the same over text positions where a head has a sink, each head counting once; NaN without any
+        rest_norm: the same over text positions where a head has none
+        added_key_norm, sink_key_norm, rest_key_norm: the same of key vectors, from key_norm
+        events: number of (sample, step, head, key) that are sinks
+        added_events: those of them that are added sink columns
+        sinks: mean number of sinks of a head at a step
+        score: mean score of a sink, as a multiple of an even share; NaN without any
+        mains: number of (sample, step, head) that exist
+        added_mains: those of them whose greatest key is an added sink
+        moves: changes of the greatest key from one recorded step to the next, added sinks included
+        text_moves: the same among text positions alone
+        transitions: pairs of successive recorded steps: the most that either can be
+        main_share: mean attention weight on the greatest key
+        distinct_sinks: mean number of keys that are a sink of at least one head
+        mobility: mean over heads, weighted by the strength of their main sinks; 0 static, 1 moving
+        overlap_between_heads, overlap_with_next_layer: mean Jaccard overlap of sinks
+        split_sinks: share of heads whose masked and unmasked queries have different main sinks
+        border_moves, inside_moves: moves of the main sink per pair of steps at block borders and inside blocks
+        """
+        rows = [{"layer": layer} | {name: self._of(name, layer) for name in SUMMED} for layer in self._layers.tolist()]
+        table = pd.DataFrame(rows)
+        if table.empty:
+            return table
+        table["main_share"] = self.main_share_LH.mean(1)
+        if self.layer_sinks is not None:
+            table["distinct_sinks"] = self.layer_sinks.distinct
+        weighted = self.motions.dropna(subset=["mobility"])
+        weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
+        sums = weighted[["weight", "strength"]].sum().reindex(self._layers)
+        table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
+        table["overlap_between_heads"] = [self._of("overlap_between_heads", layer) for layer in table["layer"]]
+        table["overlap_with_next_layer"] = np.append(np.diagonal(self.overlap_by_layer_LL, 1), np.nan)
+        if self.split is not None:
+            table["split_sinks"] = self.split.share_by_layer
+        if self.blocks:
+            table["border_moves"] = [effect.border_rate for effect in self.blocks]
+            table["inside_moves"] = [effect.inside_rate for effect in self.blocks]
+        return table
+
+    def _of(self, name: str, layer: int) -> float:
+        key = name, layer
+        return self._counts[key] if key in self._counts else self._means.mean(key)
 
     @property
-    def names(self) -> list[str]:
-        """What was added so far."""
-        return list(self._weight)
+    def main_share_LH(self) -> np.ndarray:
+        """Mean attention weight on the greatest key."""
+        return (self._share_LH / np.maximum(self._steps_L, 1)[:, None]).astype(np.float64)
 
-    def mean(self, name: str) -> float:
-        """The mean so far; NaN when nothing was added."""
-        weight = self._weight.get(name, 0.0)
-        return self._total[name] / weight if weight else float("nan")
+    @property
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """Borders of the bins of received attention, and the share of tokens in each; those beyond in the outermost."""
+        assert self.histogram is not None
+        counts = self.histogram.counts.astype(float)
+        counts[0] += self.histogram.below
+        counts[-1] += self.histogram.above
+        return self.histogram.edges, counts / max(counts.sum(), 1)
 
+    @cached_property
+    def by_step(self) -> pd.DataFrame:
+        """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step, by ``step``."""
+        steps = sorted(step for name, step in self._means.sums if name == "step")
+        return pd.DataFrame({"step": steps, "overlap": [self._means.mean(("step", step)) for step in steps]})
 
-class LayerCount:
-    """Adds samples up to one LayerFacts."""
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-        self.means = Means()
-        self.counts: defaultdict[str, int] = defaultdict(int)
-        self._share_H: np.ndarray | int = 0
-        self._steps = 0
-
-    def add(self, sample: Sample, place: int) -> None:
-        """Count one sample; ``place`` is where the layer stands among the recorded ones."""
-        added, sinks_THK, share_THK = sample.added, sample.sinks_TLHK[:, place], sample.share_TLHK[:, place]
-        main_TH, exists_TK = sample.main_TLH[:, place], sample.exists_TK
-        greatest_TH = np.fmax.reduce(share_THK, axis=-1)
-        if added:
-            self.means.add("added_share", share_THK[..., :added].sum(-1))
-        self.means.add("text_share", np.fmax.reduce(share_THK[..., added:], axis=-1) if added else greatest_TH)
-        received_THK = np.where(exists_TK[:, None], sample.received_TLHK[:, place], 0)
-        taken_TH = np.where(sinks_THK, received_THK, 0).sum(-1)
-        all_TH = received_THK.sum(-1)
-        here_TH = main_TH >= 0
-        self.means.add("absorbed", (taken_TH / np.where(all_TH > 0, all_TH, np.nan))[here_TH])
-        self.means.add("sinks", np.where(here_TH, sinks_THK.sum(-1), np.nan))
-        self.means.add("score", (share_THK * sample.positions_T[:, None, None])[sinks_THK])
-        self._count(sinks_THK, main_TH, share_THK, added)
-        self._norms(sample, place, sinks_THK.sum(1), here_TH.sum(1))
-        self._share_H = self._share_H + np.nansum(greatest_TH, axis=0)
-        self._steps += int(here_TH.any(1).sum())
-
-    def _count(self, sinks_THK: np.ndarray, main_TH: np.ndarray, share_THK: np.ndarray, added: int) -> None:
-        text_TH = main_sink(share_THK[..., added:]) if added else main_TH
-        pairs = (main_TH[1:] >= 0) & (main_TH[:-1] >= 0)
-        text_pairs = (text_TH[1:] >= 0) & (text_TH[:-1] >= 0)
-        for name, count in {
-            "events": sinks_THK.sum(),
-            "added_events": sinks_THK[..., :added].sum(),
-            "mains": (main_TH >= 0).sum(),
-            "added_mains": ((main_TH >= 0) & (main_TH < added)).sum(),
-            "moves": (pairs & (main_TH[1:] != main_TH[:-1])).sum(),
-            "text_moves": (text_pairs & (text_TH[1:] != text_TH[:-1])).sum(),
-            "transitions": pairs.sum(),
-        }.items():
-            self.counts[name] += int(count)
-
-    def _norms(self, sample: Sample, place: int, events_TK: np.ndarray, heads_T: np.ndarray) -> None:
-        for suffix, norm_TLK in (("norm", sample.value_norm_TLK), ("key_norm", sample.key_norm_TLK)):
-            if norm_TLK is None:
-                continue
-            norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
-            text_TR, events_TR = norm_TK[:, sample.added :], events_TK[:, sample.added :]
-            self.means.add(f"added_{suffix}", norm_TK[:, : sample.added])
-            self.means.add(f"text_{suffix}", text_TR)
-            self.means.add(f"sink_{suffix}", text_TR, events_TR)
-            self.means.add(f"rest_{suffix}", text_TR, heads_T[:, None] - events_TR)
-
-    def facts(self) -> LayerFacts:
-        """The sums as means."""
-        kinds = {"float": self.means.mean, "int": self.counts.__getitem__}
-        own: dict[str, Any] = {
-            field.name: kinds[field.type](field.name) for field in fields(LayerFacts) if field.type in kinds
-        }
-        share_H = np.asarray(self._share_H / max(self._steps, 1), dtype=np.float64)
-        return LayerFacts(**own | {"layer": self.layer, "main_share_H": share_H})
+    def enriched(self, labels: str) -> Enrichment | None:
+        """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
+        if not self._labels["events"]:
+            return None
+        return enrichment(np.concatenate(self._labels[labels]), np.concatenate(self._labels["events"]))
 
 
-MOST_NORMS = 10_000
-MOST_BOUNDS = 6_000
+def _scaled(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """received, visible and positions of all layers and heads, as the functions of ``sinks`` take them."""
+    return sample.received_TLHK, sample.visible_TK[:, None, None], sample.positions_T[:, None, None]
+
+
+def _scores(sample: Sample) -> dict[str, Any]:
+    arrays = _scaled(sample)
+    first = next(iter(thresholds.DEFAULT_RULES.values()))
+    own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
+    return {
+        "curve": thresholds.epsilon_curve(*arrays),
+        "histogram": thresholds.score_histogram(*arrays, log=True, bins=80),
+        "layer_sinks": overlap.sinks_per_layer(sample.sinks_TLHK, *arrays),
+        "rules": thresholds.compare_rules(*arrays, rules={**own, **thresholds.DEFAULT_RULES}),
+        "threshold_T": sample.threshold_T,
+        "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
+        "shared_LL": overlap.overlap_by_layer(sample.sinks_TLHK),
+    }
+
+
+def _tokens(sample: Sample) -> dict[str, Any]:
+    if not sample.has_tokens:
+        return {}
+    # a head's share counts alike however long the sequence is
+    score_TK = sample.mean_share_TK * sample.positions_T[:, None]
+    labels = {"text": sample.labels_TK, "class": sample.classes_TK, "age": sample.ages_TK, "events": sample.events_TK}
+    explained = explained_mass(score_TK[:, sample.added :], labels["class"][:, sample.added :])
+    return {"explained": explained} | {name: values_TK.ravel() for name, values_TK in labels.items()}
+
+
+def _moves(main_TH: np.ndarray) -> tuple[int, int]:
+    """Pairs of successive steps that have a main sink, and at how many of them it is another key."""
+    pairs = (main_TH[1:] >= 0) & (main_TH[:-1] >= 0)
+    return int(pairs.sum()), int((pairs & (main_TH[1:] != main_TH[:-1])).sum())
+
+
+def _total(parts: Sequence[Any]) -> Any:
+    return reduce(operator.add, parts) if parts else None
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _mean(arrays: np.ndarray) -> np.ndarray:
+    """Mean over the first axis of what is not NaN."""
+    return ratio(np.nansum(arrays, axis=0), (~np.isnan(arrays)).sum(0))
 
 
 def drawn_norms(sample: Sample, samples: int) -> pd.DataFrame:
@@ -171,11 +300,10 @@ def drawn_norms(sample: Sample, samples: int) -> pd.DataFrame:
     if norm_TLK is None:
         return pd.DataFrame()
     exists_TLK = np.broadcast_to(sample.exists_TK[:, None], norm_TLK.shape) & ~np.isnan(norm_TLK)
-    sinks_TLK = sample.sinks_TLHK.any(2)
-    text_TLK = np.broadcast_to(np.arange(norm_TLK.shape[-1]) >= sample.added, norm_TLK.shape)
+    kind_TLK = np.where(np.arange(norm_TLK.shape[-1]) < sample.added, 2, sample.sinks_TLHK.any(2))
     frames = []
-    for kind, among in enumerate((text_TLK & ~sinks_TLK, text_TLK & sinks_TLK, ~text_TLK)):
-        cells = _some(np.flatnonzero(among & exists_TLK), MOST_NORMS // samples + 1, sample.index)
+    for kind in range(3):
+        cells = _some((kind_TLK == kind) & exists_TLK, MOST_NORMS // samples + 1, sample.index)
         step, place, key = np.unravel_index(cells, norm_TLK.shape)
         score = sample.share_TLHK[step, place, :, key].mean(-1) * sample.positions_T[step]
         columns = {"place": place, "kind": kind, "score": score, "norm": norm_TLK[step, place, key]}
@@ -191,167 +319,12 @@ def drawn_bounds(sample: Sample, samples: int) -> pd.DataFrame:
     output, bound = sample.output_norm_TGLH, sample.noop_bound_TGLH
     if output is None or bound is None:
         return pd.DataFrame()
-    cells = _some(np.flatnonzero(~np.isnan(output) & ~np.isnan(bound)), MOST_BOUNDS // samples + 1, sample.index)
+    cells = _some(~np.isnan(output) & ~np.isnan(bound), MOST_BOUNDS // samples + 1, sample.index)
     state = np.unravel_index(cells, output.shape)[1]
     return pd.DataFrame({"state": state, "output": output.ravel()[cells], "bound": bound.ravel()[cells]})
 
 
-def _some(cells: np.ndarray, most: int, seed: int) -> np.ndarray:
-    if len(cells) <= most:
-        return cells
-    return np.sort(np.random.default_rng(seed).choice(cells, most, replace=False))
-
-
-MOTION_FIELDS = (
-    "steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump", "births", "deaths", "lasting",
-    "mean_lifetime", "expected_lifetime", "drift", "drift_low", "drift_high", "drift_relative",
-)  # fmt: skip
-
-
-class Measured:
-    """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a number needs."""
-
-    def __init__(self, samples: Sequence[Sample], layers: Sequence[int], heads: Sequence[int]) -> None:
-        self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
-        counts = [LayerCount(layer) for layer in layers]
-        self._labels: dict[str, list[np.ndarray]] = {"text": [], "class": [], "age": []}
-        self._events: list[np.ndarray] = []
-        self._means = Means()
-        self._paths: list[MotionSummary] = []
-        self._text_paths: list[MotionSummary] = []
-        self.curve: thresholds.EpsilonCurve | None = None
-        self.histogram: thresholds.ScoreHistogram | None = None
-        self.layer_sinks: overlap.LayerSinks | None = None
-        self.rules: list[thresholds.RuleRow] = []
-        self.explained: Explained | None = None
-        self.split: overlap.SplitSinks | None = None
-        self.blocks: list[overlap.BlockEffects] = []
-        self.events_by_position = np.zeros(0)
-        self._thresholds: list[np.ndarray] = []
-        frames: dict[str, list[pd.DataFrame]] = {"scatter": [], "bounds": [], "motions": []}
-        for sample in samples:
-            for place, count in enumerate(counts):
-                count.add(sample, place)
-            self._scores(sample)
-            self._overlap(sample)
-            self._tokens(sample)
-            frames["motions"].append(self._motion(sample))
-            frames["scatter"].append(drawn_norms(sample, len(samples)))
-            frames["bounds"].append(drawn_bounds(sample, len(samples)))
-        self.facts = [count.facts() for count in counts]
-        self.scatter, self.bounds, self.motions = (
-            pd.concat(frames[name], ignore_index=True) if frames[name] else pd.DataFrame()
-            for name in ("scatter", "bounds", "motions")
-        )
-
-    def _scores(self, sample: Sample) -> None:
-        arrays = _scaled(sample)
-        self.curve = _added(self.curve, thresholds.epsilon_curve(*arrays))
-        self.histogram = _added(self.histogram, thresholds.score_histogram(*arrays, log=True, bins=80))
-        self.layer_sinks = _added(self.layer_sinks, overlap.sinks_per_layer(sample.sinks_TLHK, *arrays))
-        self._thresholds.append(sample.threshold_T)
-        first = next(iter(thresholds.DEFAULT_RULES.values()))
-        own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
-        rows = thresholds.compare_rules(*arrays, rules={**own, **thresholds.DEFAULT_RULES})
-        self.rules = [one + other for one, other in zip(self.rules, rows, strict=True)] if self.rules else rows
-        events_S = sample.events_TK[:, sample.added :].sum(0).astype(float)
-        total = np.zeros(max(len(self.events_by_position), len(events_S)))
-        total[: len(self.events_by_position)] += self.events_by_position
-        total[: len(events_S)] += events_S
-        self.events_by_position = total
-
-    def _motion(self, sample: Sample) -> pd.DataFrame:
-        received, visible, positions = _scaled(sample)
-        found = motion(received, visible, positions, added=sample.added, rule=sample.rule)
-        self._paths.append(found.overall)
-        if sample.added:
-            text = motion(received[..., sample.added :], visible[..., sample.added :], positions, rule=sample.rule)
-            self._text_paths.append(text.overall)
-        self._borders(sample, found)
-        shape = (len(self._layers), len(self._heads))
-        columns: dict[str, Any] = {
-            "sample": sample.index,
-            "layer": np.broadcast_to(self._layers[:, None], shape).ravel(),
-            "head": np.broadcast_to(self._heads, shape).ravel(),
-        }
-        return pd.DataFrame(columns | {name: getattr(found, name).ravel() for name in MOTION_FIELDS})
-
-    def _borders(self, sample: Sample, found: Motion) -> None:
-        if (sample.blocks_T >= 0).all():
-            effects = [
-                overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
-                for place in range(len(self._layers))
-            ]
-            before = self.blocks or [overlap.BlockEffects(0, 0, 0, 0)] * len(effects)
-            self.blocks = [one + other for one, other in zip(before, effects, strict=True)]
-        if sample.main_by_state_TGLH is not None:
-            # the least weight that makes a key a sink of all queries together
-            floor_T = np.nan_to_num(sample.threshold_T / sample.positions_T)
-            states = (sample.main_by_state_TGLH, sample.share_by_state_TGLH)
-            self.split = _added(self.split, overlap.split_sinks(*states, floor_T[:, None, None, None]))
-
-    def _overlap(self, sample: Sample) -> None:
-        for step, shared_LH in zip(sample.step_numbers_T[:-1], overlap.overlap_by_step(sample.sinks_TLHK), strict=True):
-            self._means.add(f"step {step}", shared_LH)
-        for place, shared_T in enumerate(overlap.overlap_by_head(sample.sinks_TLHK).T):
-            self._means.add(f"heads {place}", shared_T)
-        for (one, other), shared in np.ndenumerate(overlap.overlap_by_layer(sample.sinks_TLHK)):
-            self._means.add(f"layers {one} {other}", np.array(shared))
-
-    def _tokens(self, sample: Sample) -> None:
-        if not sample.has_tokens:
-            return
-        self._events.append(sample.events_TK.ravel())
-        for name, labels_TK in (("text", sample.labels_TK), ("class", sample.classes_TK), ("age", sample.ages_TK)):
-            self._labels[name].append(labels_TK.ravel())
-        # a head's share counts alike however long the sequence is
-        score_TK = sample.mean_share_TK * sample.positions_T[:, None]
-        text_TS, classes_TS = score_TK[:, sample.added :], sample.classes_TK[:, sample.added :]
-        self.explained = _added(self.explained, explained_mass(text_TS, classes_TS))
-
-    @property
-    def threshold(self) -> float:
-        """The received attention that makes a sink, median over steps; NaN for a rule that is no such bound."""
-        return float(np.median(np.concatenate(self._thresholds))) if self._thresholds else float("nan")
-
-    @property
-    def motion(self) -> MotionSummary | None:
-        """Motion of the main sinks of all heads and samples; None without attention."""
-        return MotionSummary.pooled(self._paths) if self._paths else None
-
-    @property
-    def text_motion(self) -> MotionSummary | None:
-        """The same among text positions alone; None without added sinks."""
-        return MotionSummary.pooled(self._text_paths) if self._text_paths else None
-
-    @property
-    def overlap_by_step(self) -> dict[int, float]:
-        """Step number -> mean Jaccard overlap of a head's sinks with those of the next recorded step."""
-        names = sorted((int(name[5:]), name) for name in self._means.names if name.startswith("step "))
-        return {step: self._means.mean(name) for step, name in names}
-
-    @property
-    def overlap_by_head_L(self) -> np.ndarray:
-        """Mean Jaccard overlap of the sinks of two heads of a layer."""
-        return np.array([self._means.mean(f"heads {place}") for place in range(len(self._layers))])
-
-    @property
-    def overlap_by_layer_LL(self) -> np.ndarray:
-        """Mean overlap of the sinks of two layers."""
-        count = range(len(self._layers))
-        return np.array([[self._means.mean(f"layers {one} {other}") for other in count] for one in count])
-
-    def enriched(self, labels: str) -> Enrichment | None:
-        """Frequency of sinks against occupancy by "text", "class" or "age"; None without tokens."""
-        if not self._events:
-            return None
-        return enrichment(np.concatenate(self._labels[labels]), np.concatenate(self._events))
-
-
-def _scaled(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """received, visible and positions of all layers and heads, as the functions of ``sinks`` take them."""
-    return sample.received_TLHK, sample.visible_TK[:, None, None], sample.positions_T[:, None, None]
-
-
-def _added(total: Any, more: Any) -> Any:
-    return more if total is None else total + more
+def _some(among: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Flat places of at most so many cells, drawn at random."""
+    cells = np.flatnonzero(among)
+    return cells if len(cells) <= most else np.sort(np.random.default_rng(seed).choice(cells, most, replace=False))

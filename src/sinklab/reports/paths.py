@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sinklab.reports.drawing import drawn_as, figure
+from sinklab.reports.drawing import NEW, drawn_as, figure
 from sinklab.reports.maps import place_of, recorded_sample
 from sinklab.reports.samples import STATES, Sample
 from sinklab.reports.study import Study
-from sinklab.reports.style import Theme, legend_above, legend_of_dots, own_axes
+from sinklab.reports.style import Theme, legend_of_dots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@figure("sink_path", alone=True)
-def sink_path(run: Study, axes: Axes | None = None, *, sample: int = 0, look: Theme) -> Axes:
+@figure("sink_path", alone=True, needs="attention", size=(4.6, 3.4))
+def sink_path(run: Study, axes: Axes = NEW, *, sample: int = 0, look: Theme) -> None:
     """Where the main sink is at each step: a dot per position, its area the share of (layer, head) pairs that have it.
 
     The analysis paper's Fig. 7 for all heads at once. The colour says what the position held; dots on the strip below
@@ -30,7 +30,6 @@ def sink_path(run: Study, axes: Axes | None = None, *, sample: int = 0, look: Th
     length = share_TK.shape[1] - offset
     states = watched.states_TS if watched.has_tokens else np.full((steps, length), 1)
     strip = -0.09 * length
-    axes = own_axes(axes, 4.6, 3.4)
     for code, state in enumerate(STATES):
         row, position = np.nonzero((share_TK[:, offset:] > 0) & (states == code))
         area = 110 * share_TK[row, position + offset]
@@ -47,26 +46,24 @@ def sink_path(run: Study, axes: Axes | None = None, *, sample: int = 0, look: Th
     axes.set_ylim(1.7 * strip if offset else -2, length + 1)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= length])
     legend_of_dots(axes, 4)
-    return axes
 
 
-@figure("sink_path_of_head")
+@figure("sink_path_of_head", needs="attention", size=(4.6, 3.0), legend=1)
 def sink_path_of_head(
     runs: list[Study],
     layer: int | None = None,
     head: int | None = None,
-    axes: Axes | None = None,
+    axes: Axes = NEW,
     *,
     sample: int = 0,
     look: Theme,
-) -> Axes:
+) -> None:
     """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
 
     layer, head: numbers of the model; None takes the head whose main text position receives most. Dots on the strip
     below zero are the added sink token. Raises ValueError for unknown numbers.
     """
     length, added = 0, False
-    own, axes = axes is None, own_axes(axes, 4.6, 3.0)
     for index, one in enumerate(drawn_as(runs, look)):
         watched = recorded_sample(one.run, sample)
         place = _chosen(one.run, watched, layer, head)
@@ -89,16 +86,12 @@ def sink_path_of_head(
     if added:
         axes.axhline(-0.03 * length, color=look.line, linewidth=0.8)
         axes.set_yticks([-strip / 2, *ticks], ["sink", *(f"{tick:g}" for tick in ticks)])
-    legend_above(axes, grow=own)
-    return axes
 
 
 def main_shares(sample: Sample) -> np.ndarray:
     """(step, key) share of (layer, head) pairs whose main sink is the key."""
-    main_TN = sample.main_TLH.reshape(len(sample.main_TLH), -1)
-    keys = sample.visible_TK.shape[1]
-    counts = [np.bincount(main_N[main_N >= 0], minlength=keys) for main_N in main_TN]
-    return np.stack(counts) / main_TN.shape[1]
+    keys = np.arange(sample.visible_TK.shape[1])
+    return np.stack([(main_LH[..., None] == keys).mean((0, 1)) for main_LH in sample.main_TLH])
 
 
 def _chosen(study: Study, sample: Sample, layer: int | None, head: int | None) -> tuple[int, int]:
@@ -106,16 +99,13 @@ def _chosen(study: Study, sample: Sample, layer: int | None, head: int | None) -
     text_TLH = np.fmax.reduce(sample.share_TLHK[..., sample.added :], axis=-1)
     strength_LH = np.nansum(text_TLH, axis=0)
     if layer is not None:
-        place = place_of(study, "layer", layer)
-        strength_LH = np.where(np.arange(len(strength_LH))[:, None] == place, strength_LH, -1)
+        strength_LH[np.arange(len(study.layers)) != place_of(study, "layer", layer)] = -1
     if head is not None:
-        place = place_of(study, "head", head)
-        strength_LH = np.where(np.arange(strength_LH.shape[1]) == place, strength_LH, -1)
+        strength_LH[:, np.arange(len(study.heads)) != place_of(study, "head", head)] = -1
     found = np.unravel_index(int(strength_LH.argmax()), strength_LH.shape)
     return int(found[0]), int(found[1])
 
 
 def _borders(axes: Axes, sample: Sample, colour: str) -> None:
-    blocks, numbers = sample.blocks_T, sample.step_numbers_T
-    for border in np.flatnonzero(blocks[1:] != blocks[:-1]) + 1:
-        axes.axvline(float(numbers[border]) - 0.5, color=colour, linewidth=0.8, zorder=0)
+    for border in sample.borders:
+        axes.axvline(float(sample.step_numbers_T[border]) - 0.5, color=colour, linewidth=0.8, zorder=0)

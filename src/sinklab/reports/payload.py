@@ -1,20 +1,25 @@
-"""What the explorer page holds of each run, within a budget of bytes."""
+"""What the explorer of the page holds of each run, within a budget of bytes, and the script that reads it."""
 
 # T shown steps, L layers, H heads, K keys (added sinks first, then canvas positions), S positions
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.tokens import AGES
 from sinklab.reports.samples import Sample
 from sinklab.reports.sentences import told
 from sinklab.reports.study import Study
+from sinklab.reports.style import THEMES, asset
 
 ABSENT, BELOW = 0, 1
 LEVELS = 254
@@ -104,78 +109,53 @@ MOST_CELLS = 2_400_000
 """cells of maps and norms of one sample; longer samples are thinned to every n-th step"""
 MOST_RANKS = 16
 MOST_SAMPLES = 40
-AGES = ("masked", "just committed", "committed", "prompt")
-"""codes 1 to 4 of the page; 0 is a position that is not there"""
+MOST_TOKENS = 65_534
+"""distinct tokens of a run that 16 bits can tell apart; the others have no text"""
 NORM_LEVELS = (254, 62, 30)
-
-
-class Vocabulary:
-    """The distinct tokens of a run, numbered in order of appearance."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, str, str, str]] = []
-        self._index: dict[tuple[int, str, str, str], int] = {}
-
-    def numbered(self, sample: Sample, keep: slice) -> np.ndarray:
-        """(step, position) 1 + row of each token, 0 where a position is not there."""
-        ids_TS, texts_TS = sample.ids_TS[keep], sample.texts_TS[keep]
-        classes_TS, specials_TS = sample.classes_TS[keep], sample.specials_TS[keep]
-        numbers_TS = np.zeros(ids_TS.shape, dtype=np.uint16)
-        for place in np.argwhere(sample.states_TS[keep] >= 0):
-            at = tuple(place)
-            token = (int(ids_TS[at]), str(texts_TS[at]), str(classes_TS[at]), str(specials_TS[at] or ""))
-            if token not in self._index:
-                # More distinct tokens than 16 bits can number are not told apart; no page holds so many.
-                if len(self.rows) >= 65_534:
-                    continue
-                self._index[token] = len(self.rows)
-                self.rows.append(token)
-            numbers_TS[at] = self._index[token] + 1
-        return numbers_TS
-
-
-@dataclass
-class Shown:
-    """One sample on the page: its JSON, and the characters it takes."""
-
-    content: dict[str, Any]
-    used: int
+NORMS = {"norms": "norm_scale", "key_norms": "key_norm_scale"}
+"""arrays of norms -> where their scale stands"""
+LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "sinks", "mobility")
+Token = tuple[int, str, str, str]
 
 
 def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of one run."""
-    vocabulary = Vocabulary()
-    places, samples, used = list(study.recorded), list[Shown](), 0
+    vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
     # As many samples as can have their maps and some keys of every head; each gets an equal part of what is left.
     fits = 1
-    for place in places[:MOST_SAMPLES]:
+    for place in study.recorded[:MOST_SAMPLES]:
+        sample = study.samples[place]
         if len(samples) >= fits:
             break
-        sample = study.samples[place]
         if not sample.step_numbers_T.size:
             continue
-        shown = _base(sample, vocabulary, budget if not samples else budget - used)
-        if samples and used + shown.used > budget:
+        content = _base(sample, vocabulary, budget - used)
+        if samples and used + _used(content) > budget:
             break
         if not samples:
-            fits = max(1, min(len(places), int(0.6 * budget / max(shown.used, 1))))
-        _add_heads(shown, sample, (budget - used) // max(fits - len(samples), 1))
-        samples.append(shown)
-        used += shown.used
-    contents = [shown.content for shown in samples]
-    return {"samples": contents, "vocabulary": vocabulary.rows, "shown": _said(contents, study)}
+            fits = max(1, min(len(study.recorded), int(0.6 * budget / _used(content))))
+        _add_heads(content, sample, (budget - used) // max(fits - len(samples), 1) - _used(content))
+        samples.append(content)
+        used += _used(content)
+    (shown,) = told("shown", samples=samples, recorded=len(study.recorded))
+    return {"samples": samples, "vocabulary": [*vocabulary][:MOST_TOKENS], "shown": shown}
 
 
-def _base(sample: Sample, vocabulary: Vocabulary, budget: int) -> Shown:
-    """Mean maps, main sinks, value norms and tokens of one sample."""
+def _used(content: dict[str, Any]) -> int:
+    """Characters that the arrays of a sample take."""
+    ranks = [packed for rank in content.get("ranks", ()) for packed in rank.values()]
+    return sum(map(size, [*content["arrays"].values(), *ranks]))
+
+
+def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str, Any]:
+    """One sample as JSON: mean maps, main sinks, value norms and tokens."""
     received_TLHK = sample.received_TLHK
     steps, layers, _, keys = received_TLHK.shape
     stride = max(1, math.ceil(2 * steps * layers * keys / MOST_CELLS))
     keep = slice(None, None, stride)
     exists_TK = sample.exists_TK[keep]
     scale = LogScale.covering(received_TLHK, LOW)
-    mean_LTK = np.stack([received_TLHK[keep, layer].mean(1) for layer in range(layers)])
-    mean_LTK[:, ~exists_TK] = np.nan
+    mean_LTK = np.where(exists_TK, received_TLHK[keep].mean(2).transpose(1, 0, 2), np.nan)
     main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
     visible_TK = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0)).astype(np.uint16)
     same = bool((visible_TK == visible_TK.max(1, keepdims=True))[exists_TK].all())
@@ -195,31 +175,34 @@ def _base(sample: Sample, vocabulary: Vocabulary, budget: int) -> Shown:
         "visible_per_key": not same,
         "arrays": arrays,
     }
-    used = sum(map(size, arrays.values()))
-    for name, norms_TLK in (("norms", sample.value_norm_TLK), ("key_norms", sample.key_norm_TLK)):
+    for name, norms_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
         if norms_TLK is None:
             continue
         packed, norm_scale = _norms(norms_TLK[keep], exists_TK, 0.3 * budget)
-        if name == "key_norms" and used + size(packed) > 0.7 * budget:
+        if name == "key_norms" and _used(content) + size(packed) > 0.7 * budget:
             content["left_out"] = "key norms"
             continue
         arrays[name] = packed
-        content["norm_scale" if name == "norms" else "key_norm_scale"] = norm_scale.as_json()
-        used += size(packed)
-    return Shown(content, used)
+        content[NORMS[name]] = norm_scale.as_json()
+    return content
 
 
-def _tokens(sample: Sample, vocabulary: Vocabulary, keep: slice, exists_TK: np.ndarray) -> dict[str, Any]:
-    """Row of the vocabulary and age (1 + index into AGES, 0 not there) of every position; without tokens: committed."""
-    positions = exists_TK.shape[1] - sample.added
-    numbers_TS = np.zeros((len(exists_TK), positions), dtype=np.uint16)
-    ages_TS = np.where(exists_TK[:, sample.added :], 3, 0).astype(np.uint8)
+def _tokens(sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK: np.ndarray) -> dict[str, Any]:
+    """Number in the vocabulary and age (1 + index into AGES) of every position, 0 where none is; untold: committed."""
+    there_TS = exists_TK[:, sample.added :]
+    numbers_TS, ages_TS = np.zeros(there_TS.shape, np.uint16), np.where(there_TS, 1 + AGES.index("committed"), 0)
     if sample.has_tokens:
-        found = vocabulary.numbered(sample, keep)[:, :positions]
-        numbers_TS[:, : found.shape[1]] = found
-        for code, age in enumerate((None, *AGES)):
-            ages_TS[:, : found.shape[1]][sample.ages_TS[keep][:, :positions] == age] = code
-    return {"tokens": pack(numbers_TS, positions), "ages": pack(ages_TS, positions)}
+        there_TS = sample.states_TS[keep] >= 0
+        columns = (sample.ids_TS, sample.texts_TS, sample.classes_TS, sample.specials_TS)
+        tokens = zip(*(values_TS[keep][there_TS].tolist() for values_TS in columns), strict=True)
+        numbers = [
+            vocabulary.setdefault((number, str(text), str(kind), str(special or "")), len(vocabulary) + 1)
+            for number, text, kind, special in tokens
+        ]
+        numbers_TS[there_TS] = np.where(np.array(numbers) > MOST_TOKENS, 0, numbers)
+        ages_TS = sum(code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1))
+    positions = there_TS.shape[1]
+    return {"tokens": pack(numbers_TS, positions), "ages": pack(np.uint8(ages_TS), positions)}
 
 
 def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[dict[str, Any], LogScale]:
@@ -235,37 +218,32 @@ def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[d
     return packed, scale
 
 
-def _add_heads(shown: Shown, sample: Sample, budget: int) -> None:
+def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
     """Every head's map where it fits, else the greatest keys of every head, as many as fit (one at least)."""
-    keep = slice(None, None, shown.content["stride"])
+    keep = slice(None, None, content["stride"])
     received_TLHK, exists_TK = sample.received_TLHK[keep], sample.exists_TK[keep]
-    scale = LogScale(*(shown.content["scale"][key] for key in ("low", "high", "levels")))
-    room = budget - shown.used
+    scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
     # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
     if received_TLHK.size < 4 * max(room, 0):
         codes_LHTK = scale.encode(np.where(exists_TK[:, None, None], received_TLHK, np.nan)).transpose(1, 2, 0, 3)
         packed = pack(codes_LHTK, received_TLHK.shape[-1])
         if size(packed) <= room:
-            shown.content["arrays"]["heads"] = packed
-            shown.used += size(packed)
+            content["arrays"]["heads"] = packed
             return
-    ranks: list[dict[str, Any]] = []
+    content["ranks"] = []
     for keys_LHT, received_LHT in _greatest(received_TLHK, min(MOST_RANKS, received_TLHK.shape[-1])):
         there = np.isfinite(received_LHT)
         rank = {
             "keys": pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16)),
             "codes": pack(scale.encode(np.where(there, received_LHT, np.nan))),
         }
-        cost = size(rank["keys"]) + size(rank["codes"])
-        if ranks and cost > room:
+        room -= sum(map(size, rank.values()))
+        if content["ranks"] and room < 0:
             break
-        ranks.append(rank)
-        room -= cost
-        shown.used += cost
-    shown.content["ranks"] = ranks
+        content["ranks"].append(rank)
 
 
-def _greatest(received_TLHK: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _greatest(received_TLHK: np.ndarray, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The ``count`` greatest keys of every head and step, greatest first: (key, received), each (layer, head, step)."""
     keys, values = [], []
     # Layer by layer: a sorted copy of everything would take several times the memory of the sample.
@@ -276,21 +254,97 @@ def _greatest(received_TLHK: np.ndarray, count: int) -> list[tuple[np.ndarray, n
         order = np.argsort(-value_THR, axis=-1, kind="stable")
         keys.append(np.take_along_axis(top_THR, order, axis=-1).transpose(2, 1, 0))
         values.append(np.take_along_axis(value_THR, order, axis=-1).transpose(2, 1, 0))
-    keys_RLHT, values_RLHT = np.stack(keys, axis=1), np.stack(values, axis=1)
-    return list(zip(keys_RLHT, values_RLHT, strict=True))
+    return zip(np.stack(keys, axis=1), np.stack(values, axis=1), strict=True)
 
 
-def _said(samples: Sequence[dict[str, Any]], study: Study) -> str:
-    """What of the run is on the page, and how exact: of several samples the coarsest."""
-    ranks = [len(sample["ranks"]) for sample in samples if "ranks" in sample]
-    norms = [sample[name]["error"] for sample in samples for name in ("norm_scale", "key_norm_scale") if name in sample]
-    return told(
-        "shown",
-        samples=len(samples),
-        recorded=len(study.recorded),
-        stride=max((sample["stride"] for sample in samples), default=1),
-        ranks=ranks,
-        left_out=sorted({sample["left_out"] for sample in samples if "left_out" in sample}),
-        scale=max((sample["scale"] for sample in samples), key=lambda scale: scale["high"], default={}),
-        norms=max(norms, default=0),
-    )[0]
+def facts_of(study: Study) -> dict[str, Any]:
+    """Everything of one run that is not an array of a sample."""
+    rows: Any = () if study.heldout is None else study.heldout.itertuples()
+    heldout = [
+        {"k": row.k, "control": row.control, "delta": number_of(row.delta), "error": number_of(row.delta_stderr) or 0}
+        for row in rows
+    ]
+    if not study.layers:
+        return {"layers": [], "heads": [], "facts": {}, "head_maps": [], "first_layer": 0, "heldout": heldout}
+    measured, weight_LH = study.measured, study.measured.main_share_LH
+    # A head without sinks has no motion; its mean over samples is that of the samples where it has some.
+    means = measured.motions.groupby(["layer", "head"])["mobility"].mean().unstack()
+    edges, shares = measured.scores
+    full = np.flatnonzero(shares)
+    first, last = (full[0], full[-1] + 1) if full.size else (0, len(shares))
+    return {
+        "layers": study.layers,
+        "heads": study.heads,
+        # The page opens on the layer whose heads attend most to one key.
+        "first_layer": int(np.nan_to_num(weight_LH).mean(1).argmax()),
+        "facts": {name: listed(study.over("layer")[name]) for name in LAYER_FIELDS},
+        "head_maps": _head_maps(100 * weight_LH, means.reindex(index=study.layers, columns=study.heads).to_numpy()),
+        "curve": {"epsilon": listed(study.curve.epsilon), "filtered": listed(study.curve.filtered)},
+        "histogram": {"edges": listed(edges[first : last + 1]), "parts": listed(shares[first:last])},
+        # null where the rule is no bound on received attention
+        "threshold": number_of(measured.threshold),
+        "heldout": heldout,
+    }
+
+
+def number_of(value: float) -> float | None:
+    """A number as JSON has it: a few digits, null in place of NaN."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def listed(values: Any) -> list[float | None]:
+    """Numbers as JSON has them."""
+    return [number_of(value) for value in np.asarray(values, float).ravel()]
+
+
+def _head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray) -> list[dict[str, Any]]:
+    """Numbers per layer and head, as the analysis paper's Fig. 5."""
+    known = weight_LH[np.isfinite(weight_LH) & (weight_LH > 0)]
+    low, high = (float(bound) for bound in (known.min(initial=math.inf), known.max(initial=-math.inf)))
+    if not low < high:
+        low, high = (low / 2, low * 2) if math.isfinite(low) else (0.5, 1.0)
+    about = "Mean weight on the main sink of the head"
+    maps = [{"name": "weight", "about": about, "unit": " %", "log": True, "low": low, "high": high}]
+    maps[0]["values"] = listed(weight_LH)
+    if np.isfinite(mobility_LH).any():
+        about = "Chance that two steps have their main sink at different places: 0 static, 1 moving"
+        maps.append({"name": "motion", "about": about, "unit": "", "log": False, "low": 0, "high": 1})
+        maps[1]["values"] = listed(mobility_LH)
+    return maps
+
+
+# In the order they are put together: a later file may use an earlier one.
+SCRIPTS = (
+    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "paths", "scatter", "pane",
+    "charts", "findings", "controls", "main",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def script() -> str:
+    """All scripts as one, in a scope of its own."""
+    parts = (asset(f"assets/{name}.js").strip() for name in SCRIPTS)
+    return '(() => {\n"use strict";\n' + "\n\n".join(parts) + "\n})();\n"
+
+
+def script_hash() -> str:
+    """What the page's Content-Security-Policy allows to run: this script and no other."""
+    return base64.b64encode(hashlib.sha256(script().encode("utf-8")).digest()).decode("ascii")
+
+
+def payload(studies: Sequence[Study], budget: int = BUDGET) -> dict[str, Any]:
+    """Everything the script draws, as JSON values. ``budget``: characters for the arrays of each run."""
+    palette = {name: {"scale": theme.scale, "runs": theme.runs} for name, theme in THEMES.items()}
+    runs = [
+        {"label": study.label, "family": study.family, "added": study.sink_count}
+        | facts_of(study)
+        | arrays_of(study, budget)
+        for study in studies
+    ]
+    return {"palette": palette, "runs": runs}
+
+
+def data_block(content: dict[str, Any]) -> str:
+    """A block that no browser runs or reads as markup: "<" is written as an escape."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="payload">{text}</script>'

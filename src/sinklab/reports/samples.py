@@ -4,11 +4,11 @@
 # G states of queries (masked, committed, prompt)
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, overload
+from operator import methodcaller
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -75,13 +75,24 @@ class Reader:
         return pd.DataFrame() if frame is None else frame
 
 
-def _stored(name: str) -> Callable[[Recorded], np.ndarray | None]:
-    return lambda recorded: recorded.array(name)
+MASK = "[MASK]"
+ADDED = "added sink"
+_COLUMNS = {
+    "tokens": {"sample", "step", "position", "token_id", "text", "state"},
+    "steps": {"sample", "step", "block"},
+}
+# Runs of checkpoints without special tokens may lack the last two columns.
+_ABSENT: dict[str, tuple[object, str]] = {
+    "token_id": (-1, "i8"), "text": (None, "O"), "state": (None, "O"), "special": ("", "O"), "template": (False, "?"),
+}  # fmt: skip
+"""column of the table tokens -> what stands where no position is, and the type"""
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
-    """The attention of one prompt. Arrays are read on first use and live as long as the object; NaN where nothing is.
+class Sample:
+    """One prompt of a run: its attention, and what the canvas held before each recorded step.
+
+    Arrays are read on first use and live as long as the object; NaN where nothing is.
 
     Received attention and visible queries are scaled as if all positions had run as queries, so that an even share is
     1 at every step, under a cache and in a decoder that runs one query a step.
@@ -95,10 +106,14 @@ class Recorded:
     rule: Rule
     """what counts as a sink"""
 
+    def _has(self, name: str) -> bool:
+        """Whether the run has a part of this table or file of arrays for the sample."""
+        return name in (*self.run.tables, *self.run.array_files) and self.index in self.run.parts(name)
+
     @cached_property
     def names(self) -> frozenset[str]:
         """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes of another layout."""
-        if "attention" not in self.run.array_files or self.index not in self.run.parts("attention"):
+        if not self._has("attention"):
             return frozenset()
         dims = self.run.dims("attention", part=self.index)
         needed = {"received", "visible", "positions", "step_number"}
@@ -184,59 +199,50 @@ class Recorded:
         """Key with the greatest share, -1 where nothing is there."""
         return main_sink(self.share_TLHK)
 
-    value_norm_TLK = cached_property(_stored("value_norm"))
+    value_norm_TLK = cached_property(methodcaller("array", "value_norm"))
     """Length of value vectors, mean over heads."""
-    key_norm_TLK = cached_property(_stored("key_norm"))
+    key_norm_TLK = cached_property(methodcaller("array", "key_norm"))
     """Length of key vectors, mean over heads."""
-    main_by_state_TGLH = cached_property(_stored("main_by_state"))
+    main_by_state_TGLH = cached_property(methodcaller("array", "main_by_state"))
     """Main sink of the queries of one state; -1 where there are none."""
-    share_by_state_TGLH = cached_property(_stored("share_by_state"))
+    share_by_state_TGLH = cached_property(methodcaller("array", "share_by_state"))
     """Mean weight the queries of one state give to their main sink."""
-    row_entropy_TGLH = cached_property(_stored("row_entropy"))
+    row_entropy_TGLH = cached_property(methodcaller("array", "row_entropy"))
     """Entropy of attention rows in nats, mean over the queries of one state."""
-    output_norm_TGLH = cached_property(_stored("output_norm"))
+    output_norm_TGLH = cached_property(methodcaller("array", "output_norm"))
     """Length of a head's output, mean over the queries of one state."""
-    noop_bound_TGLH = cached_property(_stored("noop_bound"))
+    noop_bound_TGLH = cached_property(methodcaller("array", "noop_bound"))
     """Upper bound of that length (sink-token paper, Eq. 20), mean over the same queries."""
 
     @cached_property
     def map_names(self) -> tuple[tuple[int, int, int], ...]:
         """(step, layer, head) of the exact attention maps that were kept."""
-        if "maps" not in self.run.array_files or self.index not in self.run.parts("maps"):
+        if not self._has("maps"):
             return ()
         named = [key.split("-") for key in self.run.dims("maps", part=self.index)]
         return tuple(sorted((int(t[4:]), int(layer[5:]), int(h[4:])) for t, layer, h in named))
 
+    def map_name(self, *wanted: int | None) -> tuple[int, int, int]:
+        """The first kept map with this step, layer and head, None for any. NotRecorded names those there are."""
+        for name in self.map_names:
+            if all(given in (None, has) for given, has in zip(wanted, name, strict=True)):
+                return name
+        given = ", ".join("any" if number is None else str(number) for number in wanted)
+        kept = ", ".join(map(str, self.map_names)) or "none"
+        raise NotRecorded(
+            f"{self.run.path} kept no map of (step, layer, head) ({given}) of sample {self.index}: it has "
+            f"{kept}. Ask for maps when tracing, as step:layer:head: `sinklab trace --maps 3:5:2`."
+        )
+
     def map(self, step: int, layer: int, head: int) -> np.ndarray:
-        """The attention map (query, key). Raises ValueError for one that was not kept, naming those there are."""
-        if (step, layer, head) not in self.map_names:
-            kept = ", ".join(map(str, self.map_names)) or "none"
-            raise NotRecorded(
-                f"{self.run.path} has no map of (step, layer, head) {(step, layer, head)} of sample {self.index}: it "
-                f"has {kept}. Ask for maps when tracing: `sinklab trace --maps {step}:{layer}:{head}`."
-            )
-        return self.run.array("maps", f"step{step}-layer{layer}-head{head}", part=self.index).astype(np.float32)
-
-
-MASK = "[MASK]"
-ADDED = "added sink"
-_COLUMNS = {
-    "tokens": {"sample", "step", "position", "token_id", "text", "state"},
-    "steps": {"sample", "step", "block"},
-}
-
-
-@dataclass(frozen=True, eq=False)
-class Sample(Recorded):
-    """One prompt of a run: attention (see Recorded), and what the canvas held before each recorded step."""
-
-    prompt: str | None = None
-    completion: str | None = None
+        """The attention map (query, key). Raises NotRecorded for one that was not kept, naming those there are."""
+        name = "step{}-layer{}-head{}".format(*self.map_name(step, layer, head))
+        return self.run.array("maps", name, part=self.index).astype(np.float32)
 
     @cached_property
     def _grid(self) -> dict[str, np.ndarray]:
         """Columns of the table tokens as (step, position) arrays."""
-        if "tokens" not in self.run.tables or self.index not in self.run.parts("tokens"):
+        if not self.has_tokens:
             raise NotRecorded(f"This needs the table tokens: {self.run.path} has none of sample {self.index}.")
         frame = checked(self.run, "tokens", _COLUMNS["tokens"], self.index)
         numbers = self.step_numbers_T if self.names else np.unique(frame["step"])
@@ -249,11 +255,8 @@ class Sample(Recorded):
                 f"lies outside 0 to {positions - 1}."
             )
         place = (frame["step"].map(row_of).to_numpy(int), frame["position"].to_numpy(int))
-        # Runs of checkpoints without special tokens may lack the last two columns.
-        columns: dict[str, tuple[object, str]] = {"special": ("", "O"), "template": (False, "?")}
-        columns |= {"token_id": (-1, "i8"), "text": (None, "O"), "state": (None, "O")}
         grid = {}
-        for name, (absent, dtype) in columns.items():
+        for name, (absent, dtype) in _ABSENT.items():
             grid[name] = np.full((len(numbers), positions), absent, dtype=dtype)
             if name in frame:
                 grid[name][place] = frame[name].to_numpy()
@@ -262,7 +265,7 @@ class Sample(Recorded):
     @property
     def has_tokens(self) -> bool:
         """Whether the tokens of this sample were kept."""
-        return "tokens" in self.run.tables and self.index in self.run.parts("tokens")
+        return self._has("tokens")
 
     @property
     def ids_TS(self) -> np.ndarray:
@@ -309,11 +312,16 @@ class Sample(Recorded):
     def blocks_T(self) -> np.ndarray:
         """Block of the decoder at each recorded step, -1 where it was not written down."""
         blocks_T = np.full(len(self.step_numbers_T), -1)
-        if "steps" in self.run.tables and self.index in self.run.parts("steps"):
+        if self._has("steps"):
             frame = checked(self.run, "steps", _COLUMNS["steps"], self.index)
             known = dict(zip(frame["step"], frame["block"], strict=True))
             blocks_T = np.array([known.get(int(step), -1) for step in self.step_numbers_T], dtype=int)
         return blocks_T
+
+    @property
+    def borders(self) -> np.ndarray:
+        """Rows of the recorded steps at which another block begins."""
+        return np.flatnonzero(np.diff(self.blocks_T)) + 1
 
     def over_keys(self, values_TS: np.ndarray, added: object) -> np.ndarray:
         """``values_TS`` (step, position) behind the added sink columns, which hold ``added`` where they are there."""
@@ -340,47 +348,22 @@ class Sample(Recorded):
         return self.over_keys(self.ages_TS, ADDED)
 
 
-class Samples(Sequence[Sample]):
+class Samples:
     """The samples of a run. Each access gives a new Sample, so that what one has read goes when it is let go."""
 
-    def __init__(self, run: Run, added: int, rule: Rule, generations: pd.DataFrame | None) -> None:
-        self._run, self._added, self._rule, self._texts = run, added, rule, generations
-        numbers: set[int] = set()
-        for name in ("attention", "tokens"):
-            if name in (*run.array_files, *run.tables):
-                numbers.update(run.parts(name))
-        self.numbers = tuple(sorted(numbers))
-
-    def chosen(self, places: Sequence[int]) -> Samples:
-        """The samples at some places only."""
-        some = copy(self)
-        some.numbers = tuple(self.numbers[place] for place in places)
-        return some
+    def __init__(self, run: Run, added: int, rule: Rule) -> None:
+        self._run, self._added, self._rule = run, added, rule
+        known = [name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)]
+        self.numbers = sorted({number for name in known for number in run.parts(name)})
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(*place.indices(len(self)))]
-        number = self.numbers[place]
-        prompt = completion = None
-        if self._texts is not None:
-            rows = self._texts[self._texts["sample"] == number]
-            if "masked_sinks" in rows:
-                rows = rows.sort_values("masked_sinks", kind="stable")
-            if len(rows):
-                prompt, completion = (
-                    None if pd.isna(rows[key].iloc[0]) else str(rows[key].iloc[0]) for key in ("prompt", "completion")
-                )
-        return Sample(self._run, number, self._added, self._rule, prompt, completion)
+    def __getitem__(self, place: int) -> Sample:
+        return Sample(self._run, self.numbers[place], self._added, self._rule)
 
     def __iter__(self) -> Iterator[Sample]:
-        return (self[place] for place in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
 
 def checked(run: Run, name: str, columns: set[str], part: int | None = None, what: str = "a study") -> pd.DataFrame:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sinklab.reports.drawing import drawn_as, figure, having
+from sinklab.reports.drawing import NEW, drawn_as, figure
 from sinklab.reports.maps import place_of
 from sinklab.reports.samples import ADDED, MASK, STATES
 from sinklab.reports.study import Study
-from sinklab.reports.style import MARKERS, Theme, legend_above, legend_of_dots, own_axes, printable
+from sinklab.reports.style import MARKERS, Theme, legend_of_dots, note, own_axes, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,72 +19,53 @@ if TYPE_CHECKING:
 _RASTERED = 1500
 
 
-@figure("score_histogram")
-def score_histogram(runs: list[Study], axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("score_histogram", needs="attention", size=(4.6, 2.8), legend=2)
+def score_histogram(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
     """How received attention is spread over tokens, layers, heads and steps (analysis paper, Fig. 3 and 9).
 
     Both axes are logarithmic; scores are multiples of an even share, and the line is the threshold of the sink rule.
     What lies below the lowest bin is counted in it.
     """
-    kept = _recorded(runs)
-    own, axes = axes is None, own_axes(axes, 4.6, 2.8)
     # The line at the threshold and its label are always inside.
     low, high = 1.0, 16.0
-    for index, one in enumerate(drawn_as(kept, look)):
-        edges, counts = one.run.histogram.edges, one.run.histogram.counts.astype(float)
-        counts[0] += one.run.histogram.below
-        counts[-1] += one.run.histogram.above
-        full = np.flatnonzero(counts)
+    for index, one in enumerate(drawn_as(runs, look)):
+        edges, shares = one.run.measured.scores
+        full = np.flatnonzero(shares)
         low, high = min(low, edges[full[0]], edges[-1]), max(high, edges[full[-1] + 1])
         axes.stairs(
-            100 * counts / counts.sum(), edges, color=one.colour, linewidth=1.6,
+            100 * shares, edges, color=one.colour, linewidth=1.6,
             linestyle=("-", "--", ":", "-.")[index % 4], label=one.run.label,
         )  # fmt: skip
-    threshold = kept[0].measured.threshold
+    threshold = runs[0].measured.threshold
     if low < threshold < high:
         axes.axvline(threshold, color=look.muted, linewidth=0.9)
-        axes.annotate(
-            "sinks →", (threshold, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
-            va="top", fontsize=8, color=look.muted,
-        )  # fmt: skip
+        note(axes, "sinks →", (threshold, 1), ("data", "axes fraction"), (3, -2))
     axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="received attention", ylabel="% of tokens")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
-    legend_above(axes, 2, grow=own)
-    return axes
 
 
-@figure("epsilon_curve")
-def epsilon_curve(runs: list[Study], axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("epsilon_curve", needs="attention", size=(4.6, 2.8), legend=1)
+def epsilon_curve(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
     """Share of tokens that are no sinks over the threshold ε (analysis paper, Fig. 10).
 
     The lines mark ε = 3 and the 96 % stated for it.
     """
-    own, axes = axes is None, own_axes(axes, 4.6, 2.8)
     lowest = 100.0
-    for one in drawn_as(_recorded(runs), look):
+    for one in drawn_as(runs, look):
         curve = one.run.curve
         lowest = min(lowest, float(np.nanmin(100 * curve.filtered)))
         label = f"{one.run.label}: {100 * curve.at(3.0):.1f} % at 3"
         axes.plot(curve.epsilon, 100 * curve.filtered, color=one.colour, marker=one.marker, markevery=2, label=label)
     axes.axvline(3, color=look.muted, linewidth=0.8, linestyle=":")
     axes.axhline(96, color=look.muted, linewidth=0.8, linestyle=":")
-    axes.annotate(
-        "96 %", (1, 96), xycoords=("axes fraction", "data"), xytext=(0, -2), textcoords="offset points", ha="right",
-        va="top", fontsize=8, color=look.muted,
-    )  # fmt: skip
+    note(axes, "96 %", (1, 96), ("axes fraction", "data"), (0, -2), ha="right")
     axes.set(xlabel="ε", ylabel="tokens that are no sinks, %", ylim=(min(80.0, lowest - 1), 100.4))
-    legend_above(axes, grow=own)
-    return axes
 
 
-def _recorded(runs: list[Study]) -> list[Study]:
-    return having(runs, "attention", lambda run: run.layers)
-
-
-@figure("value_norm_scatter", alone=True)
-def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("value_norm_scatter", alone=True, needs=("attention", "value norms"), size=(4.6, 3.4))
+def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes = NEW, *, look: Theme) -> None:
     """Length of value vectors against received attention, a dot per token, layer and step (sink-token paper, Fig. 1).
 
     A random draw of at most 10,000 sink and 10,000 other text tokens (fixed seed), all layers or one of them; a text
@@ -93,13 +74,10 @@ def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes | None =
     """
     from matplotlib.ticker import LogLocator
 
-    _recorded([run])
-    having([run], "value norms", lambda run: len(run.measured.scatter))
     drawn = run.measured.scatter
     if layer is not None:
         drawn = drawn[drawn["place"] == place_of(run, "layer", layer)]
     groups = (("other text", look.muted, "o", 5), ("text sinks", look.runs[0], "s", 9), (ADDED, look.added, "D", 9))
-    axes = own_axes(axes, 4.6, 3.4)
     for kind, (label, colour, marker, area) in enumerate(groups):
         rows = drawn[drawn["kind"] == kind]
         if not len(rows):
@@ -115,20 +93,16 @@ def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes | None =
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.minorticks_off()
     legend_of_dots(axes, 3)
-    return axes
 
 
-@figure("output_norm_against_bound", alone=True)
-def output_norm_against_bound(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"), size=(4.2, 3.8))
+def output_norm_against_bound(run: Study, axes: Axes = NEW, *, look: Theme) -> None:
     """Length of a head's output against its no-op bound Σ a‖v‖ (sink-token paper, Eq. 20 to 22).
 
     A dot per recorded step, layer, head and state of the query (means over the queries; a random draw of at most 6,000
     with a fixed seed). No dot can lie above the line, where the two are equal.
     """
-    _recorded([run])
-    having([run], "bounds", lambda run: len(run.measured.bounds))
     drawn = run.measured.bounds
-    axes = own_axes(axes, 4.2, 3.8)
     top = float(drawn["bound"].max()) * 1.05
     axes.plot([0, top], [0, top], color=look.ink, linewidth=0.9, label="_equal")
     for code, state in enumerate(STATES):
@@ -141,18 +115,15 @@ def output_norm_against_bound(run: Study, axes: Axes | None = None, *, look: The
     axes.set(xlabel="bound: Σ weight × length of value", ylabel="length of a head's output")
     axes.set(xlim=(0, top), ylim=(0, top))
     legend_of_dots(axes, 3, title="queries")
-    return axes
 
 
-@figure("sink_tokens", alone=True)
+@figure("sink_tokens", alone=True, needs="tokens")
 def sink_tokens(run: Study, axes: Axes | None = None, *, top: int = 8, look: Theme) -> Axes:
     """The tokens that are sinks most often (analysis paper, Table 2), with what occupancy alone would give.
 
     Bars for the frequency among sink events, a tick for the share of positions, enrichment (their ratio) as a number.
     """
-    having([run], "the table tokens and recorded attention", lambda run: run.sink_tokens is not None)
     found = run.sink_tokens
-    assert found is not None
     count = min(top, int((found.events > 0).sum()))
     frequency, occupancy = 100 * found.frequency[:count], 100 * found.occupancy[:count]
     colours = {ADDED: look.added, MASK: look.states["masked"]}

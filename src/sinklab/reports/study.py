@@ -3,22 +3,19 @@
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, methodcaller
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.movement import MotionSummary
-from sinklab.analysis.thresholds import EpsilonCurve, ScoreHistogram
-from sinklab.analysis.tokens import Enrichment, Explained
+from sinklab.analysis.thresholds import EpsilonCurve
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
-from sinklab.reports.measured import LayerFacts, Measured
-from sinklab.reports.samples import Reader, Samples, rule_name
+from sinklab.reports.measured import Measured
+from sinklab.reports.samples import Reader, Sample, Samples, rule_name
 from sinklab.sinks.rules import DEFAULT, Rule
 
 WITHIN = 8
@@ -61,10 +58,6 @@ def _recovered(truncation: pd.DataFrame | None) -> Verdict:
     return recovery(heads["lost"].to_numpy(), heads["recovered"].to_numpy(), within=WITHIN)
 
 
-def _table(name: str) -> Callable[[Reader], pd.DataFrame | None]:
-    return lambda run: run.table(name)
-
-
 @dataclass(frozen=True, eq=False)
 class Study(Reader):
     """One run of kind "study".
@@ -98,84 +91,47 @@ class Study(Reader):
     @cached_property
     def samples(self) -> Samples:
         """The samples, a new object at each access."""
-        return Samples(self.run, self.sink_count, self.rule, self.generations)
+        return Samples(self.run, self.sink_count, self.rule)
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Places in ``samples`` of those with attention."""
         return tuple(place for place, sample in enumerate(self.samples) if sample.names)
 
-    @cached_property
-    def layers(self) -> list[int]:
-        """Numbers of the recorded layers, in the order of the layer axis; empty without attention."""
-        return self._numbers(1, "recorded_layers")
+    layers = cached_property(lambda run: run._numbers(1, "recorded_layers"))
+    """Numbers of the recorded layers, in the order of the layer axis; empty without attention."""
+    heads = cached_property(lambda run: run._numbers(2, "recorded_heads"))
+    """Numbers of the recorded heads, in the order of the head axis; empty without attention."""
 
     @cached_property
-    def heads(self) -> list[int]:
-        """Numbers of the recorded heads, in the order of the head axis; empty without attention."""
-        return self._numbers(2, "recorded_heads")
-
-    @cached_property
-    def _shape(self) -> tuple[int, ...]:
-        """(step, layer, head, key) of the first sample with attention."""
-        return self.samples[self.recorded[0]].received_TLHK.shape
+    def _first(self) -> Sample:
+        """The first sample with attention."""
+        return self.samples[self.recorded[0]]
 
     def _numbers(self, axis: int, name: str) -> list[int]:
         if not self.recorded:
             return []
-        count = self._shape[axis]
+        count = self._first.received_TLHK.shape[axis]
         numbers = [int(number) for number in self.run.info.model.get(name) or range(count)]
         if len(numbers) != count:
             raise ValueError(
                 f"{self.run.path} does not fit itself: run.json names {len(numbers)} {name.replace('_', ' ')}, the "
-                f"arrays of sample {self.samples[self.recorded[0]].index} hold {count}."
+                f"arrays of sample {self._first.index} hold {count}."
             )
         return numbers
 
     def over(self, axis: str) -> pd.DataFrame:
-        """By layer: all fields of LayerFacts but those per head, motion, overlap, split sinks, moves at block borders.
+        """By layer and by step: the columns of `Measured.by_layer` and `Measured.by_step`."""
+        measured = {"layer": "by_layer", "step": "by_step"}
+        return getattr(self.measured, measured[axis]) if axis in measured else super().over(axis)
 
-        By step: ``overlap``, of a head's sinks with those of the next recorded step.
-        """
-        if axis == "step":
-            overlap = self.measured.overlap_by_step
-            return pd.DataFrame({"step": list(overlap), "overlap": list(overlap.values())})
-        return self._by_layer if axis == "layer" else super().over(axis)
-
-    @cached_property
-    def _by_layer(self) -> pd.DataFrame:
-        measured = self.measured
-        table = pd.DataFrame([dataclasses.asdict(facts) for facts in self.facts])
-        if table.empty:
-            return table
-        table["main_share"] = [float(share_H.mean()) for share_H in table.pop("main_share_H")]
-        if measured.layer_sinks is not None:
-            table["distinct_sinks"] = measured.layer_sinks.distinct
-        weighted = measured.motions.dropna(subset=["mobility"])
-        weighted = weighted.assign(weight=weighted["strength"] * weighted["mobility"]).groupby("layer")
-        sums = weighted[["weight", "strength"]].sum().reindex(self.layers)
-        table["mobility"] = (sums["weight"] / sums["strength"]).to_numpy()
-        table["overlap_between_heads"] = measured.overlap_by_head_L
-        table["overlap_with_next_layer"] = np.append(np.diagonal(measured.overlap_by_layer_LL, 1), np.nan)
-        if measured.split is not None:
-            table["split_sinks"] = measured.split.share_by_layer
-        if measured.blocks:
-            table["border_moves"] = [effect.border_rate for effect in measured.blocks]
-            table["inside_moves"] = [effect.inside_rate for effect in measured.blocks]
-        return table
-
-    @property
-    def tokens(self) -> pd.DataFrame | None:
-        """What each forward saw: sample, step, position, text, state (prompt, masked, committed). Not kept."""
-        return self.table("tokens")
-
-    generations = cached_property(_table("generations"))
+    generations = cached_property(methodcaller("table", "generations"))
     """sample, prompt, completion, and what else the run noted."""
 
-    truncation = cached_property(_table("truncation"))
+    truncation = cached_property(methodcaller("table", "truncation"))
     """What hiding the middle of the context did to the main sinks, per step, layer and head."""
 
-    removals = cached_property(_table("removals"))
+    removals = cached_property(methodcaller("table", "removals"))
     """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
 
     @cached_property
@@ -191,52 +147,24 @@ class Study(Reader):
     @cached_property
     def measured(self) -> Measured:
         """Everything that needs the arrays, from one pass over the samples."""
-        return Measured(self.samples.chosen(self.recorded), self.layers, self.heads)
+        return Measured(self.samples, self.recorded, self.layers, self.heads)
 
-    @property
-    def facts(self) -> list[LayerFacts]:
-        """One entry per recorded layer; empty when no attention was recorded."""
-        return self.measured.facts
-
-    @property
-    def curve(self) -> EpsilonCurve | None:
-        """Share of tokens that are no sinks over the threshold; None without attention."""
-        return self.measured.curve
-
-    @property
-    def histogram(self) -> ScoreHistogram | None:
-        """How received attention is spread, in 80 logarithmic bins; None without attention."""
-        return self.measured.histogram
-
-    @property
-    def motion(self) -> MotionSummary | None:
-        """How the main sinks move, all heads and samples together; None without attention."""
-        return self.measured.motion
-
-    @property
-    def text_motion(self) -> MotionSummary | None:
-        """The same among text positions alone; None without added sinks."""
-        return self.measured.text_motion
-
-    @property
-    def explained(self) -> Explained | None:
-        """How much of received attention the class and the position of tokens explain; None without tokens."""
-        return self.measured.explained
-
-    @cached_property
-    def sink_tokens(self) -> Enrichment | None:
-        """Which tokens the sinks are under the rule, all layers, heads, steps and samples together."""
-        return self.measured.enriched("text")
-
-    @cached_property
-    def classes(self) -> Enrichment | None:
-        """Which classes of tokens the sinks are."""
-        return self.measured.enriched("class")
-
-    @cached_property
-    def ages(self) -> Enrichment | None:
-        """In which state the positions are that sinks stand on: masked, just committed, committed, prompt."""
-        return self.measured.enriched("age")
+    curve = property(attrgetter("measured.curve"))
+    """Share of tokens that are no sinks over the threshold, an `EpsilonCurve`; None without attention."""
+    histogram = property(attrgetter("measured.histogram"))
+    """How received attention is spread, a `ScoreHistogram` of 80 logarithmic bins; None without attention."""
+    motion = property(attrgetter("measured.motion"))
+    """How the main sinks move, all heads and samples together, a `MotionSummary`; None without attention."""
+    text_motion = property(attrgetter("measured.text_motion"))
+    """The same among text positions alone; None without added sinks."""
+    explained = property(attrgetter("measured.explained"))
+    """How much of received attention the class and the position of tokens explain; None without tokens."""
+    sink_tokens = cached_property(lambda run: run.measured.enriched("text"))
+    """Which tokens the sinks are under the rule, an `Enrichment` over all layers, heads, steps and samples."""
+    classes = cached_property(lambda run: run.measured.enriched("class"))
+    """Which classes of tokens the sinks are."""
+    ages = cached_property(lambda run: run.measured.enriched("age"))
+    """In which state the positions are that sinks stand on: masked, just committed, committed, prompt."""
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -121,11 +121,13 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
 def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
     """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot keeps its height.
 
+    columns: 0 takes two, or one where an entry is long.
     extra: more entries, as (line style, words), in the colour of labels.
     """
     from matplotlib.lines import Line2D
 
     handles, names = axes.get_legend_handles_labels()
+    columns = columns or (1 if any(len(name) > 24 for name in names) else 2)
     muted = axes.xaxis.label.get_color()
     styles: Any = [style for style, _ in extra]
     handles += [Line2D([], [], color=muted, linestyle=style, linewidth=1.2) for style in styles]
@@ -144,6 +146,12 @@ def legend_of_dots(axes: Axes, columns: int, title: str | None = None) -> None:
     )  # fmt: skip
     for handle in legend.legend_handles:
         handle.set(sizes=[30], alpha=1)  # type: ignore[union-attr]
+
+
+def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: tuple[int, int], **how: Any) -> None:
+    """Small words in the colour of labels, hanging from a place."""
+    style = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
+    axes.annotate(words, at, xycoords=coords, xytext=offset, textcoords="offset points", **style)
 
 
 def whole_numbers(axis: Any) -> None:

@@ -36,8 +36,10 @@ def outcome_table(run: Training) -> pd.DataFrame:
         "takeover_step": run.takeover,
         "emergence_step": run.emergence,
     }
-    last = {} if run.looks.empty else run.looks.iloc[-1].drop(["layer", "causal"]).to_dict()
-    return pd.DataFrame([row | last]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
+    if run.monitor is not None:
+        whole = run.monitor[run.monitor["layer"] == -1].sort_values("step")
+        row |= whole.iloc[-1].drop(["layer", "causal"]).to_dict()
+    return pd.DataFrame([row]).astype({"takeover_step": "Int64", "emergence_step": "Int64"})
 
 
 TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
@@ -50,15 +52,23 @@ TRAINING_TABLES: dict[str, Callable[[Training], pd.DataFrame]] = {
 MARKDOWN_ROWS = 60
 
 
+def enrichment_table(found: Enrichment | None, name: str) -> pd.DataFrame:
+    """Columns of an `Enrichment`, its labels under ``name``; no row without one."""
+    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
+    if found is None:
+        return pd.DataFrame(columns=[name, *columns])
+    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
+
+
 def sink_tokens_table(study: Study) -> pd.DataFrame:
     """Which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token."""
-    return _enrichment(study.sink_tokens, "token")
+    return enrichment_table(study.sink_tokens, "token")
 
 
 def classes_table(study: Study) -> pd.DataFrame:
     """The same by class of token and by age of the position (masked, just committed, committed, prompt)."""
     parts = [
-        _enrichment(found, "label").assign(by=by).pipe(_first, "by")
+        enrichment_table(found, "label").assign(by=by).pipe(_first, "by")
         for by, found in (("class", study.classes), ("age", study.ages))
     ]
     return pd.concat(parts, ignore_index=True)
@@ -177,13 +187,6 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
     "csv": lambda table, path: table.to_csv(path, index=False),
     "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
 }
-
-
-def _enrichment(found: Enrichment | None, name: str) -> pd.DataFrame:
-    columns = ("events", "occurrences", "frequency", "occupancy", "enrichment")
-    if found is None:
-        return pd.DataFrame(columns=[name, *columns])
-    return pd.DataFrame({name: found.label, **{column: getattr(found, column) for column in columns}})
 
 
 def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:

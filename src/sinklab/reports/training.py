@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import Any, ClassVar
 
 import numpy as np
@@ -88,45 +89,30 @@ class Training(Reader):
         },
     }  # fmt: skip
 
+    history = cached_property(methodcaller("table", "history"))
+    """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN where a row has only the other loss."""
+    monitor = cached_property(methodcaller("table", "monitor"))
+    """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole model."""
+    heldout_rows = cached_property(methodcaller("table", "heldout_rows"))
+    """Loss of every held-out row of text at the end."""
+
+    @cached_property
+    def facts(self) -> pd.DataFrame:
+        """The rows of the monitor under the names that the same facts have in a study; empty without a monitor."""
+        if self.monitor is None:
+            return pd.DataFrame(columns=["step", "layer"])
+        text = np.fmax(self.monitor["activation_first"], self.monitor["activation_other"])
+        return self.monitor.rename(columns=FIELDS).assign(activation_text=text)
+
     def over(self, axis: str) -> pd.DataFrame:
         """By step: the whole model at every measurement of the monitor; by layer: the layers at the last one."""
-        table = {"step": self.looks, "layer": self.last_layers}.get(axis)
-        if table is None or table.empty:
-            return super().over(axis) if table is None else table
-        text = np.fmax(table["activation_first"], table["activation_other"])
-        return table.rename(columns=FIELDS).assign(activation_text=text)
-
-    @cached_property
-    def history(self) -> pd.DataFrame | None:
-        """step, tokens, loss, heldout_loss, lr, grad_norm, …; NaN where a row has only the other loss."""
-        return self.table("history")
-
-    @cached_property
-    def monitor(self) -> pd.DataFrame | None:
-        """What the sink monitor measured: a row per measurement and layer, layer -1 for the whole model."""
-        return self.table("monitor")
-
-    @cached_property
-    def looks(self) -> pd.DataFrame:
-        """The rows of the whole model, one per measurement; empty without a monitor."""
-        frame = self.monitor
-        return pd.DataFrame() if frame is None else frame[frame["layer"] == -1].sort_values("step", ignore_index=True)
-
-    @cached_property
-    def last_layers(self) -> pd.DataFrame:
-        """The rows of the layers at the last measurement; empty without a monitor."""
-        frame = self.monitor
-        if frame is None:
-            return pd.DataFrame()
-        last = frame[(frame["step"] == frame["step"].max()) & (frame["layer"] >= 0)]
-        return last.sort_values("layer", ignore_index=True)
-
-    def by_layer(self, measure: str) -> pd.DataFrame:
-        """A measure with a row per layer and a column per measurement. Empty without a monitor."""
-        frame = self.monitor
-        if frame is None:
-            return pd.DataFrame()
-        return frame[frame["layer"] >= 0].pivot(index="layer", columns="step", values=measure)
+        whole = self.facts["layer"] == -1
+        if axis == "step":
+            return self.facts[whole].sort_values("step", ignore_index=True)
+        if axis == "layer":
+            last = self.facts["step"] == self.facts["step"].max()
+            return self.facts[last & ~whole].sort_values("layer", ignore_index=True)
+        return super().over(axis)
 
     @property
     def variant(self) -> str:
@@ -138,11 +124,6 @@ class Training(Reader):
         """Steps of the causal warm start; 0 without one."""
         settings = self.run.info.settings
         return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
-
-    @cached_property
-    def heldout_rows(self) -> pd.DataFrame | None:
-        """Loss of every held-out row of text at the end."""
-        return self.table("heldout_rows")
 
     @cached_property
     def loss(self) -> HeldoutLoss | None:
@@ -176,16 +157,16 @@ class Training(Reader):
     @cached_property
     def takeover(self) -> int | None:
         """First measured step from which the added sinks draw more than twice an even share to the end, or None."""
-        looks = self.looks
-        if looks.empty or not self.sink_count:
+        table = self.over("step")
+        if table.empty or not self.sink_count:
             return None
-        return first_for_good(looks["step"], looks["sink_share"] > OVER_EVEN * looks["even_share"])
+        return first_for_good(table["step"], table["added_share"] > OVER_EVEN * table["even_share"])
 
     @cached_property
     def emergence(self) -> int | None:
         """First measured step from which more than half of all heads have a sink to the end, or None."""
-        looks = self.looks
-        return None if looks.empty else first_for_good(looks["step"], looks["main_none"] < 0.5)
+        table = self.over("step")
+        return None if table.empty else first_for_good(table["step"], table["main_none"] < 0.5)
 
 
 def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:

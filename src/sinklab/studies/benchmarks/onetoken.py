@@ -85,9 +85,9 @@ class Experiment:
         return _mean([(pair[0], pair[1] / 1.96) for pair in pairs if pair is not None])
 
     def share(self, name: str) -> Cell | None:
-        """Percent of attention on the added sinks at the last look of the monitor, mean over runs."""
-        looks = [one.looks for one in self.of(name) if one.sink_count]
-        return _mean([(100 * float(table.iloc[-1]["sink_share"]), math.nan) for table in looks if not table.empty])
+        """Percent of attention on the added sinks when the monitor last measured it, mean over runs."""
+        found = [one.over("step") for one in self.of(name) if one.sink_count]
+        return _mean([(100 * float(table.iloc[-1]["added_share"]), math.nan) for table in found if not table.empty])
 
     def model_of(self, name: str, *, tuned: bool = False) -> str | None:
         """Folder or name of the first model of a variant; `tuned`: the one fine-tuned on questions."""
