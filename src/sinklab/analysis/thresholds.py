@@ -51,11 +51,6 @@ class EpsilonCurve(Counts):
             )
         return float(self.filtered[found[0]])
 
-    @property
-    def holds_96(self) -> bool:
-        """Whether epsilon = 3 filters at least 96 % of the tokens, as stated for three published models (App. B)."""
-        return self.at(3.0) >= 0.96
-
 
 def epsilon_curve(
     received: Any,

@@ -99,8 +99,8 @@ def _tokens(study: Study) -> dict[str, float]:
         found["sinks that are masks, %"] = 100 * tokens.frequency[row]
         found["enrichment of masks among sinks"] = float(tokens.enrichment[row])
     if explained is not None:
-        found["attention explained by class of token, %"] = 100 * explained.by_class
-        found["attention explained by position, %"] = 100 * explained.by_position
+        found["attention explained by class of token, %"] = 100 * explained.by_class.value
+        found["attention explained by position, %"] = 100 * explained.by_position.value
     return found
 
 

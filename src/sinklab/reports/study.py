@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, methodcaller
@@ -12,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.thresholds import EpsilonCurve
 from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
@@ -23,8 +23,8 @@ WITHIN = 8
 
 
 def judged(
-    curve: EpsilonCurve | None,
-    events_by_position: np.ndarray,
+    filtered_N: Sequence[float],
+    events_NS: np.ndarray,
     heldout: pd.DataFrame | None,
     truncation: pd.DataFrame | None,
 ) -> list[Verdict]:
@@ -33,7 +33,7 @@ def judged(
     The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
     error is that of the paired differences.
     """
-    found = [start_only(events_by_position if len(events_by_position) else np.zeros(1))]
+    found = [start_only(events_NS)]
     plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
     if heldout is not None:
         base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
@@ -43,19 +43,22 @@ def judged(
             error = float(other["delta_stderr"])
     found.append(masking_cost(plain, masked, paired_error=error))
     found.append(_recovered(truncation))
-    if curve is not None:
-        found.append(ninety_six(curve))
+    if filtered_N:
+        found.append(ninety_six(filtered_N))
     return found
 
 
 def _recovered(truncation: pd.DataFrame | None) -> Verdict:
     if truncation is None:
         unknown = "No part of the context was hidden, so recovery was not measured."
-        return Verdict("no recovery", None, math.nan, 0.5, unknown)
+        return Verdict("no recovery", None, math.nan, math.nan, unknown)
+    if "renormalised" not in truncation:
+        unknown = "The run does not say which heads have a sink by renormalisation alone, so recovery cannot be judged."
+        return Verdict("no recovery", None, math.nan, math.nan, unknown)
     first = truncation.groupby("sample")["step"].transform("min")
     soon = truncation[truncation["step"] < first + WITHIN]
-    heads = soon.groupby(["sample", "layer", "head"])[["lost", "recovered"]].any()
-    return recovery(heads["lost"].to_numpy(), heads["recovered"].to_numpy(), within=WITHIN)
+    heads = soon.groupby(["sample", "layer", "head"])[["lost", "renormalised", "recovered"]].any()
+    return recovery(*(heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads), within=WITHIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,4 +172,4 @@ class Study(Reader):
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The failure signatures and the 96 % statement, each with a sentence."""
-        return judged(self.curve, self.measured.events_by_position, self.heldout, self.truncation)
+        return judged(self.measured.filtered_N, self.measured.events_NS, self.heldout, self.truncation)
