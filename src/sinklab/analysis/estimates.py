@@ -19,7 +19,7 @@ import scipy  # its modules load where they are first used
 FEWEST = 6
 """samples that a verdict takes: with fewer, even an exact test cannot reach 5 % (2 of the 2^5 signs are 6 %)"""
 LEVEL = 0.95
-RESAMPLES = 2000
+RESAMPLES, MANY = 2000, 200
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Estimate:
     def is_interval(self) -> bool:
         """Whether low and high are an interval, not the range of too few samples."""
         return self.samples >= FEWEST
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """low and high where they are an interval, else NaN."""
+        return (self.low, self.high) if self.is_interval else (math.nan, math.nan)
 
     def above(self, threshold: float = 0.0) -> bool | None:
         """The verdict: True or False when the whole interval lies above or below, None when that cannot be told."""
@@ -81,29 +86,30 @@ def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     Each end is the one that lies farther out. Student's interval is too short on the long side of skewed numbers, the
     bootstrap (bootstrap-t: Efron 1982; DiCiccio and Efron 1996) where tails are heavy; the percentile interval is too
     short everywhere with so few samples. The bootstrap reaches at most twice as far as Student's: where one sample
-    stands apart from all others, resamples without it have hardly an error.
+    stands apart from all others, resamples without it have hardly an error. From 200 samples on it is Student's alone.
     """
     found = np.asarray(values, dtype=float)
     samples = found.shape[-1]
     mean = found.mean(-1, keepdims=True)
     apart = found - mean
     error = found.std(-1, ddof=1, keepdims=True) / math.sqrt(samples)
-    weights_NS = resampled_weights(samples, RESAMPLES)
-    shift = apart @ weights_NS.T
-    spread = np.sqrt(np.maximum(apart**2 @ weights_NS.T - shift**2, 0) / (samples - 1))
-    # a resample of one value over and over has no error of its own
-    ratio = np.divide(shift, spread, out=np.zeros_like(shift), where=spread > 1e-9 * error)
-    least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
     reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
+    least, most = np.array(-reach), np.array(reach)
+    if samples < MANY:
+        weights_NS = _resampled_weights(samples)
+        shift = apart @ weights_NS.T
+        spread = np.sqrt(np.maximum(apart**2 @ weights_NS.T - shift**2, 0) / (samples - 1))
+        # a resample of one value over and over has no error of its own
+        ratio = np.divide(shift, spread, out=np.zeros_like(shift), where=spread > 1e-9 * error)
+        least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
     mean, error = mean[..., 0], error[..., 0]
     return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(least, -2 * reach, -reach) * error
 
 
 @lru_cache(maxsize=32)
-def resampled_weights(samples: int, resamples: int, seed: int = 0) -> np.ndarray:
+def _resampled_weights(samples: int) -> np.ndarray:
     """Weight of every sample in every resample with replacement, (N, S); rows sum to 1."""
-    counts_NS = np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), resamples)
-    return counts_NS / samples
+    return np.random.default_rng(0).multinomial(samples, np.full(samples, 1 / samples), RESAMPLES) / samples
 
 
 def median_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:

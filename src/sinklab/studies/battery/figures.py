@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinklab.analysis.intervals import bootstrap_mean
+from sinklab.analysis.estimates import mean_over
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, write_figure
@@ -130,7 +130,7 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
 
     Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
     hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
-    bootstrap interval over problems.
+    interval over problems; none with fewer than 6.
 
     Args:
         runs: of the battery, on the same problems.
@@ -152,7 +152,7 @@ def battery_contrasts(runs: Iterable[Run] | Run, *, reference: int = 0, least: f
             if both.empty:
                 continue
             apart = (both["one"] - both["other"]).to_numpy()
-            low, high = bootstrap_mean(apart)
+            low, high = mean_over(apart).interval
             rows.append(
                 {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
                 | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
