@@ -48,7 +48,7 @@ class Estimate:
     def above(self, threshold: float = 0.0) -> bool | None:
         """The verdict: True or False when the whole interval lies above or below, None when that cannot be told."""
         if self.is_interval and (self.low > threshold or self.high < threshold):
-            return self.low > threshold
+            return bool(self.low > threshold)
         return None
 
 
