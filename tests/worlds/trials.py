@@ -176,9 +176,11 @@ POOL = 1000
 
 @cache
 def _paths(kind: str, pool: int) -> Sequence[MotionSummary]:
-    """Samples of ``planted.paths``."""
+    """Samples of ``planted.paths``; but for drifting ones each is there mirrored too, so that the pool has no drift."""
     rng = np.random.default_rng(1)
-    return [motion(planted.paths(rng, kind)).overall for _ in range(pool)]
+    drawn = [planted.paths(rng, kind) for _ in range(pool)]
+    mirrored = [] if kind == "right" else [received[..., ::-1] for received in drawn]
+    return [motion(received).overall for received in drawn + mirrored]
 
 
 def _motions(worlds: int, samples: int, kind: str, pool: int) -> list[MotionSummary]:
