@@ -127,7 +127,7 @@ def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:
         "positions": np.full(3, 8.0, np.float32),
         "step_number": np.array([2, 3, 4]),
     }
-    plan = Truncation(start=3, stop=5, step=3, prefix=1, steps=5)
+    plan = Truncation(start=3, stop=5, step=3, prefix=1)
     table = plan.table(arrays, Selection((6,), (1, 3), 8, 4), sample=9)
     assert set(table["sample"]) == {9}
     assert table["step"].tolist() == [3, 3, 4, 4]

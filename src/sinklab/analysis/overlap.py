@@ -116,7 +116,7 @@ def sinks_per_layer(sinks: Any, received: Any, visible: Any = None, positions: A
     counts = np.zeros((4, flags.shape[-3]), dtype=np.int64)
     scores = np.zeros(flags.shape[-3])
     for slab in slabs(received, visible, positions):
-        exists_LH: np.ndarray = slab.exists.any(-1)
+        exists_LH: Any = slab.exists.any(-1)
         here = flags[slab.at]
         counts += [exists_LH.sum(1), exists_LH.any(1), here.sum((1, 2)), here.any(1).sum(-1)]
         scores += np.where(here, slab.received, 0).sum((1, 2), dtype=float)

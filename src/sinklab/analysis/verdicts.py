@@ -93,14 +93,11 @@ def masking_cost(
     numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, " + (
         f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
     )
-    limit = f"the limit of {_percent(threshold)}"
-    if math.isnan(reach) or abs(value - threshold) <= reach:
-        doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
-        sentence = f"With the sinks masked the {numbers} ({doubt}): cannot tell whether that is over {limit}."
-        return verdict(holds=None, value=value, sentence=sentence)
-    over = value > threshold
-    sentence = f"With the sinks masked the {numbers}: {'over' if over else 'within'} {limit}."
-    return verdict(holds=over, value=value, sentence=sentence)
+    doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
+    holds = value > threshold if abs(value - threshold) > reach else None
+    told = {None: f" ({doubt}): cannot tell whether that is over", True: ": over", False: ": within"}
+    sentence = f"With the sinks masked the {numbers}{told[holds]} the limit of {_percent(threshold)}."
+    return verdict(holds=holds, value=value, sentence=sentence)
 
 
 def recovery(

@@ -225,9 +225,6 @@ class Study:
     class Options:
         """Options of the command besides the settings: how figures are drawn."""
 
-    def check(self, settings: Any) -> None:
-        """Refuse what can be refused before a model is read."""
-
     def of_models(self, models: Sequence[str], settings: Any) -> list[Any]:
         """The settings for each model of a command, which may be of different kinds."""
         return [settings] * len(models)
@@ -309,7 +306,6 @@ class Study:
             raise ValueError(
                 f"a {self.name} is scored by one process, but several were started; start it without a launcher"
             )
-        self.check(settings)
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded

@@ -32,12 +32,10 @@ class RequestCache:
         self._path = None if folder is None else folder / f"requests-{rank}.jsonl"
         self._fingerprint = fingerprint
         self._answers: dict[str, dict[str, Any]] = {}
-        self.found = 0
-        """Answers that were there at the beginning."""
-        if folder is not None:
-            for path in sorted(folder.glob("requests-*.jsonl")):
-                self._read(path)
+        for path in () if folder is None else sorted(folder.glob("requests-*.jsonl")):
+            self._read(path)
         self.found = len(self._answers)
+        """Answers that were there at the beginning."""
 
     def _read(self, path: Path) -> None:
         for line in path.read_bytes().split(b"\n"):

@@ -18,7 +18,7 @@ from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, write_figure
 from sinklab.reports.samples import NotRecorded
-from sinklab.reports.style import Theme, theme_named, themed
+from sinklab.reports.style import Theme, own_axes, theme_named, themed
 from sinklab.reports.tables import WRITERS
 from sinklab.studies.base import labels_of
 from sinklab.studies.battery.study import ALL
@@ -294,8 +294,6 @@ def battery_by_removed(
     Raises:
         NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
     """
-    from matplotlib.figure import Figure
-
     series, look = _labelled(runs, labels), theme_named(theme)
     whole = list({id(one.run): one.run for one in series}.values())
     names, scores = [one.label for one in as_series(whole)], battery_scores(whole)
@@ -307,8 +305,8 @@ def battery_by_removed(
         )
     controls = [name for name in CONTROLS if name in set(scores["control"])]
     with themed(look):
-        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-        axes: Any = figure.subplots()
+        axes = own_axes(None, 5.2, 3.4)
+        figure: Any = axes.figure
         for (name, one), control in itertools.product(zip(names, drawn_as(series, look), strict=True), controls):
             rows = scores[(scores["series"] == name) & (scores["control"] == control)].sort_values("k")
             if not rows.empty:

@@ -3,6 +3,7 @@
 # B batch rows, L layers, H heads
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ class Cell:
     k: int
     skill: str
     level: int
+    problems: tuple[Problem, ...] = ()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -56,15 +58,17 @@ class Cell:
         fields = CONTROLS[self.control]
         return (*self.condition.edits, MaskSinks(k=self.k, selector=selector, seed=seed, **fields))
 
-    def misfit(self, keys: int) -> str | None:
-        """Why so many columns cannot be hidden from texts with so many keys at the first choice; None where they can.
-
-        Args:
-            keys: of the shortest text.
-        """
+    def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
+        """Why so many columns cannot be hidden where columns are first chosen; None where they can."""
+        if not self.k:
+            return None
+        config: Any = loaded.model.config
+        # of a canvas, or of a prompt that is read
+        keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
+        keys += new_tokens + config.sink_count if loaded.family == "diffusion" else 0
         drawn = "random" in self.control
         # a control takes as many columns again beside the sinks it stands for
-        if not self.k or (self.k < keys and (not drawn or 2 * self.k <= keys)):
+        if self.k < keys and (not drawn or 2 * self.k <= keys):
             return None
         return f"{self.k} {'random columns beside as many sinks' if drawn else 'columns'} of {keys}"
 
@@ -110,13 +114,6 @@ def asked_of(loaded: Loaded, problems: Sequence[Problem], seed: int) -> list[Wri
     return [WritingRequest(encode(loaded, problem.question).ids, (), seed) for problem in problems]
 
 
-def keys_at_first(loaded: Loaded, asked: Sequence[WritingRequest], new_tokens: int) -> int:
-    """Keys of the shortest text where columns are first chosen: of a canvas, or of a prompt that is read."""
-    shortest = min(len(request.ids) for request in asked)
-    config: Any = loaded.model.config
-    return shortest + (new_tokens + config.sink_count if loaded.family == "diffusion" else 0)
-
-
 def answer(
     loaded: Loaded, cell: Cell, problems: Sequence[Problem], new_tokens: int, seed: int, removed: Removed
 ) -> list[dict[str, Any]]:
@@ -154,17 +151,8 @@ RANDOM = {"sinks": "random", "clean_pass": "random_clean_pass"}
 """The random control of each way to hide sinks; where it was not run, "random" stands in."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is asked: a part for each cell."""
-
-    cells: list[Cell]
-    problems: dict[tuple[str, int], list[Problem]]
-    """Skill and level -> problems."""
-
-
-def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Plan:
-    """The problems and the cells.
+def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> list[Cell]:
+    """What is asked, a part for each cell.
 
     Raises:
         ValueError: for a model without tokenizer or mask token, a condition of the other kind of model, and questions
@@ -172,7 +160,7 @@ def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Pl
     """
     conditions = [Condition.named(name) for name in settings.conditions]
     asked = {
-        (skill, level): list(problems("test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)))
+        (skill, level): tuple(problems("test", settings.problems, seed=settings.seed, skills=(skill,), levels=(level,)))
         for skill in settings.skills
         for level in settings.levels
     }
@@ -181,13 +169,12 @@ def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> Pl
     requests = asked_of(loaded, [problem for some in asked.values() for problem in some], 0)
     longest = max(len(request.ids) for request in requests) + settings.new_tokens
     check_fits(loaded, "battery", longest, "ask for lower levels or fewer new tokens")
-    cells = [
-        Cell(condition, control, k, skill, level)
+    return [
+        Cell(condition, control, k, skill, level, some)
         for condition in conditions
         for control, k in settings.hidings()
-        for skill, level in asked
+        for (skill, level), some in asked.items()
     ]
-    return Plan(cells, asked)
 
 
 def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Sequence[Condition]) -> None:
@@ -209,27 +196,23 @@ def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Seq
 
 def write_answers(work: Work) -> None:
     """Write the cells that are missing; what k columns do not fit into is named in the table ``skipped``."""
-    settings, plan, progress = work.settings, work.plan, work.progress
-    stage, skipped = "", list[dict[str, Any]]()
-    count = progress.counter(len(work.samples))
-    for part in work.samples:
-        cell = plan.cells[part]
-        some = plan.problems[cell.skill, cell.level]
-        if stage != cell.stage:
-            stage = cell.stage
-            progress.stage(stage)
-        keys = keys_at_first(work.loaded, asked_of(work.loaded, some, 0), settings.new_tokens)
-        if (why := cell.misfit(keys)) is None:
-            _write_cell(work, part, cell, some)
-        else:
-            skipped.append(cell.facts | {"why": why})
-        count()
+    skipped = list[dict[str, Any]]()
+    count = work.progress.counter(len(work.samples))
+    for stage, parts in itertools.groupby(work.samples, lambda part: work.plan[part].stage):
+        work.progress.stage(stage)
+        for part in parts:
+            cell = work.plan[part]
+            if (why := cell.misfit(work.loaded, work.settings.new_tokens)) is None:
+                _write_cell(work, part, cell)
+            else:
+                skipped.append(cell.facts | {"why": why})
+            count()
     if skipped:
         work.run.table("skipped", columns_of(skipped))
 
 
-def _write_cell(work: Work, part: int, cell: Cell, some: Sequence[Problem]) -> None:
-    rows, removed, size = list[dict[str, Any]](), Removed(), work.settings.batch
+def _write_cell(work: Work, part: int, cell: Cell) -> None:
+    rows, removed, size, some = list[dict[str, Any]](), Removed(), work.settings.batch, cell.problems
     for start in range(0, len(some), size):
         # the same draws whatever the condition and however many columns, so that these alone differ
         seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")

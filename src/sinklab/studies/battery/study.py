@@ -53,13 +53,11 @@ class Condition:
         order, numbers = "low_confidence", dict[str, int]()
         seen: list[str] = []
         for part in name.split("+"):
-            what, dash, number = part.rpartition("-")
-            if dash and what in NUMBERED and number.isdecimal() and int(number) > 0:
+            what, _, number = part.rpartition("-")
+            if what in NUMBERED and number.isdecimal() and int(number) > 0:
                 numbers[what] = int(number)
-            elif part in (*ORDERS, "greedy"):
-                order, what = part, "order"
-            elif part == "pure":
-                what = "order"
+            elif part in (*ORDERS, "greedy", "pure"):
+                order, what = {"pure": order}.get(part, part), "order"
             else:
                 known = ("pure", "greedy", *ORDERS, *(f"{kind}-N" for kind in NUMBERED))
                 hint = near(part, known, cutoff=0.4) or "such as blocks-6+window-8"
@@ -186,7 +184,7 @@ class Battery(Study):
 
     def samples(self, plan: Any) -> int:
         """One a (condition, control, k, skill, level)."""
-        return len(plan.cells)
+        return len(plan)
 
     def record(self, settings: BatterySettings) -> dict[str, Any]:
         """With the size of a batch where draws depend on it."""

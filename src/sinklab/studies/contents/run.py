@@ -18,7 +18,7 @@ from sinklab.scoring.task import Task
 from sinklab.scoring.writing import sample_seed
 from sinklab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.studies.contents.lens import LogitLens, residual_states
-from sinklab.studies.contents.samples import Sampled, chosen_rule, sample_text
+from sinklab.studies.contents.samples import Sampled, sample_text
 from sinklab.studies.contents.study import ContentsSettings
 from sinklab.studies.contents.tables import contents_tables
 from sinklab.studies.processes import Meter, Progress
@@ -31,16 +31,6 @@ class Plan:
     tasks: list[Task]
     layers: tuple[int, ...]
     lens: LogitLens
-
-
-def check(settings: ContentsSettings) -> None:
-    """Raises ValueError for a cache, and an unknown way to choose sinks."""
-    if settings.cache != "none":
-        raise ValueError(
-            f"states are read at all positions of a step, but cache={settings.cache} computes some of them; decode "
-            "without a cache"
-        )
-    chosen_rule(settings.choose, settings.epsilon)
 
 
 def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> Plan:

@@ -14,34 +14,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.errors import unknown
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
-from sinklab.registry import rules
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
-from sinklab.sinks.rules import DEFAULT, Excess, Rule, find_sinks
+from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 from sinklab.sinks.states import MASKED, PROMPT
 from sinklab.studies.contents.lens import LogitLens, ResidualStates, residual_states
-from sinklab.studies.contents.study import ContentsSettings
+from sinklab.studies.contents.study import ContentsSettings, chosen_rule
 
 PLACES = ("block", "future", "committed", "prompt")
 """Where a position stands: masked in the block that is written, masked to the right of it, written, given."""
-STRONGEST = "strongest"
-"""Chosen in place of a rule."""
-
-
-def chosen_rule(choose: str, epsilon: float) -> Rule | None:
-    """The rule that is called ``choose`` in the settings; None stands for the strongest keys, sinks or not.
-
-    Raises:
-        ValueError: for an unknown rule, and what the rule refuses, such as a negative epsilon.
-    """
-    if choose == STRONGEST:
-        return None
-    if (name := choose.partition(":")[0]) not in rules:
-        raise unknown("way to choose sinks", name, (*rules, STRONGEST))
-    return Excess(epsilon) if choose == "excess" else rules.parse(choose)
 
 
 def places_of(state_S: np.ndarray, block: int, block_length: int | None) -> np.ndarray:

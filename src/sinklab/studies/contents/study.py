@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinklab.errors import Checked, limited
-from sinklab.registry import studies
+from sinklab.errors import Checked, limited, unknown
+from sinklab.registry import rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
 
@@ -19,6 +19,23 @@ TARGETS = ("token", "progress", "position", "block", "committed", "next")
 """What a probe is asked for: the token finally written at the position; the share of the completion that is masked; the
 position; the block that is written now; the mean embedding of the tokens written so far; that of the tokens finally
 written in the next block."""
+
+
+STRONGEST = "strongest"
+"""Chosen in place of a rule."""
+
+
+def chosen_rule(choose: str, epsilon: float) -> Any:
+    """The rule that is called ``choose`` in the settings; None stands for the strongest keys, sinks or not.
+
+    Raises:
+        ValueError: for an unknown rule, and what the rule refuses, such as a negative epsilon.
+    """
+    if choose == STRONGEST:
+        return None
+    if (name := choose.partition(":")[0]) not in rules:
+        raise unknown("way to choose sinks", name, (*rules, STRONGEST))
+    return rules.make("excess", epsilon=epsilon) if choose == "excess" else rules.parse(choose)
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,12 @@ class ContentsSettings(DecodingSettings, Checked):
         Checked.__post_init__(self)
         if self.prompts and self.corpus is not None:
             raise ValueError("beginnings come as prompts or from a corpus, but there are both; leave one of them out.")
+        if self.cache != "none":
+            raise ValueError(
+                f"states are read at all positions of a step, but cache={self.cache} computes some of them; decode "
+                "without a cache"
+            )
+        chosen_rule(self.choose, self.epsilon)
 
 
 @studies.register("probe")
@@ -99,7 +122,6 @@ class Probe(Study):
     Settings = ContentsSettings
     kind = "contents"
     parts = "texts"
-    check = deferred("sinklab.studies.contents.run:check")
     prepare = deferred("sinklab.studies.contents.run:prepare")
     run = deferred("sinklab.studies.contents.run:write_texts")
     finish = deferred("sinklab.studies.contents.run:read_states")

@@ -183,16 +183,14 @@ def probe_rows(part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG
             scores: dict[str, Score] = {}
             facts = {"difference": dict.fromkeys(("accuracy", "shuffled", "other_text"), math.nan) | counted}
             for key in states:
-                of_target = {kind: name for name in asked[key] if (kind := name[1]) and name[0] == target.name}
-                values = {
-                    kind: target.score(held[key][name], asked[key][name], text_N, texts)
-                    for kind, name in of_target.items()
+                own = {
+                    kind: (held[key][name, kind], y) for (name, kind), y in asked[key].items() if name == target.name
                 }
+                values = {kind: target.score(*pair, text_N, texts) for kind, pair in own.items()}
                 scores[key] = values.pop("true")
                 facts[key] = facts["difference"] | {kind: score.value().item() for kind, score in values.items()}
                 if target.score is probes.skill:
-                    name = (target.name, "true")
-                    facts[key]["accuracy"] = probes.accuracy(held[key][name], asked[key][name])
+                    facts[key]["accuracy"] = probes.accuracy(*own["true"])
             measure = "r2" if target.score is probes.explained else "skill"
             found += scored(part, {"target": target.name, "measure": measure}, scores, facts, count_RG)
     return found

@@ -24,7 +24,7 @@ from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment, sample_seed, seeded
 from sinklab.sinks.rules import DEFAULT
-from sinklab.studies.base import Work, columns_of, heldout_text, text_of
+from sinklab.studies.base import Work, columns_of, heldout_text, labels_of, text_of
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection
 from sinklab.studies.trace.study import StudySettings
@@ -38,19 +38,6 @@ class Truncation:
     stop: int
     step: int
     prefix: int
-    steps: int
-    """The most steps the text may take."""
-
-    @property
-    def edit(self) -> Any:
-        """The intervention."""
-        return interventions.make("truncate_context", start=self.start, stop=self.stop, step=self.step)
-
-    def task(self, task: Task) -> Task:
-        """The same text, watched from the last whole step on."""
-        steps = tuple(range(self.step - 1, self.steps))
-        settings = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
-        return replace(task, settings=settings)
 
     def table(self, arrays: dict[str, np.ndarray], selection: Selection, sample: int) -> dict[str, np.ndarray]:
         """One row per (step since the cut, layer, head).
@@ -86,23 +73,6 @@ class Truncation:
             "recovered": best_TLH[1:] > limit_T[1:, None, None],
         }
         return {name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1) for name, values in columns.items()}
-
-
-def truncated(task: Task, steps: int) -> Truncation:
-    """Hide the middle quarter of the positions from half of the steps on.
-
-    Args:
-        task: the text.
-        steps: that the text took when it was written whole.
-    """
-    cut = max(steps // 2, 1)
-    config: Any = task.loaded.model.config
-    prefix = getattr(config, "sink_count", 0)
-    # a causal model has only read so many positions when the middle is hidden
-    length = task.positions if task.is_diffusion else len(task.started()) + cut
-    start = length * 3 // 8
-    stop = max(length * 5 // 8, start + 1)
-    return Truncation(start, stop, cut, prefix, max(steps, task.most_steps))
 
 
 def follow(
@@ -157,9 +127,20 @@ def write_sample(
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
-    plan = truncated(task, len(whole))
-    recorder = Recorder(plan.task(task), selection)
-    moments, log = follow(plan.task(task), meter, recorder, plan.edit)
+    """The text again, with the middle quarter of its positions hidden from half of the steps on."""
+    cut = max(len(whole) // 2, 1)
+    # a causal model has only read so many positions when the middle is hidden
+    length = task.positions if task.is_diffusion else len(task.started()) + cut
+    start = length * 3 // 8
+    config: Any = task.loaded.model.config
+    plan = Truncation(start, max(length * 5 // 8, start + 1), cut, getattr(config, "sink_count", 0))
+    edit = interventions.make("truncate_context", start=plan.start, stop=plan.stop, step=cut)
+    # watched from the last whole step on
+    steps = tuple(range(cut - 1, max(len(whole), task.most_steps)))
+    settings = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
+    task = replace(task, settings=settings)
+    recorder = Recorder(task, selection)
+    moments, log = follow(task, meter, recorder, edit)
     run.table("truncation", plan.table(recorder.arrays(), selection, sample), part=sample)
     written = moments[-1].written
     text = {"sample": sample, "prompt": task.prompt.text, "completion": text_of(task.loaded, written)}
@@ -308,8 +289,6 @@ def _heldout_rows(loaded: Loaded, settings: StudySettings, progress: Progress) -
 
 def write_samples(work: Work) -> None:
     """Write this process's samples."""
-    if not work.samples:
-        return
     settings, tasks, roles = work.settings, work.plan.tasks, special_roles(work.loaded)
     texts = len(work.samples) * (1 + len(settings.mask_sinks) + settings.truncate)
     meter = Meter(work.progress, texts, settings.steps or settings.new_tokens)
@@ -332,18 +311,12 @@ def score(work: Work) -> None:
 def mask_sentences(runs: list[Run]) -> list[str]:
     """What each intervention of `mask` removed, and how the texts changed."""
     plain, masked = runs
-    table = masked.table("removals")
+    table, words = masked.table("removals"), labels_of("mask")["removed"]
     lines = [f"edits: {' '.join(masked.info.settings['edits'])}"]
     for edit, rows in table.groupby("edit", sort=False):
         facts = [f"{rows['removed'].mean():.3g} keys per head in {rows['forward'].nunique()} forwards"]
-        for column, text in (
-            ("mass", "attention mass of the selected keys {:.1f} %"),
-            ("realised", "mass actually removed {:.1f} %"),
-        ):
-            if column in rows and rows[column].notna().any():
-                facts.append(text.format(100 * rows[column].mean()))
-        if "overlap" in rows and rows["overlap"].notna().any():
-            facts.append(f"overlap with the selection of the step before {rows['overlap'].mean():.2f}")
+        means = rows.reindex(columns=[*words]).mean().dropna()
+        facts += [words[name].format(mean, 100 * mean) for name, mean in means.items()]
         lines.append(f"removed by {edit}: {'; '.join(facts)}")
     if table.empty:
         lines.append("removed: nothing")

@@ -114,9 +114,8 @@ class StudySettings(DecodingSettings, Checked):
 
     def records(self, step: int) -> bool:
         """Whether this step is recorded."""
-        if any(step == key[0] for key in self.map_keys):
-            return True
-        return step % self.every == 0 and (not self.only_steps or step in self.only_steps)
+        chosen = step % self.every == 0 and (not self.only_steps or step in self.only_steps)
+        return chosen or any(step == key[0] for key in self.map_keys)
 
 
 @dataclass(frozen=True)
