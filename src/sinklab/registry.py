@@ -304,13 +304,7 @@ families = Registry(
     "sinklab.checkpoints.own",
     "sinklab.checkpoints.smdm",
 )
-figures = Registry(
-    "figure",
-    "sinklab.reports.figures",
-    "sinklab.reports.maps",
-    "sinklab.reports.paths",
-    "sinklab.reports.scores",
-)
+figures = Registry("figure", "sinklab.reports.figures", "sinklab.reports.maps")
 studies = Registry(
     "study",
     "sinklab.studies.battery.study",

@@ -12,13 +12,14 @@ import pytest
 from matplotlib.colors import to_hex
 from test_report_page import read
 
+from sinklab.analysis import mean_over
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import (
-    CURVES,
     NotRecorded,
     as_trainings,
     draw_all,
     emergence_map,
+    figures_of,
     main_holders,
     massive_activations,
     mobility_over_training,
@@ -31,8 +32,8 @@ from sinklab.reports import (
     training_loss,
     write_tables,
 )
+from sinklab.reports.build import Picture
 from sinklab.reports.drawing import drawn_as
-from sinklab.reports.page import Picture
 from sinklab.reports.sentences import signed
 from sinklab.reports.style import THEMES
 from sinklab.reports.training import first_for_good
@@ -115,21 +116,21 @@ def page_alone(runs: Any, out: Path) -> Any:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of the time."""
-    monkeypatch.setattr(import_module("sinklab.reports.page"), "picture", lambda draw, words: Picture("", "", words))
+    monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda draw, words: Picture("", "", words))
 
 
 def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
     plain, sink = as_trainings(pair)
-    reach = 1.96 * np.linspace(-1, 1, ROWS).std(ddof=1) / 4
-    assert plain.loss is not None and (plain.loss.rows, plain.loss.is_final) == (ROWS, True)
-    np.testing.assert_allclose([plain.loss.mean, plain.loss.low, plain.loss.high], [4, 4 - reach, 4 + reach])
+    assert plain.loss is not None and (plain.loss.samples, plain.has_ended) == (ROWS, True)
+    expected = mean_over(4 + np.linspace(-1, 1, ROWS))
+    np.testing.assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
     # paired, the rows differ by a constant
     np.testing.assert_allclose(sink.against(plain), (-0.1, 0), atol=1e-12)
     bare = as_trainings(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
-    assert bare.loss is not None and bare.loss.mean == 4 and math.isnan(bare.loss.low)
+    assert bare.loss is not None and bare.loss.value == 4 and math.isnan(bare.loss.low)
     assert bare.against(plain) is None
     broken = as_trainings(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
-    assert broken.loss is not None and (broken.loss.mean, broken.loss.is_final) == (5.5, False)
+    assert broken.loss is not None and (broken.loss.value, broken.has_ended) == (5.5, False)
     assert as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[0].loss is None
 
 
@@ -156,8 +157,8 @@ def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
 def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
     page = page_alone(pair, tmp_path / "out")
     for said in (
-        "bare scores 4.000 (95 % 3.689 to 4.311, 16 rows) nats per token on held-out text at the end.",
-        "one scores 3.900 (95 % 3.589 to 4.211, 16 rows) nats per token on held-out text at the end; "
+        "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the end.",
+        "one scores 3.900 (95 % 3.562 to 4.238, 16 rows) nats per token on held-out text at the end; "
         "against bare on the same rows that is −0.1",
         "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; at the end 30.0 % of "
         "all attention, when it is the main sink of 37.5 % of heads.",
@@ -181,7 +182,7 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
         made(tmp_path / "s1", added=2, seed=1),
     ]
     sentences = " ".join(summary(runs)).replace("\u00a0", " ")
-    assert "plain (2 runs) score 4.000 (95 % 3.689 to 4.311, 16 rows) and 4.200" in sentences
+    assert "plain (2 runs) score 4.000 (95 % 3.662 to 4.338, 16 rows) and 4.200" in sentences
     # each is held against the plain run of its own seed
     assert "against p0 and p1 on the same rows that is +0.1" in sentences
     assert "and −0.2" in sentences and "not of one sign" in sentences
@@ -256,7 +257,7 @@ def test_a_causal_start_is_marked(tmp_path: Path) -> None:
 
 
 def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sections = import_module("sinklab.reports.page")
+    sections = import_module("sinklab.reports.build")
     few, every = {"training_loss", "optimization"}, sections.pictures_of
     monkeypatch.setattr(sections, "pictures_of", lambda names, runs: every(names, runs) if {*names} <= few else [])
     target = report(pair, tmp_path / "out", figures=(), tables=())
@@ -292,13 +293,13 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
         sink_emergence(run)
     drawn = draw_all(run, tmp_path / "figures", ("svg",))
     assert {path.stem for path in drawn.written} == {"training_loss", "optimization"}
-    assert set(drawn.skipped) == set(CURVES) - {"training_loss", "optimization"}
+    assert set(drawn.skipped) == set(figures_of("training")) - {"training_loss", "optimization"}
     with pytest.raises(ValueError, match=r"name of a figure .*known are emergence_map.*did you mean 'training_loss'"):
         draw_all(run, tmp_path / "figures", names=("trainin_loss",))
 
 
 def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("sinklab.reports.page"), "picture", lambda draw, words: None)
+    monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda draw, words: None)
     some = partial(draw_all, names=("training_loss", "main_holders"))
     monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
     folder = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md")).parent

@@ -6,18 +6,17 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     build="report summary",
     comparison="compare",
-    drawing="CURVES Curve Drawn FIGURES Figure draw_all figure figures_of",
+    drawing="Curve Drawn Figure draw_all figure figures_of",
     figures=(
-        "block_moves heldout_loss main_holders massive_activations mobility_over_training optimization overlap_by_step "
-        "sink_emergence sink_share sinks_over_training sinks_per_layer split_sinks trained_norms trained_share "
-        "training_loss value_norms"
+        "block_moves epsilon_curve heldout_loss main_holders massive_activations mobility_over_training optimization "
+        "output_norm_against_bound overlap_by_step score_histogram sink_emergence sink_share sink_tokens "
+        "sinks_over_training sinks_per_layer split_sinks trained_norms trained_share training_loss value_norm_scatter "
+        "value_norms"
     ),
-    maps="attention_map emergence_map layer_head_map received_map",
-    paths="sink_path sink_path_of_head",
+    maps="attention_map emergence_map layer_head_map received_map sink_path sink_path_of_head",
     runs="as_studies as_trainings",
     samples="NotRecorded Reader Sample",
-    scores="epsilon_curve output_norm_against_bound score_histogram sink_tokens value_norm_scatter",
     study="Study",
     tables="TABLES TRAINING_TABLES table write_tables",
-    training="HeldoutLoss Training",
+    training="Training",
 )

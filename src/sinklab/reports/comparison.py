@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,27 +24,16 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     words that stand at the same place.
     """
     one, other = as_studies([a, b])
-    first, second = measures(one), measures(other)
-    rows = [(name, first.get(name, math.nan), second.get(name, math.nan)) for name in {**first, **second}]
+    frame = pd.concat([pd.Series(measures(study), name=study.label) for study in (one, other)], axis=1)
+    frame = frame.dropna(how="all")
     if not (one.sink_count or other.sink_count):
-        rows = [row for row in rows if TEXT_SINK not in row[0]]
-    rows = [row for row in rows if not (math.isnan(row[1]) and math.isnan(row[2]))]
-    frame = pd.DataFrame(
-        [(name, left, right, right - left) for name, left, right in rows],
-        columns=["measure", one.label, other.label, "difference"],
-    )
+        frame = frame[[TEXT_SINK not in name for name in frame.index]]
     common, agreement = text_agreement(one, other)
     if common:
         named = "tokens" if _same_weights(one, other) else "words"
-        texts = pd.DataFrame(
-            [
-                ("prompts that both runs have", common, common, 0.0),
-                (f"{named} that stand at the same place in both, %", math.nan, 100 * agreement, math.nan),
-            ],
-            columns=frame.columns,
-        )
-        frame = pd.concat([frame, texts], ignore_index=True)
-    return frame
+        frame.loc["prompts that both runs have"] = common
+        frame.loc[f"{named} that stand at the same place in both, %"] = [math.nan, 100 * agreement]
+    return frame.assign(difference=frame.iloc[:, 1] - frame.iloc[:, 0]).rename_axis("measure").reset_index()
 
 
 def measures(study: Study) -> dict[str, float]:
@@ -55,10 +45,11 @@ def measures(study: Study) -> dict[str, float]:
 
 
 def _sinks(study: Study) -> dict[str, float]:
-    measured, means = study.measured, study.over("layer").mean(numeric_only=True)
+    measured: Any = study.measured
+    means = study.over("layer").mean(numeric_only=True)
     split = measured.split.share if measured.split is not None else math.nan
-    found = {
-        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0) if study.curve is not None else math.nan,
+    return {
+        "tokens that are no sinks at ε = 3, %": 100 * study.curve.at(3.0),
         "sinks per head and step": means["sinks"],
         "heads with a sink, %": 100 * measured.rules[0].rate,
         "attention on sinks, %": 100 * means["absorbed"],
@@ -67,22 +58,19 @@ def _sinks(study: Study) -> dict[str, float]:
         "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
         "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
         "heads with split sinks, %": 100 * split,
+        "change of sinks per head from first to last layer": measured.layer_sinks.trend,
     }
-    if measured.layer_sinks is not None:
-        found["change of sinks per head from first to last layer"] = measured.layer_sinks.trend
-    return found
 
 
 def _motion(study: Study) -> dict[str, float]:
     found: dict[str, float] = {}
     # without an added sink every sink is one on text
     for motion, what in ((study.motion, "main sink"), (study.text_motion or study.motion, TEXT_SINK)):
-        if motion is not None:
-            found |= {
-                f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
-                f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
-                f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
-            }
+        found |= {
+            f"mobility of the {what} (0 static, 1 moving)": motion.mobility,
+            f"moves of the {what}, % of steps at which it is a sink": 100 * motion.moves_per_step,
+            f"drift of the {what}, % of the text from first to last step": 100 * motion.drift_relative,
+        }
     found["overlap of sinks with those of the next step, %"] = 100 * study.over("step")["overlap"].mean()
     blocks = study.measured.blocks
     for name, what in (("border", "at block borders"), ("inside", "inside blocks")):
@@ -121,29 +109,21 @@ def text_agreement(one: Study, other: Study) -> tuple[int, float]:
     if one.generations is None or other.generations is None:
         return 0, math.nan
     column = "token_ids" if _same_weights(one, other) else "completion"
-    first, second = (_texts(study.generations, column) for study in (one, other))
+    texts = pd.concat([_texts(study.generations, column) for study in (one, other)], axis=1, join="inner")
     shares = []
-    for key in first.keys() & second.keys():
-        left, right = first[key], second[key]
+    for left, right in texts.itertuples(index=False):
         same = sum(x == y for x, y in zip(left, right, strict=False))
-        shares.append(same / max(len(left), len(right)) if left or right else 1.0)
+        shares.append(same / max(len(left), len(right), 1) if len(left) or len(right) else 1.0)
     return len(shares), float(np.mean(shares)) if shares else math.nan
 
 
-def _texts(frame: pd.DataFrame | None, column: str) -> dict[tuple[str, int], list[object]]:
-    """(prompt, how many times it came before) -> its text as a list, runs with extra hidden sinks left out."""
-    assert frame is not None
+def _texts(frame: pd.DataFrame, column: str) -> pd.Series:
+    """Texts as lists by prompt and by how many times it came before, runs with extra hidden sinks left out."""
     if "masked_sinks" in frame:
         frame = frame[frame["masked_sinks"] == 0]
-    count: dict[str, int] = {}
-    found: dict[tuple[str, int], list[object]] = {}
-    for row in frame.sort_values("sample", kind="stable").to_dict("records"):
-        prompt = "" if row["prompt"] is None or row["prompt"] != row["prompt"] else str(row["prompt"])
-        count[prompt] = count.get(prompt, -1) + 1
-        text = row[column]
-        words: list[object] = [*text] if column == "token_ids" else [*str(text).split()]
-        found[prompt, count[prompt]] = words
-    return found
+    frame = frame.sort_values("sample", kind="stable").assign(prompt=lambda table: table["prompt"].fillna("").map(str))
+    words = frame[column] if column == "token_ids" else frame[column].map(lambda text: str(text).split())
+    return words.set_axis([frame["prompt"], frame.groupby("prompt").cumcount()])
 
 
 def _same_weights(one: Study, other: Study) -> bool:

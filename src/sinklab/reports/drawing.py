@@ -20,7 +20,6 @@ from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import (
     DPI,
     MARKERS,
-    MORE,
     Theme,
     from_zero,
     legend_above,
@@ -30,6 +29,7 @@ from sinklab.reports.style import (
     themed,
     whole_numbers,
 )
+from sinklab.reports.words import words_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,28 +41,16 @@ NEW: Any = None
 """axes that are made for a figure, of its ``size``, before it draws"""
 FORMATS = ("png", "svg", "pdf")
 AXES = ("layer", "step")
-NEEDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "attention": (lambda run: run.layers, "recorded attention: {path} has none."),
-    "heldout": (lambda run: run.heldout is not None, "the table heldout: {path} has none."),
-    "tokens": (lambda run: run.sink_tokens, "the table tokens and recorded attention: {path} has none."),
-    "monitor": (lambda run: len(run.facts), "a sink monitor, and {path} has none. Train with --monitor-every."),
-    "history": (lambda run: run.history is not None, "a history, and {path} has none."),
-    "value norms": (
-        lambda run: len(run.measured.scatter),
-        "value norms, and {path} recorded none. Trace with the statistic value_norm.",
-    ),
-    "bounds": (
-        lambda run: len(run.measured.bounds),
-        "output norms and their bounds, and {path} recorded none. Trace with the statistics output_norm and "
-        "noop_bound.",
-    ),
-    "states": (
-        lambda run: run.measured.split is not None,
-        "main sinks by state of the query, and {path} recorded none. Trace a diffusion model with the statistic "
-        "main_by_state.",
-    ),
+NEEDS: dict[str, Callable[[Any], Any]] = {
+    "attention": lambda run: run.layers,
+    "heldout": lambda run: run.heldout is not None,
+    "tokens": lambda run: run.sink_tokens,
+    "monitor": lambda run: len(run.facts),
+    "history": lambda run: run.history is not None,
+    "value norms": lambda run: len(run.measured.scatter),
+    "bounds": lambda run: len(run.measured.bounds),
 }
-"""what figures need -> whether a run has it, and how its absence is told; other words are told as they are"""
+"""what figures need -> whether a run has it; cards.toml says how its absence is told"""
 
 
 @dataclass(frozen=True)
@@ -109,12 +97,12 @@ class Figure:
     """shows one run; of several each gets a file"""
     x: str = ""
     """"layer", "step", or a table of the run that has a column of that name"""
-    y: Sequence[Curve | str] = ()
-    """curves, or columns"""
+    y: Sequence[Any] = ()
+    """each a `Curve`, or a column"""
     label: str = ""
     """of the vertical axis"""
     needs: str | Sequence[str] = ()
-    """keys of NEEDS, or of a declared figure words for "This figure needs …"; runs without it are left out"""
+    """keys of NEEDS, or of a declared figure a key or words for "This figure needs …"; runs without it are left out"""
     least: float = 1e-9
     """the vertical axis reaches at least this"""
     size: tuple[float, float] | None = None
@@ -123,7 +111,8 @@ class Figure:
     """columns of the legend above, which makes a figure of its own taller; 0: as many as fit"""
 
     def __post_init__(self) -> None:
-        draw = update_wrapper(self, self.draw).draw
+        update_wrapper(self, self.draw)
+        draw = self.draw
         if self.y:
             self.y = tuple(Curve(one) if isinstance(one, str) else one for one in self.y)
             self.size, self.legend = self.size or (4.6, 2.8), self.legend or 0
@@ -144,14 +133,11 @@ class Figure:
         with themed(look):
             if self.size:
                 bound.arguments["axes"] = own_axes(given, *self.size)
-            plot, extra = bound.arguments.get("axes"), ()
-            if self.y:
-                extra = self._curves(*bound.args, look=look)
-            else:
-                plot = self.draw(*bound.args, **bound.kwargs, look=look) or plot
+            plot: Any = bound.arguments.get("axes")
+            drawn = (self._curves if self.y else self.draw)(*bound.args, **bound.kwargs, look=look)
             if self.legend is not None:
-                legend_above(plot, self.legend, grow=given is None, extra=extra)
-        return plot
+                legend_above(plot, self.legend, grow=given is None, extra=drawn if self.y else ())
+        return plot if self.y or drawn is None else drawn
 
     def _curves(self, readers: list[Any], axes: Axes = NEW, *, look: Theme) -> Sequence[tuple[str, str]]:
         """Draw what is declared; entries of the legend that explain dashes are returned."""
@@ -198,18 +184,11 @@ def figures_of(kind: str) -> dict[str, Figure]:
     return {name: figures[name] for name in figures if figures[name].kind == kind}
 
 
-def __getattr__(name: str) -> dict[str, Figure]:
-    kinds = {"FIGURES": "study", "CURVES": "training"}
-    if name in kinds:
-        return figures_of(kinds[name])
-    raise AttributeError(name)
-
-
 def having(readers: list[Any], needs: str, has: Callable[[Any], object] | None = None) -> list[Any]:
     """Those of the runs that recorded what a figure needs, by NEEDS or by ``has``. NotRecorded when there is none."""
-    known, said = NEEDS.get(needs, (bool, f"{needs}: {{path}} has none."))
-    found = [run for run in readers if (has or known)(run)]
+    found = [run for run in readers if (has or NEEDS[needs])(run)]
     if not found:
+        said = words_of("needs", needs) or f"{needs}: {{path}} has none."
         raise NotRecorded(f"This figure needs {said.format(path=readers[0].run.path)}")
     return found
 
@@ -279,7 +258,7 @@ def finish(plot: Axes, readers: list[Any], x: str) -> None:
 
 def drawn_as(readers: list[Any], look: Theme) -> list[Look]:
     """A colour for each run, and the same for runs that differ in their seed alone: these have one legend entry."""
-    colours, kinds = look.runs + MORE[look.name], list(dict.fromkeys(run.repeats for run in readers))
+    colours, kinds = look.runs + look.more, list(dict.fromkeys(run.repeats for run in readers))
     found: list[Look] = []
     for run in readers:
         before = [one for one in found if one.run.repeats == run.repeats]
@@ -330,18 +309,15 @@ def draw_all(
     target.mkdir(parents=True, exist_ok=True)
     drawn = Drawn()
     for name in names:
-        jobs: list[tuple[str, Any]] = [(name, readers)]
-        if known[name].alone:
-            jobs = [(name + tail, run) for run, tail in zip(readers, file_names(readers), strict=True)]
-        for stem, subject in jobs:
-            for look in looks:
-                try:
+        alone = known[name].alone
+        for tail, subject in zip(file_names(readers), readers, strict=True) if alone else [("", readers)]:
+            try:
+                for look in looks:
                     canvas = figure_of(known[name](subject, theme=look.name))
-                except NotRecorded as error:
-                    drawn.skipped[stem] = str(error)
-                    break
-                dark = "" if look.name == "light" else f"-{look.name}"
-                drawn.written += write_figure(canvas, target / f"{stem}{dark}", formats, look)
+                    dark = "" if look.name == "light" else f"-{look.name}"
+                    drawn.written += write_figure(canvas, target / f"{name}{tail}{dark}", formats, look)
+            except NotRecorded as error:
+                drawn.skipped[name + tail] = str(error)
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""Heat maps: received attention and whole attention maps of a study, layer by head, layer by step of training."""
+"""Heat maps and paths: where attention goes in a study, and where its main sinks are; layer by step of training."""
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first), S positions
 from __future__ import annotations
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinklab.errors import near
-from sinklab.reports.drawing import NEW, figure, finish
-from sinklab.reports.samples import NotRecorded, Sample
+from sinklab.reports.drawing import NEW, drawn_as, figure, finish
+from sinklab.reports.samples import STATES, NotRecorded, Sample
 from sinklab.reports.study import Study
-from sinklab.reports.style import Theme, colormap, own_axes, whole_numbers
+from sinklab.reports.style import Theme, colormap, legend_of_dots, own_axes, whole_numbers
 from sinklab.reports.training import Training
 
 if TYPE_CHECKING:
@@ -153,19 +153,18 @@ def _edges(middles: np.ndarray) -> np.ndarray:
     return np.concatenate([[2 * middles[0] - between[0]], between, [2 * middles[-1] - between[-1]]])
 
 
-def recorded_sample(study: Study, sample: int | None) -> Sample:
-    """The sample numbered ``sample`` (None: the first one with attention). ValueError naming those there are."""
+def recorded_sample(study: Study, sample: int) -> Sample:
+    """The sample of this number. ValueError naming those with attention."""
     numbers = [study.samples.numbers[place] for place in study.recorded]
-    if sample is None:
-        return study.samples[study.recorded[0]]
-    if sample not in numbers:
-        raise ValueError(f"{study.run.path} has samples {spoken(numbers)}: got sample={sample}.")
-    return study.samples[study.recorded[numbers.index(sample)]]
+    return study.samples[study.recorded[_place(study, "sample", sample, numbers)]]
 
 
 def place_of(study: Study, what: str, number: int) -> int:
     """Where layer or head ``number`` of the model stands on its axis. ValueError naming the recorded ones."""
-    known = study.layers if what == "layer" else study.heads
+    return _place(study, what, number, study.layers if what == "layer" else study.heads)
+
+
+def _place(study: Study, what: str, number: int, known: list[int]) -> int:
     if number not in known:
         hint = near(number, known) if len(known) > 1 else ""
         raise ValueError(f"{study.run.path} has {what}s {spoken(known)}: got {what}={number}. {hint}".rstrip())
@@ -239,3 +238,97 @@ def _scale_bar(image: AxesImage, axes: Any, **where: Any) -> None:
     bar.set_ticks([tick for tick in _TICKS if tick <= image.norm.vmax])  # type: ignore[operator]
     bar.ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     bar.ax.minorticks_off()
+
+
+@figure("sink_path", alone=True, needs="attention", size=(4.6, 3.4))
+def sink_path(run: Study, axes: Axes = NEW, *, sample: int = 0, look: Theme) -> None:
+    """Where the main sink is at each step: a dot per position, its area the share of (layer, head) pairs that have it.
+
+    The analysis paper's Fig. 7 for all heads at once. The colour says what the position held; dots on the strip below
+    zero are the added sink token; thin lines are block borders. Raises ValueError for an unknown sample.
+    """
+    watched = recorded_sample(run, sample)
+    share_TK = main_shares(watched)
+    offset, steps, numbers = watched.added, len(share_TK), watched.step_numbers_T
+    length = share_TK.shape[1] - offset
+    states = watched.states_TS if watched.has_tokens else np.full((steps, length), 1)
+    strip = -0.09 * length
+    for code, state in enumerate(STATES):
+        row, position = np.nonzero((share_TK[:, offset:] > 0) & (states == code))
+        area = 110 * share_TK[row, position + offset]
+        axes.scatter(numbers[row], position, s=area, color=look.states[state], linewidths=0, label=state, alpha=0.9)
+    if offset:
+        added_T = share_TK[:, :offset].sum(1)
+        at = np.flatnonzero(added_T)
+        axes.axhline(strip / 2, color=look.line, linewidth=0.8)
+        places = np.full(len(at), strip)
+        axes.scatter(numbers[at], places, s=110 * added_T[at], color=look.added, linewidths=0, label="added sink")
+    _borders(axes, watched, look.line)
+    room = 0.02 * (numbers[-1] - numbers[0]) + 1
+    axes.set(xlabel="step", ylabel="position", xlim=(numbers[0] - room, numbers[-1] + room))
+    axes.set_ylim(1.7 * strip if offset else -2, length + 1)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= length])
+    legend_of_dots(axes, 4)
+
+
+@figure("sink_path_of_head", needs="attention", size=(4.6, 3.0), legend=1)
+def sink_path_of_head(
+    runs: list[Study],
+    layer: int | None = None,
+    head: int | None = None,
+    axes: Axes = NEW,
+    *,
+    sample: int = 0,
+    look: Theme,
+) -> None:
+    """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
+
+    layer, head: numbers of the model; None takes the head whose main text position receives most. Dots on the strip
+    below zero are the added sink token. Raises ValueError for unknown numbers.
+    """
+    length, added = 0, False
+    for index, one in enumerate(drawn_as(runs, look)):
+        watched = recorded_sample(one.run, sample)
+        place = _chosen(one.run, watched, layer, head)
+        main_T = watched.main_TLH[:, place[0], place[1]].astype(float) - watched.added
+        length, added = max(length, int(watched.positions_T.max())), added or bool((main_T < 0).any())
+        label = f"{one.run.label}: layer {one.run.layers[place[0]]}, head {one.run.heads[place[1]]}"
+        drawn_T = np.where(main_T < 0, np.nan, main_T)
+        style: dict[str, Any] = {"color": one.colour, "marker": one.marker, "markersize": 3.2}
+        axes.plot(watched.step_numbers_T, drawn_T, drawstyle="steps-mid", linewidth=1.2, label=label, **style)
+        # the added sink has no position of its own
+        on_added = np.flatnonzero(main_T < 0)
+        level = np.full(len(on_added), -0.06 * (index + 1))
+        axes.plot(watched.step_numbers_T[on_added], level * length, linestyle="", **style)
+        if index == 0:
+            _borders(axes, watched, look.line)
+    strip = 0.06 * (len(runs) + 1) * length if added else 2
+    axes.set(xlabel="step", ylabel="position of the main sink", ylim=(-strip, length + 1))
+    ticks = [tick for tick in axes.get_yticks() if 0 <= tick <= length]
+    axes.set_yticks(ticks)
+    if added:
+        axes.axhline(-0.03 * length, color=look.line, linewidth=0.8)
+        axes.set_yticks([-strip / 2, *ticks], ["sink", *(f"{tick:g}" for tick in ticks)])
+
+
+def main_shares(sample: Sample) -> np.ndarray:
+    """(step, key) share of (layer, head) pairs whose main sink is the key."""
+    keys = np.arange(sample.visible_TK.shape[1])
+    return np.stack([(main_LH[..., None] == keys).mean((0, 1)) for main_LH in sample.main_TLH])
+
+
+def _chosen(study: Study, sample: Sample, layer: int | None, head: int | None) -> tuple[int, int]:
+    """Places of the layer and head that are drawn."""
+    text_TLH = np.fmax.reduce(sample.share_TLHK[..., sample.added :], axis=-1)
+    strength_LH = np.nansum(text_TLH, axis=0)
+    if layer is not None:
+        strength_LH[np.arange(len(study.layers)) != place_of(study, "layer", layer)] = -1
+    if head is not None:
+        strength_LH[:, np.arange(len(study.heads)) != place_of(study, "head", head)] = -1
+    found = np.unravel_index(int(strength_LH.argmax()), strength_LH.shape)
+    return int(found[0]), int(found[1])
+
+
+def _borders(axes: Axes, sample: Sample, colour: str) -> None:
+    for border in sample.borders:
+        axes.axvline(float(sample.step_numbers_T[border]) - 0.5, color=colour, linewidth=0.8, zorder=0)

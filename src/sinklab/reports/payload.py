@@ -49,19 +49,12 @@ class LogScale:
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """Codes as uint8; NaN is absent."""
-        step = (self.levels - 1) / (self.high - self.low)
+        step = np.float32((self.levels - 1) / (self.high - self.low))
         with np.errstate(divide="ignore", invalid="ignore"):
-            place = np.log2(values, dtype=np.float32)
-        place -= np.float32(self.low)
-        place *= np.float32(step)
-        below = place < 0
-        absent = np.isnan(values)
-        np.nan_to_num(place, copy=False, nan=0, neginf=0)
-        np.clip(place, 0, self.levels - 1, out=place)
-        codes = np.rint(place).astype(np.uint8) + np.uint8(2)
-        codes[below] = BELOW
-        codes[absent] = ABSENT
-        return codes
+            place = (np.log2(values, dtype=np.float32) - np.float32(self.low)) * step
+        level = np.clip(np.nan_to_num(place, nan=0, neginf=0), 0, self.levels - 1)
+        codes = np.where(place < 0, np.uint8(BELOW), np.rint(level).astype(np.uint8) + np.uint8(2))
+        return np.where(np.isnan(values), np.uint8(ABSENT), codes)
 
     def as_json(self) -> dict[str, float]:
         """What the page needs to decode."""
@@ -200,9 +193,9 @@ def _tokens(sample: Sample, vocabulary: dict[Token, int], keep: slice, exists_TK
             for number, text, kind, special in tokens
         ]
         numbers_TS[there_TS] = np.where(np.array(numbers) > MOST_TOKENS, 0, numbers)
-        ages_TS = sum(code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1))
+        ages_TS = np.sum([code * (sample.ages_TS[keep] == age) for code, age in enumerate(AGES, 1)], axis=0)
     positions = there_TS.shape[1]
-    return {"tokens": pack(numbers_TS, positions), "ages": pack(np.uint8(ages_TS), positions)}
+    return {"tokens": pack(numbers_TS, positions), "ages": pack(ages_TS.astype(np.uint8), positions)}
 
 
 def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[dict[str, Any], LogScale]:

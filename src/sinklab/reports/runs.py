@@ -11,22 +11,13 @@ from sinklab.records.reading import Run
 from sinklab.reports.samples import Reader
 from sinklab.reports.study import Study
 from sinklab.reports.training import FREE, Training, variant
+from sinklab.reports.words import words_of
 from sinklab.sinks.rules import Rule
 
 Runs = Iterable[Run | Reader] | Run | Reader
 
 READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
 """kinds of run that have a page"""
-_COMMANDS = {
-    "study": "make one with sinklab.studies.trace.run.study or `sinklab trace`",
-    "training": "make one with sinklab.training.train or `sinklab train`",
-    "benchmark": "`sinklab table1 --render` and `sinklab onetoken` read it",
-    "curve": "its table and figure lie in the folder above it",
-    "battery": "its tables and figures lie in report/ in the folder above it",
-    "contents": "its figures lie in it",
-    "caches": "its figure lies in it",
-}
-"""kind of run -> where it comes from; of those without a page where to look, because their command has drawn them"""
 
 
 def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None, any_kind: bool = False) -> list[Any]:
@@ -56,7 +47,7 @@ def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None
                 f"A report shows runs of one kind: {training.path} is of kind 'training', {run.path} of kind "
                 f"{found!r}. Make a report of each kind."
             )
-        remedy = _COMMANDS.get(found if found not in READERS else expected, _COMMANDS.get(expected, ""))
+        remedy = ("" if found in READERS else words_of("kinds", found)) or words_of("kinds", expected)
         raise ValueError(
             f"This shows runs of kind {expected!r}: {run.path} is of kind {found!r}{remedy and '; '}{remedy}."
         )

@@ -246,15 +246,14 @@ class Sample:
             raise NotRecorded(f"This needs the table tokens: {self.run.path} has none of sample {self.index}.")
         frame = checked(self.run, "tokens", _COLUMNS["tokens"], self.index)
         numbers = self.step_numbers_T if self.names else np.unique(frame["step"])
-        row_of = {int(number): row for row, number in enumerate(numbers)}
-        frame = frame[frame["step"].isin(row_of)]
+        frame = frame[frame["step"].isin(numbers)]
         positions = self.visible_TK.shape[1] - self.added if self.names else int(frame["position"].max()) + 1
         if len(frame) and not 0 <= frame["position"].min() <= frame["position"].max() < positions:
             raise ValueError(
                 f"{self.run.path / f'tokens-{self.index:04d}.parquet'} does not fit the recorded attention: a position "
                 f"lies outside 0 to {positions - 1}."
             )
-        place = (frame["step"].map(row_of).to_numpy(int), frame["position"].to_numpy(int))
+        place = (pd.Index(numbers).get_indexer(frame["step"]), frame["position"].to_numpy(int))
         grid = {}
         for name, (absent, dtype) in _ABSENT.items():
             grid[name] = np.full((len(numbers), positions), absent, dtype=dtype)
@@ -286,10 +285,7 @@ class Sample:
     def states_TS(self) -> np.ndarray:
         """Index into STATES (masked, committed, prompt), -1 where the position is not there; int8."""
         names = self._grid["state"]
-        states = np.full(names.shape, -1, dtype=np.int8)
-        for code, name in enumerate(STATES):
-            states[names == name] = code
-        return states
+        return pd.Index(STATES).get_indexer(names.ravel()).reshape(names.shape).astype(np.int8)
 
     @cached_property
     def ages_TS(self) -> np.ndarray:
@@ -297,10 +293,7 @@ class Sample:
 
         Just committed: masked, or not there yet, at the recorded step before.
         """
-        absent = self.states_TS < 0
-        ages = token_ages(np.where(absent, 0, self.states_TS))
-        ages[absent] = None
-        return ages
+        return token_ages(self.states_TS)
 
     @cached_property
     def classes_TS(self) -> np.ndarray:
@@ -311,12 +304,10 @@ class Sample:
     @cached_property
     def blocks_T(self) -> np.ndarray:
         """Block of the decoder at each recorded step, -1 where it was not written down."""
-        blocks_T = np.full(len(self.step_numbers_T), -1)
-        if self._has("steps"):
-            frame = checked(self.run, "steps", _COLUMNS["steps"], self.index)
-            known = dict(zip(frame["step"], frame["block"], strict=True))
-            blocks_T = np.array([known.get(int(step), -1) for step in self.step_numbers_T], dtype=int)
-        return blocks_T
+        if not self._has("steps"):
+            return np.full(len(self.step_numbers_T), -1)
+        blocks = checked(self.run, "steps", _COLUMNS["steps"], self.index).groupby("step")["block"].last()
+        return blocks.reindex(self.step_numbers_T, fill_value=-1).to_numpy(int)
 
     @property
     def borders(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +22,7 @@ from sinklab.reports.samples import ADDED
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
 from sinklab.reports.training import OVER_EVEN, Training
-from sinklab.reports.words import number, percent, quoted, same, times_chance
+from sinklab.reports.words import interval, number, percent, quoted, same, times_chance
 
 # A class with fewer places or events than this share is too rare to speak of.
 RARE = 0.01
@@ -49,7 +49,7 @@ def told(statement: str, *about: Any, **facts: Any) -> list[str]:
     return [one for part in text.split("¶") if (one := re.sub(r"[ \n]+", " ", part).strip(" "))]
 
 
-def told_of(runs: Sequence[Any], *statements: str) -> list[str]:
+def told_of(runs: list[Any], *statements: str) -> list[str]:
     """What there is to tell of each run; of trainings, of each group of repeats that a sink monitor watched."""
     if runs and isinstance(runs[0], Training):
         watched = [[run for run in group if not run.over("step").empty] for group in groups(runs)]
@@ -100,10 +100,10 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
     gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
     return {
         "known": [
-            number(loss.mean, 4) + (f" (95\u00a0% {loss.interval}, {loss.rows} rows)" if loss.interval else "")
+            number(loss.value, 4) + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
             for loss in known
         ],
-        "is_final": all(loss.is_final for loss in known),
+        "is_final": all(run.has_ended for run in group if run.loss is not None),
         "missing": [run.label for run in group if run.loss is None],
         "against": list(dict.fromkeys(other.label for _, other in gaps)),
         "differences": [signed(*gap) for gap, _ in gaps],
@@ -127,12 +127,9 @@ def since(group: list[Training], event: str) -> list[str]:
     """From when on it held, "takeover" or "emergence", in each run."""
     found = []
     for run in group:
-        step = getattr(run, event)
-        start = step is not None and step == run.over("step")["step"].iloc[0]
-        found.append(
-            "at no step permanently" if step is None
-            else f"from the first measurement on (step {step})" if start else f"from step {step} on"
-        )  # fmt: skip
+        step, first = getattr(run, event), run.over("step")["step"].iloc[0]
+        on = f"from the first measurement on (step {step})" if step == first else f"from step {step} on"
+        found.append("at no step permanently" if step is None else on)
     return found
 
 

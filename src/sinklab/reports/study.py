@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter, methodcaller
@@ -20,32 +19,6 @@ from sinklab.sinks.rules import DEFAULT, Rule
 
 WITHIN = 8
 """steps that heads are given to find another sink"""
-
-
-def judged(
-    filtered_N: Sequence[float],
-    events_NS: np.ndarray,
-    heldout: pd.DataFrame | None,
-    truncation: pd.DataFrame | None,
-) -> list[Verdict]:
-    """One verdict per statement; what was not measured says so and holds None.
-
-    The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
-    error is that of the paired differences.
-    """
-    found = [start_only(events_NS)]
-    plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
-    if heldout is not None:
-        base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
-        if len(base) and len(hidden):
-            one, other = base.iloc[0], hidden.iloc[0]
-            plain, masked = ((float(row["loss"]), float(row["stderr"])) for row in (one, other))
-            error = float(other["delta_stderr"])
-    found.append(masking_cost(plain, masked, paired_error=error))
-    found.append(_recovered(truncation))
-    if filtered_N:
-        found.append(ninety_six(filtered_N))
-    return found
 
 
 def _recovered(truncation: pd.DataFrame | None) -> Verdict:
@@ -171,5 +144,20 @@ class Study(Reader):
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The failure signatures and the 96 % statement, each with a sentence."""
-        return judged(self.measured.filtered_N, self.measured.events_NS, self.heldout, self.truncation)
+        """The failure signatures and the 96 % statement, each with a sentence; what was not measured holds None.
+
+        The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
+        error is that of the paired differences.
+        """
+        heldout, filtered_N = self.heldout, self.measured.filtered_N
+        plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
+        if heldout is not None:
+            base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
+            if len(base) and len(hidden):
+                plain, masked = (
+                    (float(rows["loss"].iloc[0]), float(rows["stderr"].iloc[0])) for rows in (base, hidden)
+                )
+                error = float(hidden["delta_stderr"].iloc[0])
+        found = [start_only(self.measured.events_NS), masking_cost(plain, masked, paired_error=error)]
+        found.append(_recovered(self.truncation))
+        return found + ([ninety_six(filtered_N)] if filtered_N else [])

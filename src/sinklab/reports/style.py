@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,58 +19,35 @@ if TYPE_CHECKING:
 
 DPI = 170
 MARKERS = ("o", "s", "D", "^", "v", "P")
-# Seven runs are told apart; the first four are the theme's.
-MORE = {"light": ("#B07D00", "#4D5562", "#2E9BD6"), "dark": ("#E8C547", "#C9CED8", "#B39DFF")}
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one appearance; the same values stand in style.css."""
+    """Colours of one appearance, those of themes.toml; the same values stand in style.css."""
 
     name: str
     surface: str
     ink: str
     muted: str
     line: str
-    runs: tuple[str, ...]
+    runs: list[str]
     """one colour per run"""
+    more: list[str]
+    """further ones: seven runs are told apart"""
     added: str
     """the added sink token"""
     states: dict[str, str]
     """prompt, masked, committed"""
-    scale: tuple[str, ...]
+    scale: list[str]
     """from nothing to much, lightness falling (light) or rising (dark) evenly"""
-
-
-THEMES = {
-    "light": Theme(
-        name="light",
-        surface="#ffffff",
-        ink="#1d1f24",
-        muted="#646a75",
-        line="#d9dce1",
-        runs=("#0072B2", "#D55E00", "#009E73", "#A8478A"),
-        added="#D55E00",
-        states={"prompt": "#8a9099", "masked": "#56B4E9", "committed": "#00507d"},
-        scale=("#ffffff", "#fbe3c0", "#f3a96b", "#d9593f", "#8f2a52", "#2f1545"),
-    ),
-    "dark": Theme(
-        name="dark",
-        surface="#1b1d22",
-        ink="#e8e9ec",
-        muted="#9aa1ad",
-        line="#3a3e47",
-        runs=("#56B4E9", "#F28E4B", "#2FC59A", "#E29BC3"),
-        added="#F28E4B",
-        states={"prompt": "#7d8490", "masked": "#56B4E9", "committed": "#d6ecfa"},
-        scale=("#1b1d22", "#46204f", "#93304f", "#dc6a3d", "#f6b866", "#fff6dc"),
-    ),
-}
 
 
 def asset(name: str) -> str:
     """The text of a file that is packaged with the reports."""
     return resources.files("sinklab.reports").joinpath(name).read_text("utf-8")
+
+
+THEMES = {name: Theme(name, **colours) for name, colours in tomllib.loads(asset("themes.toml")).items()}
 
 
 def theme_named(name: str) -> Theme:
@@ -106,7 +84,7 @@ def colormap(theme: Theme) -> Colormap:
     """Colours for amounts: the surface for nothing."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(f"sinklab-{theme.name}", list(theme.scale))
+    return LinearSegmentedColormap.from_list(f"sinklab-{theme.name}", theme.scale)
 
 
 def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes:
@@ -150,7 +128,7 @@ def legend_of_dots(axes: Axes, columns: int, title: str | None = None) -> None:
 
 def note(axes: Axes, words: str, at: tuple[float, float], coords: Any, offset: tuple[int, int], **how: Any) -> None:
     """Small words in the colour of labels, hanging from a place."""
-    style = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
+    style: Any = {"va": "top", "fontsize": 8, "color": axes.xaxis.label.get_color()} | how
     axes.annotate(words, at, xycoords=coords, xytext=offset, textcoords="offset points", **style)
 
 

@@ -13,29 +13,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.estimates import Estimate
 from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
 from sinklab.errors import unknown
 from sinklab.records.storage import write_beside
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.study import Study
-from sinklab.reports.training import HeldoutLoss, Training
+from sinklab.reports.training import Training
 
 
 def outcome_table(run: Training) -> pd.DataFrame:
     """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
-    loss, info = run.loss or HeldoutLoss(math.nan, math.nan, math.nan, 0, False), run.run.info
-    row = {
-        "variant": run.variant,
-        "seed": info.seed,
-        "status": info.status,
-        "heldout_loss": loss.mean,
-        "low": loss.low,
-        "high": loss.high,
-        "heldout_rows": loss.rows,
-        "takeover_step": run.takeover,
-        "emergence_step": run.emergence,
-    }
+    nothing = Estimate(math.nan, math.nan, math.nan, 0)
+    loss, info = run.loss or nothing, run.run.info
+    row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.value}
+    low, high = loss.interval
+    row |= {"low": low, "high": high, "heldout_rows": loss.samples}
+    row |= {"takeover_step": run.takeover, "emergence_step": run.emergence}
     if run.monitor is not None:
         whole = run.monitor[run.monitor["layer"] == -1].sort_values("step")
         row |= whole.iloc[-1].drop(["layer", "causal"]).to_dict()
@@ -84,12 +79,10 @@ def motion_table(study: Study) -> pd.DataFrame:
 
 def rules_table(study: Study) -> pd.DataFrame:
     """Sink rules side by side: what each flags, and how far it agrees with the first one (Jaccard overlap)."""
-    names = {"per_head": "sinks_per_head", "rate": "heads_with_sink", "filtered": "filtered", "absorb": "absorbed"}
-    rows = [
-        {"rule": row.name, **{shown: getattr(row, name) for name, shown in names.items()}, "agreement": row.agreement}
-        for row in study.measured.rules
-    ]
-    return pd.DataFrame(rows)
+    shown = {"rule": "name", "sinks_per_head": "per_head", "heads_with_sink": "rate"}
+    shown |= {"filtered": "filtered", "absorbed": "absorb", "agreement": "agreement"}
+    rules = study.measured.rules
+    return pd.DataFrame({column: [getattr(rule, name) for rule in rules] for column, name in shown.items()})
 
 
 def curve_table(study: Study) -> pd.DataFrame:

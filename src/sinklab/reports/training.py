@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import scipy  # its modules load where they are first used
 
+from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.registry import sinks
 from sinklab.reports.samples import Reader
-from sinklab.reports.words import number
 
 # Settings that may differ between repeats: the seed, and how a run runs and what it tells.
 FREE = frozenset({
@@ -49,26 +50,6 @@ FIELDS = {
 """columns of the monitor -> the names that the same facts have in a study"""
 OVER_EVEN = 2.0
 """times an even share above which added sinks count as having taken over"""
-
-
-@dataclass(frozen=True)
-class HeldoutLoss:
-    """Loss on held-out text in nats per token."""
-
-    mean: float
-    low: float
-    """lower end of the 95 % interval over rows of text; NaN where the rows were not kept"""
-    high: float
-    """upper end"""
-    rows: int
-    """rows of text; 0 where they were not kept"""
-    is_final: bool
-    """False for a run that did not end: the last one that was measured"""
-
-    @property
-    def interval(self) -> str:
-        """The 95 % interval in words; empty where it is not known."""
-        return "" if math.isnan(self.low) else f"{number(self.low, 4)} to {number(self.high, 4)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,23 +106,25 @@ class Training(Reader):
         settings = self.run.info.settings
         return round(float(settings.get("causal_start") or 0) * int(settings.get("steps") or 0))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``loss`` is that at the end, and not the last one that was measured on the way."""
+        return self.heldout_rows is not None or self.table("heldout") is not None
+
     @cached_property
-    def loss(self) -> HeldoutLoss | None:
-        """The held-out loss at the end, or the last one that was measured."""
-        rows = self.heldout_rows
+    def loss(self) -> Estimate | None:
+        """The held-out loss in nats per token, at the end, or else the last one that was measured.
+
+        Its interval is over rows of text; of 0 samples where these were not kept.
+        """
+        rows, final, history = self.heldout_rows, self.table("heldout"), self.history
         if rows is not None and len(rows) > 1:
-            mean, reach = _interval(rows["loss"].to_numpy(float))
-            return HeldoutLoss(mean, mean - reach, mean + reach, len(rows), True)
-        final = self.table("heldout")
-        if final is not None:
-            return HeldoutLoss(float(final["loss"].iloc[-1]), math.nan, math.nan, 0, True)
-        known = pd.DataFrame() if self.history is None else self.history.dropna(subset=["heldout_loss"])
-        if known.empty:
-            return None
-        return HeldoutLoss(float(known["heldout_loss"].iloc[-1]), math.nan, math.nan, 0, False)
+            return mean_over(rows["loss"])
+        known = final["loss"] if final is not None else () if history is None else history["heldout_loss"].dropna()
+        return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
 
     def against(self, other: Training) -> tuple[float, float] | None:
-        """Held-out loss less that of another run and half of its 95 % interval, paired by rows of text.
+        """Held-out loss less that of another run and half of its 95 % interval (Student's), paired by rows of text.
 
         None where the rows were not kept or are of other text.
         """
@@ -152,7 +135,9 @@ class Training(Reader):
         both = mine.merge(theirs, on="row", suffixes=("", "_other"))
         if len(both) != len(mine) or len(both) != len(theirs):
             return None
-        return _interval((both["loss"] - both["loss_other"]).to_numpy(float))
+        apart_R = (both["loss"] - both["loss_other"]).to_numpy(float)
+        reach = float(scipy.stats.t.ppf(0.975, len(apart_R) - 1) * apart_R.std(ddof=1) / math.sqrt(len(apart_R)))
+        return float(apart_R.mean()), reach
 
     @cached_property
     def takeover(self) -> int | None:
@@ -175,8 +160,3 @@ def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:
         return None
     broken = np.flatnonzero(~holds.to_numpy(bool))
     return int(steps.iloc[broken[-1] + 1 if len(broken) else 0])
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean and half of its 95 % interval."""
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))

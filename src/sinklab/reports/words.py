@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from functools import lru_cache
+from typing import Any
 
+from sinklab.analysis.estimates import Estimate
 from sinklab.reports.samples import ADDED, MASK
-from sinklab.reports.style import printable
+from sinklab.reports.style import asset, printable
 
 # Relative differences below this are called "about the same".
 SAME = 0.05
@@ -28,6 +32,12 @@ def percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%".replace("-", "−")
 
 
+def interval(estimate: Estimate) -> str:
+    """The 95 % interval of a loss; empty where it is not known."""
+    low, high = estimate.interval
+    return "" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
+
+
 def same(one: float, other: float) -> bool:
     """Whether two numbers are called about the same."""
     return abs(one - other) <= SAME * max(abs(one), abs(other))
@@ -43,3 +53,16 @@ def times_chance(enrichment: float) -> str:
     if same(enrichment, 1):
         return "about what chance would give"
     return f"{number(enrichment, 2)} times what chance would give"
+
+
+@lru_cache(maxsize=1)
+def _cards() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(asset("cards.toml"))
+
+
+def words_of(what: str, name: str) -> Any:
+    """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs, of what a figure "needs".
+
+    Empty where it says nothing.
+    """
+    return _cards()[what].get(name, "")
