@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import scipy  # its modules load where they are first used
 
-from sinklab.analysis.estimates import Estimate, mean_over
+from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.registry import sinks
 from sinklab.reports.samples import Reader
 
@@ -124,20 +123,19 @@ class Training(Reader):
         return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
 
     def against(self, other: Training) -> tuple[float, float] | None:
-        """Held-out loss less that of another run and half of its 95 % interval (Student's), paired by rows of text.
+        """Held-out loss less that of another run and half of its 95 % interval, paired by rows of text.
 
-        None where the rows were not kept or are of other text.
+        None where the rows were not kept, are of other text, or fewer than 6.
         """
         mine, theirs = self.heldout_rows, other.heldout_rows
         data = [run.info.model.get("data_sha256") for run in (self.run, other.run)]
-        if mine is None or theirs is None or data[0] != data[1] or len(mine) < 2:
+        if mine is None or theirs is None or data[0] != data[1] or len(mine) < FEWEST:
             return None
         both = mine.merge(theirs, on="row", suffixes=("", "_other"))
         if len(both) != len(mine) or len(both) != len(theirs):
             return None
         apart_R = (both["loss"] - both["loss_other"]).to_numpy(float)
-        reach = float(scipy.stats.t.ppf(0.975, len(apart_R) - 1) * apart_R.std(ddof=1) / math.sqrt(len(apart_R)))
-        return float(apart_R.mean()), reach
+        return float(apart_R.mean()), float(1.96 * apart_R.std(ddof=1) / math.sqrt(len(apart_R)))
 
     @cached_property
     def takeover(self) -> int | None:

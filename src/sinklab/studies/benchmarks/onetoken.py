@@ -75,8 +75,8 @@ class Experiment:
 
     def loss(self, name: str) -> Cell | None:
         """Held-out loss of a variant in nats per token, mean over its runs, ± one standard error over rows of text."""
-        known = [one.loss for one in self.of(name) if one.loss is not None]
-        return _mean([(one.mean, (one.high - one.mean) / 1.96) for one in known])
+        known = [(one.loss, one.heldout_rows) for one in self.of(name) if one.loss is not None]
+        return _mean([(loss.value, math.nan if rows is None else float(rows["loss"].sem())) for loss, rows in known])
 
     def less(self, name: str, other: str) -> Cell | None:
         """Held-out loss less that of another variant of the same seed, paired by row of text; mean over seeds."""
