@@ -19,8 +19,8 @@ def test_sinks_only_at_the_start():
     np.testing.assert_allclose(found.value, 0.95)
     assert found.holds is True and found.signature and found.estimate.samples == 7
     assert found.sentence == (
-        "95 % of the sinks in the text are at the first 4 positions (median of 7 samples, 95\u00a0% 95 % to 100 %; an "
-        "even spread: 4 %): only at the start."
+        "95 % of the sinks in the text are at the first 4 positions (median of 7 samples, 95\u00a0% interval 95 % to "
+        "100 %; an even spread: 4 %): only at the start."
     )
     moved = start_only(events(19, 12, 11, 12, 10, 12, 12, 10, 12))
     assert moved.holds is False and moved.sentence.endswith("not only at the start.") and moved.value == 0.6
@@ -98,7 +98,7 @@ def test_recovery_is_held_against_the_base_rate():
     assert found.holds is False and found.value == 0.8 and found.signature
     assert found.sentence == (
         "80 % of the heads that were left without a sink when theirs was hidden have a new one within 4 steps, 0 % of "
-        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% 80 % to 80 %): they recover."
+        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% interval 80 % to 80 %): they recover."
     )
     stuck = recovery(*heads(6, 20, 2, 10, 1), within=1)
     assert stuck.holds is True and "within 1 step, 10 % of those" in stuck.sentence
@@ -131,7 +131,8 @@ def test_ninety_six_percent():
     found = ninety_six([epsilon_curve(received).at(3.0)] * 6)
     assert found.holds is True and not found.signature and found.value == 1 - 1 / 64
     assert found.sentence == (
-        "Epsilon 3 leaves out 98.4 % of the tokens (median of 6 samples, 95\u00a0% 98.4 % to 98.4 %): at least 96 %."
+        "Epsilon 3 leaves out 98.4 % of the tokens (median of 6 samples, 95\u00a0% interval 98.4 % to "
+        "98.4 %): at least 96 %."
     )
     received[..., :4] = 10
     crowded = ninety_six([epsilon_curve(received).at(3.0)] * 6)

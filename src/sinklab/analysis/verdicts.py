@@ -164,7 +164,7 @@ def _over_samples(found: Estimate) -> str:
         return "1 sample"
     span = f"{_percent(found.low)} to {_percent(found.high)}"
     return (
-        f"median of {found.samples} samples, 95\u00a0% {span}"
+        f"median of {found.samples} samples, 95\u00a0% interval {span}"
         if found.is_interval
         else f"{found.samples} samples, {span}"
     )
