@@ -21,7 +21,7 @@ masked = np.stack([step.masked_BS[0] for step in plain])
 found = enrichment(token_classes(texts, np.where(masked, "mask", "")), sinks_TLHK.sum((1, 2)))
 for kind, frequency, ratio in zip(found.label, found.frequency, found.enrichment, strict=True):
     print(f"{kind:12} {frequency:6.1%} of sink events, {ratio:.2f} times what its share of the canvas would give")
-print("over all heads, the main sink is", motion(received, visible).overall.word)
+print("over all heads, mobility (0 is static):", round(motion(received, visible).overall.mobility, 2))
 
 with intervene(lm.model, MaskSinks(k=5)) as log:
     *_, last = denoise(lm.model.denoiser(), canvas)

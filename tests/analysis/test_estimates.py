@@ -59,3 +59,12 @@ def test_the_jackknife_of_a_mean_is_the_samples() -> None:
     both = jackknife(lambda some: np.array([values[some].mean(), values[some].var()]), 9)
     np.testing.assert_allclose(both.mean(1), [values.mean(), values.var()])
     np.testing.assert_array_equal(jackknife(lambda some: values[some].mean(), 1), values[:1])
+
+
+def test_many_samples_are_left_out_in_groups() -> None:
+    values, calls = np.random.default_rng(3).normal(size=173), []
+    found = jackknife(lambda some: calls.append(len(some)) or values[some].mean(), 173)
+    assert len(found) == 50 and len(calls) == 51 and set(calls[1:]) == {169, 170}
+    assert found.mean() == pytest.approx(values.mean())
+    # as long as that of the single samples
+    assert found.std() / 50**0.5 == pytest.approx(values.std() / 173**0.5, rel=0.15)

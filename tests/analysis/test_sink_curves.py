@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.analysis import EPSILONS, epsilon_curve, ninety_six, score_histogram
+from sinklab.analysis import EPSILONS, epsilon_curve, score_histogram
 from sinklab.sinks import Excess, find_sinks
 
 
@@ -25,7 +25,7 @@ def test_the_curve_of_one_strong_sink_per_head_by_hand():
     np.testing.assert_allclose(curve.filtered, [1 - 6 / 768] * 4 + [1])
     np.testing.assert_allclose(curve.filtered_by_layer, [[1 - 1 / 64] * 4 + [1], [1] * 5])
     assert curve.at(3.0) == curve.at() == 1 - 6 / 768
-    assert ninety_six(curve).holds
+    assert curve.at(3.0) >= 0.96
 
 
 @pytest.mark.parametrize("scale", ["sum", "percent", "zscore", "mean"])
@@ -58,7 +58,7 @@ def test_default_thresholds_are_those_of_the_published_curve():
     crowded = np.zeros((1, 1, 64))
     crowded[..., :12] = 64 / 12
     assert epsilon_curve(crowded).at(3.0) == 1 - 12 / 64
-    assert not ninety_six(epsilon_curve(crowded)).holds
+    assert epsilon_curve(crowded).at(3.0) < 0.96
 
 
 def test_a_threshold_that_is_met_exactly_is_not_exceeded():
@@ -92,7 +92,7 @@ def test_curves_of_samples_add_up():
 
 def test_a_run_without_attention_filters_nothing():
     curve = epsilon_curve(np.full((2, 3, 4, 8), np.nan))
-    assert np.isnan(curve.filtered).all() and np.isnan(curve.at(3.0)) and not ninety_six(curve).holds
+    assert np.isnan(curve.filtered).all() and np.isnan(curve.at(3.0))
     assert np.isnan(curve.filtered_by_layer).all()
 
 

@@ -6,32 +6,50 @@ import pytest
 from sinklab.analysis import epsilon_curve, masking_cost, ninety_six, recovery, start_only
 
 
+def events(*at_start: float, length: int = 100) -> np.ndarray:
+    """(sample, step, position): of 20 sinks this many are at position 0, the others at 50."""
+    found = np.zeros((len(at_start), 2, length))
+    found[:, 0, 0] = at_start
+    found[:, 1, 50] = 20 - np.array(at_start)
+    return found
+
+
 def test_sinks_only_at_the_start():
-    events = np.zeros((3, 100))
-    events[:, 0] = 19
-    events[0, 50] = 3
-    found = start_only(events)
-    np.testing.assert_allclose(found.value, 57 / 60)
-    assert found.holds is True and found.signature
+    found = start_only(events(19, 20, 19, 20, 19, 20, 19))
+    np.testing.assert_allclose(found.value, 0.95)
+    assert found.holds is True and found.signature and found.estimate.samples == 7
     assert found.sentence == (
-        "95 % of the sinks in the text are at the first 4 positions (an even spread: 4 %): only at the start."
+        "95 % of the sinks in the text are at the first 4 positions (median of 7 samples, 95\u00a0% interval 95 % to "
+        "100 %; an even spread: 4 %): only at the start."
     )
-    events[1, 70] = 30
-    moved = start_only(events)
-    assert moved.holds is False and moved.sentence.endswith("not only at the start.")
-    np.testing.assert_allclose(moved.value, 57 / 90)
-    # Exactly at the threshold is not over it.
-    assert start_only([9, 0, 0, 0, 0, 0, 0, 1.0], first=1).holds is False
-    assert start_only([9, 0, 1.0, np.nan], first=2, threshold=0.85).holds is True
+    moved = start_only(events(19, 12, 11, 12, 10, 12, 12, 10, 12))
+    assert moved.holds is False and moved.sentence.endswith("not only at the start.") and moved.value == 0.6
+    # one sample in six that differs, and it cannot be told
+    assert start_only(events(19, 20, 19, 20, 19, 2)).holds is None
+    # exactly at the threshold is not over it
+    assert start_only(events(*[18] * 8)).holds is None
+    assert start_only(events(*[18] * 8), threshold=0.85).holds is True
+
+
+def test_events_of_a_lasting_sink_are_one_observation():
+    # A thousand sinks at the start in one sample: as much as one.
+    many = events(20, 2, 2, 2, 2, 2)
+    many[0] *= 1000
+    assert start_only(many).value == 0.1
+    few = start_only(events(20, 20, 20))
+    assert few.holds is None and few.value == 1 and few.sentence.endswith("too few samples to tell (at least 6).")
+    # a sample without sinks is none
+    assert start_only(np.concatenate([events(*[20] * 5), np.zeros((3, 2, 100))])).estimate.samples == 5
 
 
 def test_the_start_of_a_short_sequence_says_nothing():
-    assert start_only([1, 2, 3, 4]).holds is None
-    assert start_only([1, 2, 3, 4]).sentence.endswith("the sequence is too short to tell.")
-    none = start_only(np.zeros(30))
+    short = start_only(np.array([[1, 2, 3, 4]] * 6))
+    assert short.holds is None and short.sentence.endswith("the sequence is too short to tell.")
+    none = start_only(np.zeros((6, 30)))
     assert none.holds is None and math.isnan(none.value) and none.sentence.startswith("There is no sink")
+    assert start_only(np.zeros((0, 0))).holds is None
     with pytest.raises(ValueError, match="at least 0"):
-        start_only([1, -1])
+        start_only([[1, -1]])
 
 
 def test_the_published_accuracies_are_judged_by_their_errors():
@@ -68,31 +86,58 @@ def test_a_rising_loss_is_a_cost():
         masking_cost((0.0, 0.1), (0.0, 0.1), measure="accuracy")
 
 
-def test_recovery_after_truncation():
-    lost = np.array([[True] * 20 + [False] * 12])
-    found = recovery(lost, np.ones((1, 32), dtype=bool), within=4)
-    assert found.holds is False and found.value == 1
+def heads(samples: int, lost: int, back: int, others: int = 10, others_back: int = 0) -> tuple[np.ndarray, ...]:
+    """(sample, head) lost, renormalised, recovered: ``back`` of ``lost`` heads, ``others_back`` of the others."""
+    gone, recovered = np.zeros((2, samples, lost + others), dtype=bool)
+    gone[:, :lost], recovered[:, :back], recovered[:, lost : lost + others_back] = True, True, True
+    return gone, np.zeros_like(gone), recovered
+
+
+def test_recovery_is_held_against_the_base_rate():
+    found = recovery(*heads(6, 20, 16), within=4)
+    assert found.holds is False and found.value == 0.8 and found.signature
     assert found.sentence == (
-        "20 of 20 heads whose main sink was hidden have a new one within 4 steps (100 %): they recover."
+        "80 % of the heads that were left without a sink when theirs was hidden have a new one within 4 steps, 0 % of "
+        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% interval 80 % to 80 %): they recover."
     )
-    stuck = recovery(lost, ~lost, within=1)
-    assert stuck.holds is True and stuck.signature
-    assert stuck.sentence.endswith("have a new one within 1 step (0 %): they do not recover.")
-    few = recovery([True, True, True], [True, True, False])
-    assert few.holds is None and few.sentence.endswith("too few to tell it from 50 %.")
-    none = recovery([False, False], [True, True])
+    stuck = recovery(*heads(6, 20, 2, 10, 1), within=1)
+    assert stuck.holds is True and "within 1 step, 10 % of those" in stuck.sentence
+    assert stuck.sentence.endswith("they do not recover.")
+    # as many of those that lost nothing: no recovery, though 80 % have a sink
+    assert recovery(*heads(6, 20, 16, 10, 8)).holds is True
+    few = recovery(*heads(3, 20, 16))
+    assert few.holds is None and few.sentence.endswith("too few samples to tell (at least 6).")
+
+
+def test_renormalisation_is_no_recovery():
+    lost, renormalised, recovered = heads(6, 20, 16)
+    renormalised[:, :16] = True
+    assert recovery(lost, renormalised, recovered).holds is True
+    renormalised[:, :20] = True
+    all_of_them = recovery(lost, renormalised, recovered)
+    assert all_of_them.holds is None and math.isnan(all_of_them.value)
+    assert all_of_them.sentence.startswith("All 120 heads whose main sink was hidden have another by renormalisation")
+    none = recovery(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
     assert none.holds is None and none.sentence == "No head had its main sink in what was hidden."
-    with pytest.raises(ValueError, match=r"got shapes \(2,\) and \(3,\)"):
-        recovery([True] * 3, [True] * 2)
+    alone = recovery(*heads(6, 20, 16, 0))
+    assert alone.holds is None and "to take the base rate from" in alone.sentence
+    with pytest.raises(ValueError, match=r"three \(sample, head\): got shapes \(2,\), \(3,\), \(2,\)"):
+        recovery([True] * 2, [True] * 3, [True] * 2)
 
 
 def test_ninety_six_percent():
     received = np.full((4, 2, 2, 64), 0.5)
     received[..., 3] = 32
-    found = ninety_six(epsilon_curve(received))
+    found = ninety_six([epsilon_curve(received).at(3.0)] * 6)
     assert found.holds is True and not found.signature and found.value == 1 - 1 / 64
-    assert found.sentence == "Epsilon 3 leaves out 98.4 % of the tokens: at least 96 %."
+    assert found.sentence == (
+        "Epsilon 3 leaves out 98.4 % of the tokens (median of 6 samples, 95\u00a0% interval 98.4 % to "
+        "98.4 %): at least 96 %."
+    )
     received[..., :4] = 10
-    crowded = ninety_six(epsilon_curve(received))
-    assert crowded.holds is False and crowded.sentence.endswith("93.8 % of the tokens: fewer than 96 %.")
-    assert ninety_six(epsilon_curve(np.full((1, 1, 1, 4), np.nan))).holds is None
+    crowded = ninety_six([epsilon_curve(received).at(3.0)] * 6)
+    assert crowded.holds is False and crowded.sentence.endswith("fewer than 96 %.")
+    assert ninety_six([0.97, 0.98, 0.97, 0.96, 0.95, 0.97]).sentence.endswith("cannot tell on which side of 96 %.")
+    one = ninety_six([0.98])
+    assert one.holds is None and "(1 sample): too few samples" in one.sentence
+    assert ninety_six([epsilon_curve(np.full((1, 1, 1, 4), np.nan)).at(3.0)]).holds is None

@@ -35,7 +35,7 @@ def curve(models: tuple[str, ...], out: Path, settings: CurveSettings, figures: 
 
 def small(**changes: object) -> CurveSettings:
     Path("held.txt").write_text(TEXT * 10)
-    fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt", "resamples": 100}
+    fields = {"ks": (0, 2), "rows": 3, "length": 20, "heldout": "held.txt"}
     return CurveSettings(**{**fields, **changes})
 
 

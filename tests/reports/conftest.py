@@ -37,8 +37,8 @@ DIMS = {
 
 
 def steps_of(sample: int) -> int:
-    """The second sample is two steps shorter."""
-    return STEPS - 2 * sample
+    """Every other sample is two steps shorter."""
+    return STEPS - 2 * (sample % 2)
 
 
 def attention(sample: int, added: int, share: float, text_share: float, norm: float) -> dict[str, np.ndarray]:
@@ -156,6 +156,7 @@ def maker(root: Path) -> Callable[..., Run]:
         *,
         added: int = 0,
         share: float = 0.5,
+        samples: int = SAMPLES,
         text_share: float = 0.3,
         norm: float = 0.25,
         sinks: float = 0.5,
@@ -182,7 +183,7 @@ def maker(root: Path) -> Callable[..., Run]:
         settings = {"steps": STEPS, "prompts": ["It was <i>a</i> dark"], "rule": "low_confidence"}
         path = root / (folder or name)
         with RunWriter(path, kind="study", model=model | changes, settings=settings, seed=3) as run:
-            for sample in range(SAMPLES):
+            for sample in range(samples):
                 if family == "diffusion":
                     arrays = attention(sample, added, share, text_share, norm)
                 else:

@@ -20,12 +20,13 @@ def one(run):
 
 
 def test_motion_is_told_with_its_numbers(make_study):
-    plain, added = as_studies([make_study("plain"), make_study("sink", added=1, text_share=0.2)])
+    runs = [make_study("plain", samples=6), make_study("sink", added=1, text_share=0.2, samples=6)]
+    plain, added = as_studies(runs)
     text = spoken(told("motion", plain))
     assert text.startswith("The sinks of plain are moving: at two steps taken at random, a head has its main sink at")
     assert (
-        "with a chance of 100.0 % (0 is static); a key stays a sink for 1.00 steps; the main sinks drift to the right"
-        in text
+        "with a chance of 100.0 % (0 is static; 6 samples); a key stays a sink for 1.00 steps; the main sinks drift to "
+        "the right" in text
     )
     text = spoken(told("motion", added))
     assert "The sinks of sink are static" in text and "chance of 0.0 %" in text
@@ -33,7 +34,10 @@ def test_motion_is_told_with_its_numbers(make_study):
     none = told("motion", one(make_study("none", text_share=0.05)))
     assert none == "No head of none has a sink at two steps, so motion cannot be measured."
     kept = spoken(told("motion", one(make_study("ar", family="autoregressive", text_share=0.8))))
-    assert "are static" in kept and "; no sink ended during the trace" in kept
+    assert kept == (
+        "In ar, at two steps taken at random, a head has its main sink at different places with a chance of 0.0 % "
+        "(0 is static; 2 samples, too few for a verdict); no sink ended during the trace."
+    )
 
 
 def test_depth_is_told_with_its_direction(make_study):
@@ -70,7 +74,8 @@ def test_blocks_and_split_sinks_are_told_with_their_rates(make_study):
 
 
 @pytest.mark.parametrize(
-    ("what", "verdict"), [("class", "rather semantic"), ("position", "rather positional"), ("neither", "about alike")]
+    ("what", "verdict"),
+    [("class", "rather semantic"), ("position", "rather positional"), ("neither", "which of the two counts more")],
 )
 def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
     def change(sample, arrays):
@@ -81,10 +86,13 @@ def test_what_explains_attention_is_told_either_way(make_study, what, verdict):
         score = {"class": masked, "position": early, "neither": noise}[what]
         received[:] = (0.2 + score)[:, None, None]
 
-    text = spoken(told("explained", one(make_study(change=change))))
-    assert text.startswith("In tiny, the class of a token (masks are one) explains") and text.endswith(f"{verdict}.")
+    text = spoken(told("explained", one(make_study(change=change, samples=8))))
+    assert text.startswith("In tiny, the class of a token (masks are one) explains")
+    assert text.endswith(f"{verdict} (8 samples).")
     if what == "class":
         assert "explains 100.0 % of the variance" in text
+    few = spoken(told("explained", one(make_study("few", change=change))))
+    assert few == "In few, what explains where attention lands cannot be told from so few samples (at least 6)."
 
 
 def test_classes_that_sinks_favour_are_named(make_study):
@@ -122,4 +130,4 @@ def test_in_short_holds_for_runs_that_recorded_little(make_study):
     assert say.in_short([bare]) == []
     few = one(make_study("few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")))
     short = [spoken(text) for text in say.in_short([few])]
-    assert len(short) == 2 and short[0].startswith("In few, which has no added sink") and "are moving" in short[1]
+    assert len(short) == 2 and short[0].startswith("In few, which has no added sink") and "too few for a" in short[1]

@@ -43,7 +43,8 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
     curve = table(study, "curve").set_index("epsilon")
     assert curve.loc[3.0].to_dict() == {name: pytest.approx(23 / 24) for name in ("filtered", "layer_2", "layer_5")}
     verdicts = table(study, "verdicts").set_index("name")
-    assert not verdicts.loc["96 % filtered", "holds"] and pd.isna(verdicts.loc["no recovery", "holds"])
+    # two samples are too few
+    assert verdicts.loc[["96 % filtered", "no recovery"], "holds"].isna().all()
 
 
 def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 from test_report_page import read
 
+from sinklab.analysis import mean_over
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import (
     NotRecorded,
@@ -120,16 +121,16 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
     plain, sink = as_trainings(pair)
-    reach = 1.96 * np.linspace(-1, 1, ROWS).std(ddof=1) / 4
     assert plain.loss is not None and (plain.loss.samples, plain.has_ended) == (ROWS, True)
-    np.testing.assert_allclose([plain.loss.mean, plain.loss.low, plain.loss.high], [4, 4 - reach, 4 + reach])
+    expected = mean_over(4 + np.linspace(-1, 1, ROWS))
+    np.testing.assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
     # paired, the rows differ by a constant
     np.testing.assert_allclose(sink.against(plain), (-0.1, 0), atol=1e-12)
     bare = as_trainings(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
-    assert bare.loss is not None and bare.loss.mean == 4 and math.isnan(bare.loss.low)
+    assert bare.loss is not None and bare.loss.value == 4 and math.isnan(bare.loss.low)
     assert bare.against(plain) is None
     broken = as_trainings(made(tmp_path / "unfinished", leave_out=("heldout_rows", "heldout")))[0]
-    assert broken.loss is not None and (broken.loss.mean, broken.has_ended) == (5.5, False)
+    assert broken.loss is not None and (broken.loss.value, broken.has_ended) == (5.5, False)
     assert as_trainings(made(tmp_path / "none", leave_out=("heldout_rows", "heldout", "history")))[0].loss is None
 
 
@@ -156,8 +157,8 @@ def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
 def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
     page = page_alone(pair, tmp_path / "out")
     for said in (
-        "bare scores 4.000 (95 % 3.689 to 4.311, 16 rows) nats per token on held-out text at the end.",
-        "one scores 3.900 (95 % 3.589 to 4.211, 16 rows) nats per token on held-out text at the end; "
+        "bare scores 4.000 (95 % 3.662 to 4.338, 16 rows) nats per token on held-out text at the end.",
+        "one scores 3.900 (95 % 3.562 to 4.238, 16 rows) nats per token on held-out text at the end; "
         "against bare on the same rows that is −0.1",
         "In one, the added sink draws more than 2 times an even share (of 4.0 %) from step 30 on; at the end 30.0 % of "
         "all attention, when it is the main sink of 37.5 % of heads.",
@@ -181,7 +182,7 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
         made(tmp_path / "s1", added=2, seed=1),
     ]
     sentences = " ".join(summary(runs)).replace("\u00a0", " ")
-    assert "plain (2 runs) score 4.000 (95 % 3.689 to 4.311, 16 rows) and 4.200" in sentences
+    assert "plain (2 runs) score 4.000 (95 % 3.662 to 4.338, 16 rows) and 4.200" in sentences
     # each is held against the plain run of its own seed
     assert "against p0 and p1 on the same rows that is +0.1" in sentences
     assert "and −0.2" in sentences and "not of one sign" in sentences

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sinklab.analysis.intervals import bootstrap_mean
 from sinklab.records import open_run
-from sinklab.studies.caches.figures import draw_caches
+from sinklab.studies.caches.figures import caches_sentences, draw_caches
 from sinklab.studies.caches.policies import Policy, SparseDenoiser, nearest_keys, pairs, policies
 from sinklab.studies.caches.run import METRICS, canvas_of, costs, evaluations, forced, held_bytes, revealed, written
 from sinklab.studies.caches.study import Caches, CacheSettings, cache_fidelity
@@ -182,7 +181,7 @@ def test_a_run_folder_holds_everything(run):
         ]
         for metric in METRICS:
             assert line[metric] == pytest.approx(mine[metric].mean())
-            assert line[f"{metric}_low"] <= line[metric] + 1e-12 and line[metric] <= line[f"{metric}_high"] + 1e-12
+            assert np.isnan([line[f"{metric}_low"], line[f"{metric}_high"]]).all()
 
 
 def test_protection_is_the_paired_difference_at_equal_budget(run):
@@ -190,8 +189,9 @@ def test_protection_is_the_paired_difference_at_equal_budget(run):
     line = run.table("protection").query("metric == 'divergence' and family == 'random'").iloc[0]
     delta_R = rows["random", 0.5, "now"] - rows["random", 0.5, ""]
     assert line["difference"] == pytest.approx(delta_R.mean())
-    assert (line["low"], line["high"]) == pytest.approx(bootstrap_mean(delta_R.sort_index().to_numpy(), seed=0))
-    assert line["rows"] == 3
+    # three rows are points, without an interval
+    assert np.isnan([line["low"], line["high"]]).all() and line["rows"] == 3
+    assert any("no verdict on the distance to uncached decoding" in text for text in caches_sentences([run]))
 
 
 def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):

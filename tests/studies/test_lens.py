@@ -1,5 +1,6 @@
 """The logit lens, the choice of sinks and their matches, and linear probes, each against a plain twin."""
 
+import math
 import re
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.analysis import linear_probes as probes
-from sinklab.analysis.intervals import percentile_interval
 from sinklab.probing import trace
 from sinklab.sinks import Excess
 from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
@@ -274,10 +274,10 @@ def test_skill_is_measured_from_the_most_frequent_answer() -> None:
     x = probes.standardised(answer[:, None] + 0.01 * torch.randn(60, 3))
     text, hot = torch.arange(60) % 10, nn.functional.one_hot(answer).double()
     fold = probes.folds_of(text, 5)
-    held = probes.ridge(x, {"true": hot, "shuffled": probes.shuffled(hot)}, fold)
+    held = probes.ridge(x, {"true": hot, "shuffled": probes.shuffled(hot, text)}, fold)
     assert probes.skill(held["true"], hot, text, 10).value() == 1
     assert probes.accuracy(held["true"], hot) == 1
-    shuffled = probes.shuffled(hot)
+    shuffled = probes.shuffled(hot, text)
     assert probes.accuracy(held["shuffled"], shuffled) == pytest.approx(2 / 3, abs=0.1)
     assert probes.skill(held["shuffled"], shuffled, text, 10).value() <= 0
 
@@ -304,17 +304,51 @@ def test_resampled_scores_are_those_of_the_texts_written_out() -> None:
     for draw in (0, 99):
         taken = torch.cat([value[text == one].repeat(int(count[draw, one])) for one in range(7)])
         assert values[draw].item() == pytest.approx(taken.nanmean().item(), rel=1e-5)
-    low, high = percentile_interval(values)
+    low, high = probes.interval(score.value().item(), values, 7, fitted=False)
     assert low < value.nanmean() < high
-    assert all(np.isnan(percentile_interval(torch.full((3,), torch.nan))))
+    apart = values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)) - score.value()
+    # Student's t of 6 degrees of freedom is 1.25 times as wide as the normal distribution
+    wider = 2.4469 / 1.9600 * math.sqrt(7 / 6)
+    assert (low, high) == pytest.approx((score.value() + wider * apart).tolist(), rel=1e-3)
+    assert all(map(math.isnan, probes.interval(0.5, values, 5, fitted=False)))
+    assert all(map(math.isnan, probes.interval(math.nan, values, 7, fitted=False)))
 
 
-def test_shuffling_keeps_the_rows() -> None:
-    target = torch.arange(20.0)[:, None].repeat(1, 2)
-    mixed = probes.shuffled(target)
-    assert not torch.equal(mixed, target)
-    assert torch.equal(mixed[:, 0].sort().values, target[:, 0])
+def test_a_resample_chooses_its_penalty_anew() -> None:
+    x, text = probes.standardised(torch.randn(60, 5)), torch.arange(60) % 12
+    y = 0.4 * x[:, :1] + torch.randn(60, 1, dtype=torch.float64)
+    fold = probes.folds_of(text, 4)
+    score = probes.explained(probes.ridge(x, {"y": y}, fold)["y"], y, text, 12)
+    count = probes.resamples(12, 50)
+    values = score.value(count)
+    number = {int(g): int(fold[text == g][0]) for g in text.unique()}
+    for draw in (0, 30):
+        top = 0.0
+        for one in range(12):
+            errors = (score.choice_FAG[number[one]] * count[draw]).sum(1)
+            top += (count[draw, one] * score.top_AG[errors.argmin(), one]).item()
+        expected = 1 - top / (count[draw] * score.bottom_G).sum().item()
+        assert values[draw].item() == pytest.approx(expected)
+    # what a fit was made of makes the interval wider
+    plain, fitted = (probes.interval(score.value().item(), values, 12, fitted=how) for how in (False, True))
+    assert fitted[1] - fitted[0] == pytest.approx(probes.FITTED * (plain[1] - plain[0]))
+
+
+def test_whole_texts_are_exchanged() -> None:
+    text = torch.tensor([0] * 3 + [1] * 5 + [2] * 4)
+    target = (10 * text + torch.arange(12))[:, None].repeat(1, 2)
+    mixed = probes.shuffled(target, text)
     assert torch.equal(mixed[:, 0], mixed[:, 1])
+    source = [mixed[text == one, 0] for one in range(3)]
+    texts = [target[text == one, 0].tolist() for one in range(3)]
+    for one, rows in enumerate(source):
+        found = {next(other for other in range(3) if row in texts[other]) for row in rows.tolist()}
+        assert len(found) == 1 and found != {one}
+        whole = texts[found.pop()]
+        first = whole.index(rows[0].item())
+        assert rows.tolist() == [whole[(first + step) % len(whole)] for step in range(len(rows))]
+    with pytest.raises(ValueError, match="there is only one"):
+        probes.shuffled(target, torch.zeros(12, dtype=torch.int64))
 
 
 def test_probes_refuse_what_is_not_finite() -> None:

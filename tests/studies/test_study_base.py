@@ -75,7 +75,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> Study:
 def test_the_studies_of_the_package_and_of_the_example_conform(lengths: Study) -> None:
     check_study(lengths, tiny_loaded())
     check_study(Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,)))
-    check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), rows=2, length=16, heldout="held.txt", resamples=100))
+    check_study(Curve(), tiny_loaded(), CurveSettings(ks=(1,), rows=2, length=16, heldout="held.txt"))
 
 
 def test_a_suite_sees_a_study_that_does_not_conform() -> None:

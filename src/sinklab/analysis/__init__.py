@@ -4,6 +4,8 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
+    estimates="Estimate jackknife mean_over median_over",
+    explained="Explained explained_mass",
     movement="Motion MotionSummary motion motion_word",
     overlap=(
         "BlockEffects LayerSinks SplitSinks block_effects jaccard overlap_by_head overlap_by_layer "
@@ -13,6 +15,6 @@ __getattr__, __dir__, __all__ = exports(
         "DEFAULT_RULES EPSILONS EpsilonCurve RuleRow ScoreHistogram absorb_rate compare_rules epsilon_curve "
         "score_histogram sink_rate"
     ),
-    tokens=("AGES CLASSES Enrichment Explained STATES enrichment explained_mass token_ages token_class token_classes"),
+    tokens="AGES CLASSES Enrichment STATES enrichment token_ages token_class token_classes",
     verdicts="Verdict masking_cost ninety_six recovery start_only",
 )

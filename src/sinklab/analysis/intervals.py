@@ -1,10 +1,7 @@
-"""Textbook statistics in one place: intervals of shares and means, differences of pairs, resampling of samples."""
+"""Textbook statistics in one place: intervals of shares and of differences of shares, errors over dependent steps."""
 
-# N resamples, S samples (texts, problems, rows, seeds: whatever is independent)
 # T steps, "..." any other axes
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy  # its modules load where they are first used
@@ -46,44 +43,6 @@ def mcnemar(gained: int, lost: int) -> float:
     """Two-sided exact McNemar (sign) test: how probable so uneven a split is where either side is as likely."""
     discordant = gained + lost
     return float(scipy.stats.binomtest(gained, discordant).pvalue) if discordant else 1.0
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over samples with its 95 % interval."""
-
-    mean: float
-    stderr: float
-    low: float
-    high: float
-    samples: int
-
-
-def resampled_weights(samples: int, resamples: int, seed: int) -> np.ndarray:
-    """Weight of every sample in every resample with replacement, (N, S); rows sum to 1.
-
-    ``weights_NS @ values_S`` are resampled means. Shared weights keep the differences of several values paired.
-    """
-    counts_NS = np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), resamples)
-    return counts_NS / samples
-
-
-def percentile_interval(values_N: Any) -> tuple[float, float]:
-    """95 % percentile interval of resampled numbers; what is not finite is left out, NaN where nothing is."""
-    known = np.asarray(values_N, dtype=float)
-    known = known[np.isfinite(known)]
-    if not known.size:
-        return math.nan, math.nan
-    low, high = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)).tolist()
-    return low, high
-
-
-def bootstrap_mean(values_S: Any, resamples: int = 4000, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean over samples."""
-    # how often each distinct value is drawn says all that a resample can: answers have few
-    kinds, counts = np.unique(np.asarray(values_S, dtype=float), return_counts=True)
-    drawn = np.random.default_rng(seed).multinomial(counts.sum(), counts / counts.sum(), resamples)
-    return percentile_interval(drawn @ kinds / counts.sum())
 
 
 def newey_west_error(scores: np.ndarray, here: np.ndarray) -> np.ndarray:

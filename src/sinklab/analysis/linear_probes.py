@@ -1,18 +1,25 @@
 """Linear probes: what a ridge regression reads in states, scored on texts it has not seen."""
 
 # N rows, D state size, C target columns, F folds, G texts, A penalties, R resamples
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import scipy  # its modules load where they are first used
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from sinklab.analysis.estimates import FEWEST, LEVEL
 
 Name = TypeVar("Name")
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e3, 1e4)
 
 MIXED = 32
+
+FITTED = 1.25
+"""how much wider the coefficients' own error makes an interval (measured: docs/statistics.md)"""
 
 
 def folds_of(text_N: Tensor, folds: int, seed: int = 0) -> Tensor:
@@ -83,6 +90,15 @@ class Held:
     predicted_NC: Tensor
     mean_NC: Tensor
     """The mean of the training rows: the prediction if the states carried no information."""
+    square_AN: Tensor
+    """Squared error of a row by penalty."""
+    wrong_AN: Tensor
+    """Whether another column than the target's greatest is predicted to be the greatest."""
+    choice_FAN: Tensor
+    """The squared errors that the penalty for a fold is chosen by: of rows of the other folds, each predicted without
+    its own fold and this one."""
+    fold_N: Tensor
+    """Number of the fold in `choice_FAN`."""
 
 
 def ridge(
@@ -113,22 +129,31 @@ def ridge(
     narrow_NM, narrow_sizes = y_NC @ mixing_CM, [min(size, MIXED) for size in sizes]
     mixing = torch.block_diag(torch.eye(len(total), dtype=torch.float64), mixing_CM)
     predicted_NC, mean_NC = torch.empty_like(y_NC), torch.empty_like(y_NC)
-    for fold in numbers:
+    square_TAN, wrong_TAN = y_NC.new_zeros(2, len(sizes), len(penalties), len(y_NC))
+    choice_TFAN = y_NC.new_zeros(len(sizes), len(numbers), len(penalties), len(y_NC))
+    for place, fold in enumerate(numbers):
         left = total - grams[fold]
-        error_AM = y_NC.new_zeros(len(penalties), narrow_NM.shape[1])
         for inner in numbers:
             if inner != fold:
                 fit, part_N = _Fit((left - grams[inner]) @ mixing), rows[inner]
                 turned_ND, wanted_NM = fit.turned(x_ND[part_N]), narrow_NM[part_N]
-                for error_M, penalty in zip(error_AM, penalties, strict=True):
-                    error_M += (fit.predicted(turned_ND, penalty) - wanted_NM).square().sum(0)
-        best = torch.stack([part_AM.sum(1).argmin() for part_AM in error_AM.split(narrow_sizes, 1)])
-        penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best].repeat_interleave(torch.tensor(sizes))
-        fit = _Fit(left)
-        mean_NC[rows[fold]] = fit.mean_C
-        predicted_NC[rows[fold]] = fit.predicted(fit.turned(x_ND[rows[fold]]), penalty_C)
-    parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), strict=True)
-    return {name: Held(*part) for name, part in zip(targets, parts, strict=True)}
+                for number, penalty in enumerate(penalties):
+                    error_NM = (fit.predicted(turned_ND, penalty) - wanted_NM).square()
+                    sums_TN = torch.stack([part_NM.sum(1) for part_NM in error_NM.split(narrow_sizes, 1)])
+                    choice_TFAN[:, place, number, part_N] = sums_TN
+        best_T = choice_TFAN[:, place].sum(-1).argmin(1)
+        fit, part_N = _Fit(left), rows[fold]
+        turned_ND, mean_NC[part_N] = fit.turned(x_ND[part_N]), fit.mean_C
+        for number, penalty in enumerate(penalties):
+            said = fit.predicted(turned_ND, penalty).split(sizes, 1)
+            for target, (said_NC, wanted_NC) in enumerate(zip(said, y_NC[part_N].split(sizes, 1), strict=True)):
+                square_TAN[target, number, part_N] = (said_NC - wanted_NC).square().sum(1)
+                wrong_TAN[target, number, part_N] = (said_NC.argmax(1) != wanted_NC.argmax(1)).double()
+        penalty_C = torch.tensor(penalties, dtype=y_NC.dtype)[best_T].repeat_interleave(torch.tensor(sizes))
+        predicted_NC[part_N] = fit.predicted(turned_ND, penalty_C)
+    place_N = torch.searchsorted(torch.tensor(numbers), fold_N)
+    parts = zip(predicted_NC.split(sizes, 1), mean_NC.split(sizes, 1), square_TAN, wrong_TAN, choice_TFAN, strict=True)
+    return {name: Held(*part, place_N) for name, part in zip(targets, parts, strict=True)}
 
 
 def _mixing(size: int) -> Tensor:
@@ -141,25 +166,48 @@ def _mixing(size: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A ratio of sums over texts, so that texts can be resampled."""
+    """A ratio of sums over texts, so that texts can be resampled; a probe's penalty is chosen anew for a resample."""
 
-    top_G: Tensor
+    top_AG: Tensor
+    """By penalty; a single row where there is none to choose."""
     bottom_G: Tensor
+    choice_FAG: Tensor
+    """The penalty for the texts of a fold is the one with the least sum over texts."""
+    fold_G: Tensor
     is_error: bool
     """True: 1 − Σ top / Σ bottom (R², skill); False: Σ top / Σ bottom (a mean)."""
 
     def value(self, count_RG: Tensor | None = None) -> Tensor:
         """The score, (), or of texts taken so many times, (R,); NaN where nothing was counted."""
-        count_RG = torch.ones_like(self.top_G) if count_RG is None else count_RG
-        ratio = (count_RG @ self.top_G) / (count_RG @ self.bottom_G)
-        return 1 - ratio if self.is_error else ratio
+        counts_RG = torch.ones_like(self.bottom_G)[None] if count_RG is None else count_RG
+        best_RF = torch.einsum("rg,fag->rfa", counts_RG, self.choice_FAG).argmin(-1)
+        top_RG = self.top_AG.gather(0, best_RF[:, self.fold_G])
+        # added in the same order: equal sums are equal to the last bit
+        ratio_R = (counts_RG * top_RG).sum(1) / (counts_RG * self.bottom_G).sum(1)
+        score_R = 1 - ratio_R if self.is_error else ratio_R
+        return score_R[0] if count_RG is None else score_R
+
+
+def interval(value: float, value_R: Tensor, texts: int, *, fitted: bool) -> tuple[float, float]:
+    """95 % interval of a score, or of a difference of scores, from its values in resamples of texts.
+
+    The percentiles' distances are stretched: for few texts, as Student's t is wider than the normal distribution, and
+    for ``fitted`` scores by `FITTED`. A resample holds what the chosen texts and the choice of the penalty did, the
+    coefficients are those of all texts. NaN with fewer than 6 texts, and without a value.
+    """
+    apart_R = value_R[value_R.isfinite()] - value
+    if texts < FEWEST or not len(apart_R) or not math.isfinite(value):
+        return math.nan, math.nan
+    wider = scipy.stats.t.ppf((1 + LEVEL) / 2, texts - 1) / scipy.stats.norm.ppf((1 + LEVEL) / 2)
+    wider *= math.sqrt(texts / (texts - 1)) * (FITTED if fitted else 1)
+    ends = torch.quantile(apart_R, torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=apart_R.dtype))
+    low, high = (value + wider * ends).tolist()
+    return low, high
 
 
 def explained(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
     """R² over all columns together: 1 − squared error / squared error of the mean of the texts that were seen."""
-    errors = ((said_NC - target_NC.double()).square().sum(1) for said_NC in (held.predicted_NC, held.mean_NC))
-    top_G, bottom_G = (_by_text(error_N, text_N, texts) for error_N in errors)
-    return Score(top_G, bottom_G, True)
+    return _score(held, held.square_AN, (held.mean_NC - target_NC.double()).square().sum(1), text_N, texts)
 
 
 def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
@@ -167,9 +215,14 @@ def skill(held: Held, target_NC: Tensor, text_N: Tensor, texts: int) -> Score:
 
     Accuracies of two populations cannot be compared where one has a more frequent answer; skills can.
     """
-    wrong = (said_NC.argmax(1) != target_NC.argmax(1) for said_NC in (held.predicted_NC, held.mean_NC))
-    top_G, bottom_G = (_by_text(wrong_N.double(), text_N, texts) for wrong_N in wrong)
-    return Score(top_G, bottom_G, True)
+    usual_N = (held.mean_NC.argmax(1) != target_NC.argmax(1)).double()
+    return _score(held, held.wrong_AN, usual_N, text_N, texts)
+
+
+def _score(held: Held, error_AN: Tensor, usual_N: Tensor, text_N: Tensor, texts: int) -> Score:
+    choice_FAG = _by_text(held.choice_FAN.flatten(0, 1), text_N, texts).unflatten(0, held.choice_FAN.shape[:2])
+    fold_G = torch.zeros(texts, dtype=torch.int64).scatter_(0, text_N, held.fold_N)
+    return Score(_by_text(error_AN, text_N, texts), _by_text(usual_N, text_N, texts), choice_FAG, fold_G, True)
 
 
 def accuracy(held: Held, target_NC: Tensor) -> float:
@@ -179,13 +232,15 @@ def accuracy(held: Held, target_NC: Tensor) -> float:
 
 def mean_score(value_N: Tensor, text_N: Tensor, texts: int) -> Score:
     """The mean of numbers; NaN is left out."""
-    known_N = ~value_N.isnan()
-    top_G = _by_text(value_N.double().nan_to_num(), text_N, texts)
-    return Score(top_G, _by_text(known_N.double(), text_N, texts), False)
+    counted_2N = torch.stack([value_N.double().nan_to_num(), (~value_N.isnan()).double()])
+    top_G, bottom_G = _by_text(counted_2N, text_N, texts)
+    nothing = torch.zeros(1, 1, texts, dtype=torch.float64)
+    return Score(top_G[None], bottom_G, nothing, torch.zeros(texts, dtype=torch.int64), False)
 
 
-def _by_text(value_N: Tensor, text_N: Tensor, texts: int) -> Tensor:
-    return value_N.new_zeros(texts).index_add_(0, text_N, value_N)
+def _by_text(values: Tensor, text_N: Tensor, texts: int) -> Tensor:
+    """Sums (..., G) of (..., N)."""
+    return values.new_zeros(*values.shape[:-1], texts).index_add_(-1, text_N, values)
 
 
 def resamples(texts: int, draws: int, seed: int = 0) -> Tensor:
@@ -194,6 +249,23 @@ def resamples(texts: int, draws: int, seed: int = 0) -> Tensor:
     return torch.zeros(draws, texts, dtype=torch.float64).scatter_add_(1, drawn_RG, torch.ones_like(drawn_RG).double())
 
 
-def shuffled(target_NC: Tensor, seed: int = 0) -> Tensor:
-    """The target with its rows exchanged among all rows, of all texts: what a probe finds where there is nothing."""
-    return target_NC[torch.randperm(len(target_NC), generator=torch.Generator().manual_seed(seed))]
+def shuffled(target_NC: Tensor, text_N: Tensor, seed: int = 0) -> Tensor:
+    """The target with whole texts exchanged: what a probe finds where there is nothing.
+
+    Every text has the rows of another one, in their order from a random one on and round again. Rows of a text are
+    alike, so rows exchanged one by one would be another world: one with as many texts as rows.
+
+    Raises:
+        ValueError: for a single text.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    texts = [torch.nonzero(text_N == text)[:, 0] for text in text_N.unique().tolist()]
+    if len(texts) < 2:
+        raise ValueError("texts are exchanged with one another, but there is only one")
+    order = torch.randperm(len(texts), generator=draw).tolist()
+    mixed_NC = torch.empty_like(target_NC)
+    for own, other in zip(order, [*order[1:], order[0]], strict=True):
+        first = int(torch.randint(len(texts[other]), (), generator=draw))
+        place_N = (first + torch.arange(len(texts[own]))) % len(texts[other])
+        mixed_NC[texts[own]] = target_NC[texts[other][place_N]]
+    return mixed_NC

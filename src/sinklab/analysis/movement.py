@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.analysis.counts import ratio, slabs
+from sinklab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.analysis.intervals import newey_west_error
 from sinklab.sinks.normalize import main_sink
 from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
@@ -91,28 +92,34 @@ class MotionSummary:
     """steps that a sink lasts (see ``Motion``), all sinks of all heads alike; infinite when none ended"""
     drift: float
     """weighted mean slope in positions per step"""
-    drift_low: float
-    """lower end of its 95 % interval; the heads of a sample are not taken as independent, samples are"""
-    drift_high: float
-    """upper end"""
     drift_relative: float
     """weighted mean of the drift over the whole run as a share of the sequence"""
+    mobility_over: Estimate
+    """mobility of the typical sample (median)"""
+    drift_over: Estimate
+    """mean over samples of the relative drift; the heads of a sample are not independent"""
     heads: int
     """number of (sample, layer, head)"""
     heads_with_sink: int
     """how many of them have at least two counted steps"""
-    sums: Mapping[str, float] = field(repr=False)
-    """what ``pooled`` adds up"""
+    sums: Mapping[str, np.ndarray] = field(repr=False)
+    """(sample,) what ``pooled`` adds up"""
 
     @property
-    def word(self) -> str:
-        """static, mixed, moving or no sink (``motion_word``)."""
-        return motion_word(self.mobility)
+    def word(self) -> str | None:
+        """static, mixed, moving as the typical sample is (``motion_word``), or no sink; None when it cannot be told."""
+        if np.isnan(self.mobility):
+            return "no sink"
+        over_static, over_moving = self.mobility_over.above(STATIC), self.mobility_over.above(MOVING)
+        if over_static is False or over_moving:
+            return "moving" if over_moving else "static"
+        return "mixed" if over_static and over_moving is False else None
 
     @property
-    def drift_word(self) -> str:
-        """right, left, or neither when the interval holds 0 or there is none."""
-        return "right" if self.drift_low > 0 else "left" if self.drift_high < 0 else "neither"
+    def drift_word(self) -> str | None:
+        """right or left; None when the samples cannot tell."""
+        right = self.drift_over.above()
+        return None if right is None else "right" if right else "left"
 
     @classmethod
     def pooled(cls, summaries: Iterable[MotionSummary]) -> MotionSummary:
@@ -120,42 +127,37 @@ class MotionSummary:
         parts = [summary.sums for summary in summaries]
         if not parts:
             raise ValueError("pooled needs at least one summary: got none.")
-        return _of({name: sum(part[name] for part in parts) for name in parts[0]})
+        return _of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 MEANS = ("mobility", "moves_per_step", "drift", "drift_relative")
 
 
-def summarised(fields: Mapping[str, np.ndarray], scores: np.ndarray, at_risk: np.ndarray) -> MotionSummary:
-    """The summary of ``Motion`` fields (..., layer, head) and of the steps' ``scores`` (step, ..., layer, head)."""
+def summarised(fields: Mapping[str, np.ndarray], at_risk: np.ndarray) -> MotionSummary:
+    """The summary of ``Motion`` fields (..., layer, head), with numbers of sinks ``at_risk`` of ending."""
     # What the main sink drew over all its steps.
     strength: Any = fields["strength"] * fields["steps"]
     with np.errstate(divide="ignore", invalid="ignore"):
         values = {**fields, "moves_per_step": fields["moves"] / fields["transitions"]}
-    sums: dict[str, float] = {}
+    parts = {"at_risk": at_risk, "deaths": fields["deaths"], "heads": np.ones_like(strength)}
+    parts["heads_with_sink"] = ~np.isnan(fields["mobility"])
     for name in MEANS:
         known = ~np.isnan(values[name])
-        sums[name] = float((strength * np.where(known, values[name], 0)).sum())
-        sums[f"{name}_weight"] = float((strength * known).sum())
-    # One series per sample: heads that wander together then widen the interval together.
-    weight = np.where(np.isnan(fields["drift"]), 0, strength)
-    reach = CRITICAL * newey_west_error((scores * weight).sum((-2, -1)), (scores != 0).any((-2, -1)))
-    long_enough = bool((fields["steps"] >= SHORTEST).any())
-    sums["drift_variance"] = float((reach**2).sum()) if long_enough else float("nan")
-    sums |= {"at_risk": float(at_risk.sum()), "deaths": float(fields["deaths"].sum()), "heads": float(strength.size)}
-    return _of(sums | {"heads_with_sink": float((~np.isnan(fields["mobility"])).sum())})
+        parts |= {name: strength * np.where(known, values[name], 0), f"{name}_weight": strength * known}
+    return _of({name: np.asarray(part, dtype=float).sum((-2, -1)).reshape(-1) for name, part in parts.items()})
 
 
-def _of(sums: dict[str, float]) -> MotionSummary:
-    means = {name: float(ratio(sums[name], sums[f"{name}_weight"])) for name in MEANS}
-    reach = float(ratio(np.sqrt(sums["drift_variance"]), sums["drift_weight"]))
+def _of(sums: dict[str, np.ndarray]) -> MotionSummary:
+    total = {name: float(part_N.sum()) for name, part_N in sums.items()}
+    mobility_N, drift_N = (ratio(sums[name], sums[f"{name}_weight"]) for name in ("mobility", "drift_relative"))
+    at_risk, deaths = total["at_risk"], total["deaths"]
     return MotionSummary(
-        **means,
-        expected_lifetime=sums["at_risk"] / sums["deaths"] if sums["deaths"] else np.inf if sums["at_risk"] else np.nan,
-        drift_low=means["drift"] - reach,
-        drift_high=means["drift"] + reach,
-        heads=int(sums["heads"]),
-        heads_with_sink=int(sums["heads_with_sink"]),
+        **{name: float(ratio(total[name], total[f"{name}_weight"])) for name in MEANS},
+        expected_lifetime=at_risk / deaths if deaths else np.inf if at_risk else np.nan,
+        mobility_over=median_over(mobility_N),
+        drift_over=mean_over(drift_N),
+        heads=int(total["heads"]),
+        heads_with_sink=int(total["heads_with_sink"]),
         sums=sums,
     )
 
@@ -298,7 +300,7 @@ def _motion(
         "drift_high": line.high,
         "drift_relative": line.slope * crossed,
     }
-    return Motion(main, counted, **fields, overall=summarised(fields, line.scores, at_risk))
+    return Motion(main, counted, **fields, overall=summarised(fields, at_risk))
 
 
 def _mobility(main: np.ndarray, here: np.ndarray) -> np.ndarray:

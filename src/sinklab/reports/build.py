@@ -263,7 +263,7 @@ def _outcome(trainings: list[Training]) -> Table:
             "run": run.label,
             "variant": run.variant,
             "seed": run.run.info.seed,
-            "held-out loss": "–" if loss is None else number(loss.mean, 4),
+            "held-out loss": "–" if loss is None else number(loss.value, 4),
             "95 % interval": "" if loss is None else interval(loss),
             "against plain": "" if gap is None else say.signed(*gap),
             "share of added sinks": percent(float(last.get("added_share", math.nan))) if run.sink_count else "",

@@ -4,7 +4,7 @@
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import pandas as pd
 
 from sinklab.analysis import overlap, thresholds
 from sinklab.analysis.counts import ratio
+from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionSummary, motion, motion_word
-from sinklab.analysis.tokens import Enrichment, Explained, enrichment, explained_mass
+from sinklab.analysis.tokens import Enrichment, enrichment
 from sinklab.reports.samples import Sample, Samples, rule_name
 from sinklab.sinks.normalize import main_sink
 
@@ -82,8 +83,10 @@ class Measured:
         self.text_motion: MotionSummary | None = MotionSummary.pooled(texts) if texts else None
         """the same among text positions alone; None without added sinks"""
         self.motions, self.scatter, self.bounds = map(_joined, (parts["motions"], parts["scatter"], parts["bounds"]))
-        events = reduce(partial(pd.Series.add, fill_value=0), parts["events_S"], pd.Series(dtype=float))
-        self.events_by_position = events.to_numpy(float)
+        self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
+        """sinks of a sample by text position; NaN beyond its length"""
+        self.filtered_N = [curve.at(3.0) for curve in parts["curve"]]
+        """share of a sample's tokens that epsilon = 3 leaves out"""
         self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if recorded else float("nan")
         """received attention that makes a sink, median over steps; NaN for a rule that is no such bound"""
         self.overlap_by_layer_LL = _mean(np.array(parts["shared_LL"]))

@@ -98,7 +98,7 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
     gaps = [(gap, other) for run, other in pairs if (gap := run.against(other)) is not None]
     return {
         "known": [
-            number(loss.mean, 4) + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
+            number(loss.value, 4) + (f" (95\u00a0% {interval(loss)}, {loss.samples} rows)" if loss.samples else "")
             for loss in known
         ],
         "is_final": all(run.has_ended for run in group if run.loss is not None),

@@ -22,11 +22,14 @@ WITHIN = 8
 def _recovered(truncation: pd.DataFrame | None) -> Verdict:
     if truncation is None:
         unknown = "No part of the context was hidden, so recovery was not measured."
-        return Verdict("no recovery", None, math.nan, 0.5, unknown)
+        return Verdict("no recovery", None, math.nan, math.nan, unknown)
+    if "renormalised" not in truncation:
+        unknown = "The run does not say which heads have a sink by renormalisation alone, so recovery cannot be judged."
+        return Verdict("no recovery", None, math.nan, math.nan, unknown)
     first = truncation.groupby("sample")["step"].transform("min")
     soon = truncation[truncation["step"] < first + WITHIN]
-    heads = soon.groupby(["sample", "layer", "head"])[["lost", "recovered"]].any()
-    return recovery(heads["lost"].to_numpy(), heads["recovered"].to_numpy(), within=WITHIN)
+    heads = soon.groupby(["sample", "layer", "head"])[["lost", "renormalised", "recovered"]].any()
+    return recovery(*(heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads), within=WITHIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +140,7 @@ class Study(Reader):
         The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
         error is that of the paired differences.
         """
-        events, heldout = self.measured.events_by_position, self.heldout
+        heldout, filtered_N = self.heldout, self.measured.filtered_N
         plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
         if heldout is not None:
             base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
@@ -146,6 +149,6 @@ class Study(Reader):
                     (float(rows["loss"].iloc[0]), float(rows["stderr"].iloc[0])) for rows in (base, hidden)
                 )
                 error = float(hidden["delta_stderr"].iloc[0])
-        found = [start_only(events if len(events) else np.zeros(1)), masking_cost(plain, masked, paired_error=error)]
+        found = [start_only(self.measured.events_NS), masking_cost(plain, masked, paired_error=error)]
         found.append(_recovered(self.truncation))
-        return found + ([] if self.curve is None else [ninety_six(self.curve)])
+        return found + ([ninety_six(filtered_N)] if filtered_N else [])

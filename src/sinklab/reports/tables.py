@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.intervals import Estimate
+from sinklab.analysis.estimates import Estimate
 from sinklab.analysis.tokens import Enrichment
 from sinklab.errors import unknown
 from sinklab.records.reading import Run
@@ -23,10 +23,11 @@ from sinklab.reports.training import Training
 
 def outcome_table(run: Training) -> pd.DataFrame:
     """A row per run: variant, the held-out loss with its 95 % interval, when sinks emerged, the last measurement."""
-    nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
+    nothing = Estimate(math.nan, math.nan, math.nan, 0)
     loss, info = run.loss or nothing, run.run.info
-    row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.mean}
-    row |= {"low": loss.low, "high": loss.high, "heldout_rows": loss.samples}
+    row = {"variant": run.variant, "seed": info.seed, "status": info.status, "heldout_loss": loss.value}
+    low, high = loss.interval
+    row |= {"low": low, "high": high, "heldout_rows": loss.samples}
     row |= {"takeover_step": run.takeover, "emergence_step": run.emergence}
     if run.monitor is not None:
         whole = run.monitor[run.monitor["layer"] == -1].sort_values("step")
@@ -238,8 +239,8 @@ def _tokens(study: Study) -> dict[str, float]:
         found["sinks that are masks, %"] = 100 * tokens.frequency[row]
         found["enrichment of masks among sinks"] = float(tokens.enrichment[row])
     if explained is not None:
-        found["attention explained by class of token, %"] = 100 * explained.by_class
-        found["attention explained by position, %"] = 100 * explained.by_position
+        found["attention explained by class of token, %"] = 100 * explained.by_class.value
+        found["attention explained by position, %"] = 100 * explained.by_position.value
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.intervals import Estimate
+from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.registry import sinks
 from sinklab.reports.samples import Reader
 
@@ -110,28 +110,28 @@ class Training(Reader):
     def loss(self) -> Estimate | None:
         """The held-out loss in nats per token, at the end, or else the last one that was measured.
 
-        Its interval is over rows of text: NaN, of 0 samples, where these were not kept.
+        Its interval is over rows of text; of 0 samples where these were not kept.
         """
         rows, final, history = self.heldout_rows, self.table("heldout"), self.history
         if rows is not None and len(rows) > 1:
-            mean, reach = _interval(rows["loss"].to_numpy(float))
-            return Estimate(mean, reach / 1.96, mean - reach, mean + reach, len(rows))
+            return mean_over(rows["loss"])
         known = final["loss"] if final is not None else () if history is None else history["heldout_loss"].dropna()
-        return Estimate(float([*known][-1]), math.nan, math.nan, math.nan, 0) if len(known) else None
+        return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
 
     def against(self, other: Training) -> tuple[float, float] | None:
         """Held-out loss less that of another run and half of its 95 % interval, paired by rows of text.
 
-        None where the rows were not kept or are of other text.
+        None where the rows were not kept, are of other text, or fewer than 6.
         """
         mine, theirs = self.heldout_rows, other.heldout_rows
         data = [run.info.model.get("data_sha256") for run in (self.run, other.run)]
-        if mine is None or theirs is None or data[0] != data[1] or len(mine) < 2:
+        if mine is None or theirs is None or data[0] != data[1] or len(mine) < FEWEST:
             return None
         both = mine.merge(theirs, on="row", suffixes=("", "_other"))
         if len(both) != len(mine) or len(both) != len(theirs):
             return None
-        return _interval((both["loss"] - both["loss_other"]).to_numpy(float))
+        apart_R = (both["loss"] - both["loss_other"]).to_numpy(float)
+        return float(apart_R.mean()), float(1.96 * apart_R.std(ddof=1) / math.sqrt(len(apart_R)))
 
     @cached_property
     def takeover(self) -> int | None:
@@ -154,8 +154,3 @@ def first_for_good(steps: pd.Series, holds: pd.Series) -> int | None:
         return None
     broken = np.flatnonzero(~holds.to_numpy(bool))
     return int(steps.iloc[broken[-1] + 1 if len(broken) else 0])
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean and half of its 95 % interval."""
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))

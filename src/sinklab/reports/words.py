@@ -5,7 +5,7 @@ import tomllib
 from functools import lru_cache
 from typing import Any
 
-from sinklab.analysis.intervals import Estimate
+from sinklab.analysis.estimates import Estimate
 from sinklab.reports.samples import ADDED, MASK
 from sinklab.reports.style import asset, printable
 
@@ -32,7 +32,8 @@ def percent(share: float) -> str:
 
 def interval(estimate: Estimate) -> str:
     """The 95 % interval of a loss; empty where it is not known."""
-    return "" if math.isnan(estimate.low) else f"{number(estimate.low, 4)} to {number(estimate.high, 4)}"
+    low, high = estimate.interval
+    return "" if math.isnan(low) else f"{number(low, 4)} to {number(high, 4)}"
 
 
 def same(one: float, other: float) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sinklab.analysis.intervals import paired_difference
+from sinklab.analysis.estimates import FEWEST, mean_over
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.printed import save_figure
@@ -18,8 +18,8 @@ from sinklab.reports.words import percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WEIGHT, NEAR, SEEDS = 0.3, 0.05, 6
-"""What makes the start token a sink of a head, how near to the best loss a twin must come, and seeds of a verdict."""
+WEIGHT, NEAR = 0.3, 0.05
+"""What makes the start token a sink of a head, and how near to the best loss a twin must come."""
 KEYS = ["objective", "variant"]
 
 
@@ -82,13 +82,13 @@ def _contrast(kinds: dict[Any, pd.DataFrame], one: Any, other: Any) -> str:
     far = [" ".join(kind) for kind, group in zip((one, other), both, strict=True) if (group["over"] > NEAR).any()]
     if far:
         return f"{words}: cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss in every seed"
-    if seeds < SEEDS:
-        return f"{words}: cannot tell from {seeds} seeds; {SEEDS} make a verdict"
+    if seeds < FEWEST:
+        return f"{words}: cannot tell from {seeds} seeds; {FEWEST} make a verdict"
     if one[0] == "causal" and not (both[0]["first"] > WEIGHT).all():
         return f"{words}: cannot tell, since {' '.join(one)} has no sink there in every seed"
-    found = paired_difference(both[0]["first"], both[1]["first"])
-    verdict = "less" if found.high < 0 else "more" if found.low > 0 else "neither more nor less"
-    interval = f"{100 * found.mean:+.1f} points, 95 % {100 * found.low:+.1f} to {100 * found.high:+.1f}, {seeds} seeds"
+    found = mean_over(both[1]["first"].to_numpy() - both[0]["first"].to_numpy())
+    verdict = {True: "more", False: "less", None: "neither more nor less"}[found.above()]
+    interval = f"{100 * found.value:+.1f} points, 95 % {100 * found.low:+.1f} to {100 * found.high:+.1f}, {seeds} seeds"
     return f"{words}: {verdict} ({interval})"
 
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sinklab.analysis.intervals import bootstrap_mean
+from sinklab.analysis.estimates import mean_over
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, line
@@ -131,7 +131,7 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
 
     Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
     hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
-    bootstrap interval over problems.
+    interval over problems; none with fewer than 6.
 
     Args:
         runs: of the battery, on the same problems.
@@ -153,7 +153,7 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
             if both.empty:
                 continue
             apart = (both["one"] - both["other"]).to_numpy()
-            low, high = bootstrap_mean(apart)
+            low, high = mean_over(apart).interval
             rows.append(
                 {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
                 | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}

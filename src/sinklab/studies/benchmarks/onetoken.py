@@ -47,8 +47,9 @@ class Repeats:
         seed, paired by row of text. Share of attention on the added sinks at the last look of the monitor, in percent.
         """
         if column == LOSS:
-            known = [one.loss for one in self.trainings if one.loss is not None]
-            return _mean([(one.mean, (one.high - one.mean) / 1.96) for one in known])
+            known = [(one.loss, one.heldout_rows) for one in self.trainings if one.loss is not None]
+            errors = [math.nan if rows is None else float(rows["loss"].sem()) for _, rows in known]
+            return _mean([(loss.value, error) for (loss, _), error in zip(known, errors, strict=True)])
         if column == SHARE:
             tables = [one.over("step") for one in self.trainings if one.sink_count]
             shares = [float(table.iloc[-1]["added_share"]) for table in tables if not table.empty]

@@ -122,7 +122,11 @@ def _sentences(run: Run) -> list[str]:
 def _verdict(row: dict[Any, Any]) -> str:
     side = "neither nearer to nor farther from"
     side = "nearer to" if row["high"] < 0 else "farther from" if row["low"] > 0 else side
+    within = f"95 % {row['low']:+.5f} to {row['high']:+.5f}, {row['rows']} rows"
+    if pd.isna(row["low"]):
+        side = "no verdict on the distance to"
+        within = f"{row['rows']} rows, too few for an interval"
     return (
         f"{row['family']}, {row['keep']:.3g} kept: with protected {WHOSE[row['protect']]}sinks {side} uncached "
-        f"decoding ({row['difference']:+.5f} nats, 95 % {row['low']:+.5f} to {row['high']:+.5f}, {row['rows']} rows)"
+        f"decoding ({row['difference']:+.5f} nats, {within})"
     )

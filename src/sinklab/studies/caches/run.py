@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sinklab.analysis.intervals import bootstrap_mean
+from sinklab.analysis.estimates import mean_over
 from sinklab.checkpoints.loading import Loaded
 from sinklab.records.reading import open_run
 from sinklab.sampling.caches import evaluator
@@ -295,34 +295,35 @@ def _write_texts(work: Work) -> None:
 
 def conclude(work: Work) -> None:
     """Write what follows from the tables, in which parts may be of an earlier process."""
-    done, found, seed = open_run(work.run.path), work.plan.found, work.settings.seed
+    done, found = open_run(work.run.path), work.plan.found
     rows = _by_policy(done.table("rows"))
     texts = _by_policy(done.table("texts")) if work.settings.texts else None
-    work.run.table("policies", columns_of(_summary(rows, texts, policy, seed) for policy in found))
-    work.run.table("protection", columns_of(_protection(rows, found, seed)))
+    work.run.table("policies", columns_of(_summary(rows, texts, policy) for policy in found))
+    work.run.table("protection", columns_of(_protection(rows, found)))
 
 
 def _by_policy(table: pd.DataFrame) -> pd.DataFrame:
     return table.set_index(["family", "keep", "sinks", "protect", "row"]).sort_index()
 
 
-def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy, seed: int) -> dict[str, Any]:
+def _summary(rows: pd.DataFrame, texts: pd.DataFrame | None, policy: Policy) -> dict[str, Any]:
     """Means over rows of one policy with 95 % intervals."""
     line: dict[str, Any] = {"label": policy.label, **asdict(policy)}
     for metric, values_R in rows.loc[astuple(policy)][[*METRICS]].items():
-        low, high = bootstrap_mean(values_R, seed=seed)
-        line |= {metric: float(values_R.mean()), f"{metric}_low": low, f"{metric}_high": high}
+        found = mean_over(values_R)
+        line |= zip((metric, f"{metric}_low", f"{metric}_high"), (found.value, *found.interval), strict=True)
     agreement = math.nan
     if texts is not None and policy.family != "window":
         agreement = float(texts.loc[astuple(policy)]["agreement"].mean())
     return line | {"agreement": agreement}
 
 
-def _protection(rows: pd.DataFrame, found: list[Policy], seed: int) -> Iterator[dict[str, Any]]:
+def _protection(rows: pd.DataFrame, found: list[Policy]) -> Iterator[dict[str, Any]]:
     """Protected less unprotected at equal budget, paired over rows, with 95 % intervals: a line per pair and metric."""
     for policy, bare in pairs(found):
         apart = rows.loc[astuple(policy)] - rows.loc[astuple(bare)]
         for metric, delta_R in apart[[*METRICS]].items():
-            low, high = bootstrap_mean(delta_R, seed=seed)
-            line = {"metric": metric, "difference": float(delta_R.mean()), "low": low, "high": high}
+            apart_over = mean_over(delta_R)
+            low, high = apart_over.interval
+            line = {"metric": metric, "difference": apart_over.value, "low": low, "high": high}
             yield asdict(policy) | line | {"rows": len(delta_R)}

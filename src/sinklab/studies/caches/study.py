@@ -52,7 +52,7 @@ class CacheSettings(Checked):
     repeats: int = limited(2, at_least=0)
     """Turns of the time measurement; 0 skips it."""
     seed: int = 0
-    """Seed of the order in which tokens are revealed, and of the bootstrap."""
+    """Seed of the order in which tokens are revealed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +112,7 @@ cache_fidelity = Caches()
 """Write a run folder of kind "caches".
 
 Tables: ``rows`` (a line per policy and row: loss, divergence from uncached, same first token), ``texts`` (share of
-written tokens that uncached decoding writes too), ``policies`` (means of both with 95 % bootstrap intervals over
+written tokens that uncached decoding writes too), ``policies`` (means of both with 95 % intervals over
 rows), ``protection`` (protected less unprotected at equal budget, paired over rows), ``costs`` (time, memory).
 
 Args:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sinklab.analysis import linear_probes as probes
-from sinklab.analysis.intervals import percentile_interval
 from sinklab.analysis.linear_probes import Score
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.corpora import read_corpus
@@ -104,7 +103,7 @@ def scored(
     values["difference"] = (one - other, one_R - other_R)
     rows = []
     for population, (value, value_R) in values.items():
-        low, high = percentile_interval(value_R)
+        low, high = probes.interval(value, value_R, facts[population]["texts"], fitted=scores[POPULATIONS[0]].is_error)
         row = {"place": part.place, "layer": part.layer, **about, "population": population}
         rows.append(row | {"value": value, "low": low, "high": high} | facts[population])
     return rows
@@ -143,11 +142,11 @@ class _Target:
     other: Tensor | None = None
     """The answers of another text at the same step."""
 
-    def asked(self, population: str, known_N: Tensor) -> list[tuple[str, Tensor]]:
+    def asked(self, population: str, known_N: Tensor, text_N: Tensor) -> list[tuple[str, Tensor]]:
         """What a regression is asked for in these rows: the answers, and their controls."""
         answer_NC = self.answers[population][known_N]
         controls = [] if self.other is None else [("other_text", self.other[known_N])]
-        return [("true", answer_NC), ("shuffled", probes.shuffled(answer_NC, seed=1)), *controls]
+        return [("true", answer_NC), ("shuffled", probes.shuffled(answer_NC, text_N, seed=1)), *controls]
 
     def varies(self, known_N: Tensor) -> bool:
         """Whether both populations have more than one answer in these rows."""
@@ -174,7 +173,10 @@ def probe_rows(part: Slice, fold_G: Tensor, settings: ContentsSettings, count_RG
         known_N = targets[0].known_N
         text_N = part.text_N[known_N]
         counted = {"rows": int(known_N.sum()), "texts": len(text_N.unique())}
-        asked = {key: {(one.name, kind): y for one in targets for kind, y in one.asked(key, known_N)} for key in states}
+        asked = {
+            key: {(one.name, kind): y for one in targets for kind, y in one.asked(key, known_N, text_N)}
+            for key in states
+        }
         held = {key: probes.ridge(states[key][known_N], asked[key], fold_G[text_N]) for key in states}
         for target in targets:
             scores: dict[str, Score] = {}

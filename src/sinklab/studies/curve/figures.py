@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from sinklab.analysis.estimates import FEWEST
 from sinklab.errors import one_of
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
@@ -178,10 +179,13 @@ def _of_one(curve: MaskingCurve) -> list[str]:
     kind = "next-token loss" if curve.is_causal else "masked-token bound"
     sure = rows[(rows["k"] > 0) & (rows["delta_low"] > 0)]
     where = "at no k" if sure.empty else f"from k = {int(sure['k'].iloc[0])} on"
+    told = f"the interval of the change lies above 0 {where}{_against_random(curve, last)}"
+    if math.isnan(last["delta_low"]):
+        told = f"{last['rows']:.0f} rows are too few for an interval (at least {FEWEST})"
     return [
         f"{curve.title}: hiding {_sinks(last['k'])} per layer and head changes the {kind} of {loss} by "
         f"{_change(last)} nats per token ({_signed(100 * last['relative'], 1)} %).",
-        f"{curve.label}: the interval of the change lies above 0 {where}{_against_random(curve, last)}.",
+        f"{curve.label}: {told}.",
     ]
 
 

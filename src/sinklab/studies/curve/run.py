@@ -1,6 +1,6 @@
 """The loss of held-out text over the number of hidden columns: the cheap stand-in for benchmarks, for any model."""
 
-# R rows, N bootstrap samples
+# R rows
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinklab.analysis.intervals import percentile_interval, resampled_weights
+from sinklab.analysis.estimates import mean_over
 from sinklab.checkpoints.loading import Loaded
 from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
 from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
@@ -21,7 +21,7 @@ def score(work: Work) -> None:
     settings, text, loaded = work.settings, work.plan, work.loaded
     work.progress.stage(f"scoring {len(text.ids_RS)} rows of {settings.length} tokens with {loaded.name}")
     losses, masses = _scored(loaded, text, settings, work.progress)
-    work.run.table("curve", curve_table(losses, masses, text, settings))
+    work.run.table("curve", curve_table(losses, masses, text))
     rows = len(text.ids_RS)
     columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
     columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
@@ -82,26 +82,23 @@ def _seeds(settings: CurveSettings) -> list[int]:
 
 
 def curve_table(
-    losses: Mapping[Choice, np.ndarray], masses: Mapping[Choice, float], text: HeldoutRows, settings: CurveSettings
+    losses: Mapping[Choice, np.ndarray], masses: Mapping[Choice, float], text: HeldoutRows
 ) -> dict[str, list[Any]]:
     """The columns of the table ``curve``.
 
     loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess: delta less that of as
-    many random columns, NaN without them. low and high: ends of the 95 % percentile interval over bootstrap samples of
-    the rows; the samples are the same for all, so differences are paired. relative: delta over the loss. mass: share of
+    many random columns, NaN without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with
+    fewer than 6; differences are paired. relative: delta over the loss. mass: share of
     attention that the columns held before they were hidden. bits_per_byte: of the text, comparable across tokenizers.
 
     Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
     """
     clean_R = losses[0, "none"]
     rows, tokens = len(clean_R), text.ids_RS.numel()
-    weights_NR = resampled_weights(rows, settings.resamples, settings.seed)
 
     def measured(name: str, values_R: np.ndarray | None) -> dict[str, float]:
-        mean = math.nan if values_R is None else float(values_R.mean())
-        alone = values_R is None or rows == 1
-        low, high = (math.nan, math.nan) if alone else percentile_interval(weights_NR @ values_R)
-        return {name: mean, f"{name}_low": low, f"{name}_high": high}
+        found = mean_over([] if values_R is None else values_R)
+        return dict(zip((name, f"{name}_low", f"{name}_high"), (found.value, *found.interval), strict=True))
 
     lines = []
     for (k, control), loss_R in losses.items():

@@ -36,12 +36,10 @@ class CurveSettings(Checked):
     """Tokens in a row."""
     draws: int = limited(1, at_least=1)
     """Repetitions per row, each with its own noise and random columns; the mean counts."""
-    resamples: int = limited(2000, at_least=100)
-    """Bootstrap samples of the rows for the 95 % intervals."""
     batch: int = limited(16, at_least=1)
     """Rows per forward pass."""
     seed: int = 0
-    """Seed of the noise, the random columns and the bootstrap."""
+    """Seed of the noise and of the random columns."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,6 +36,7 @@ def truncation_table(
     Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
     main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
     receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
+    renormalised: of the keys that are left one was a sink if what they received is divided by what was not hidden;
     recovered: main_after is a sink. Keys count the added sink columns first.
     """
     scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
@@ -45,6 +46,7 @@ def truncation_table(
     main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
     before_LHK = np.maximum(score_TLHK[0], 0)
     hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
+    left_LH = np.delete(before_LHK, hidden, axis=-1).max(-1) / np.maximum(1 - hidden_LH, 1e-9)
     inside_LH = (main_TLH[0] >= hidden.start) & (main_TLH[0] < hidden.stop)
     columns: dict[str, Any] = {
         "sample": sample,
@@ -55,6 +57,7 @@ def truncation_table(
         "main_before": main_TLH[0],
         "score_before": best_TLH[0],
         "lost": inside_LH & (best_TLH[0] > limit_T[0]),
+        "renormalised": left_LH > limit_T[0],
         "main_after": main_TLH[1:],
         "score_after": best_TLH[1:],
         "recovered": best_TLH[1:] > limit_T[1:, None, None],

@@ -1,0 +1,53 @@
+"""Verdicts where nothing is to be found and where something was planted: a part of benchmarks/calibration.py.
+
+All worlds and seeds are fixed, so that the figures are those of docs/statistics.md, for fewer worlds.
+"""
+
+import math
+
+import numpy as np
+import planted
+import pytest
+import trials
+from trials import VERDICTS, Row
+
+QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(("sinks are", "main sinks", "a probe"))}
+SLOW = {row.verdict: row for row in VERDICTS if row.verdict not in QUICK}
+
+
+def check(row: Row, worlds: int, samples: int) -> None:
+    null, effect = row.null(worlds, samples), row.effect(worlds, samples)
+    # the least that would be significant at 5 % if the true rate were the one that is promised
+    chance = 100 * 1.645 * math.sqrt(0.25 * 0.2 / worlds)
+    assert row.alarms(null) <= (7 if worlds >= 500 else 7 + chance)
+    if samples >= row.enough:
+        assert row.right(effect) >= 80
+    for rates in (null, effect):
+        if row.covers and not math.isnan(rates.covered):
+            assert rates.covered >= (90 if worlds >= 500 else 90 - chance)
+
+
+@pytest.mark.parametrize("samples", [6, 12])
+@pytest.mark.parametrize("verdict", QUICK)
+def test_shares_recovery_and_differences(verdict: str, samples: int) -> None:
+    check(QUICK[verdict], 500, samples)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verdict", SLOW)
+def test_explained_variance_motion_and_probes(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "POOL", 60)
+    check(SLOW[verdict], 60, 12)
+
+
+def test_with_fewer_than_six_samples_nothing_is_said() -> None:
+    rng = np.random.default_rng(0)
+    for samples in (1, 3, 5):
+        assert trials.starts(20, samples, 0.97, 0.02).told == 0
+        assert trials.filters(20, samples, 0.975, 0.0015).told == 0
+        assert trials.recoveries(20, samples, rebuilt=0.7).told == 0
+        assert trials.semantic(3, samples, on_class=0.9).told == 0
+        summary = trials.MotionSummary.pooled(
+            trials.motion(planted.paths(rng, "right")).overall for _ in range(samples)
+        )
+        assert summary.word is None and summary.drift_word is None
