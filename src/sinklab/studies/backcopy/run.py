@@ -23,7 +23,7 @@ from sinklab.sinks.rules import Gu
 from sinklab.studies.backcopy.settings import BackcopySettings
 from sinklab.studies.backcopy.source import Source
 from sinklab.studies.base import Work, columns_of
-from sinklab.training.recipes import VARIANTS
+from sinklab.training.settings import VARIANTS
 from sinklab.training.trainer import causal_loss
 
 STAGES = {"causal": ("causal",), "diffusion": ("diffusion",), "converted": ("causal", "diffusion")}
