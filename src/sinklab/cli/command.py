@@ -187,14 +187,14 @@ def command(name: str, study: Study, again: Path | None = None) -> Callable[...,
     if takes_prompts:
         kinds["prompt"] = MARK.Positional[tuple[str, ...]], ()
     of_model: Any = tuple[str, ...] if several else str
-    if study.model:
+    if study.model != "":
         kinds["model"] = (MARK.Positional[of_model] if study.positional else of_model), study.model
     kinds["out"] = Path, Path("runs") / (study.place or name)
     if study.parts:
         kinds["resume"] = bool, False
     kinds["reproduce"] = Path | None, again
     groups: dict[str, Any] = {"inputs": Inputs()} if takes_prompts else {}
-    groups |= {"reading": Reading()} if study.model else {}
+    groups |= {"reading": Reading()} if study.model != "" else {}
     groups |= {"drawing": study.Options(), "settings": typed(settings, "prompts")}
     for group, value in groups.items():
         if dataclasses.fields(value):
@@ -260,7 +260,7 @@ def conduct(
         for model, place, own in zip(models, places, each, strict=True):
             if several:
                 progress.stage(f"loading {model}")
-            loaded = partial(reading.load, model) if study.model else None
+            loaded = partial(reading.load, model) if study.model != "" else None
             study(loaded, place, own, progress=progress, resume=resume)
         if not Processes.here().is_first:
             return []
