@@ -102,7 +102,11 @@ def test_levels_and_skills_are_chosen() -> None:
         ({"skills": ()}, "a battery needs skills"),
         ({"levels": (0, 1)}, r"levels among \(1, 2, 3, 4\)"),
         ({"count": 0}, "count must be at least 1"),
-        ({"count": 5000, "skills": ("arithmetic",), "levels": (1,)}, "there are no 5000 different test problems"),
+        pytest.param(
+            {"count": 5000, "skills": ("arithmetic",), "levels": (1,)},
+            "there are no 5000 different test problems",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_does_not_exist_is_refused(given: dict, message: str) -> None:

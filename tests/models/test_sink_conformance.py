@@ -45,6 +45,7 @@ def test_the_sink_kind_of_the_example_conforms(keys, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_kind_of_ones_own_is_trained_and_drawn(keys, tmp_path):
     changes = {"sink_kind": keys, "sink_count": 2, "out": str(tmp_path / "run"), "monitor_every": 2}
     sizes = {"heads": 4, "steps": 4, "eval_every": 4, "save_every": 4, "heldout_rows": 6}

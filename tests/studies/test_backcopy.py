@@ -142,6 +142,7 @@ def test_twins_of_a_seed_differ_in_their_objective_and_variant_alone():
     assert not torch.equal(converted["lm_head.weight"], trained(source, "diffusion", "plain", settings).lm_head.weight)
 
 
+@pytest.mark.slow
 def test_the_study_keeps_its_promises(tmp_path, capsys):
     quick = BackcopySettings(seeds=(0, 1), steps=2, rows=8, variants=("plain", "logit"))
     check_study(Backcopy(), None, quick)

@@ -189,6 +189,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path)
         pd.testing.assert_frame_equal(again.table(name), run.table(name))
 
 
+@pytest.mark.slow
 def test_the_study_conforms() -> None:
     small = replace(SETTINGS, prompts=PROMPTS[:3], new_tokens=4, block_length=2, layers=(1,), draws=5)
     check_study(Probe(), tiny_loaded(1), small)

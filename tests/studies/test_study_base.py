@@ -72,6 +72,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> Study:
     return studies["lengths"]()
 
 
+@pytest.mark.slow
 def test_the_studies_of_the_package_and_of_the_example_conform(lengths: Study) -> None:
     check_study(lengths, tiny_loaded())
     check_study(Trace(), tiny_loaded(1), StudySettings(**QUICK, edits=("mask_sinks:k=2",), layers=(-1,)))
