@@ -87,7 +87,7 @@ def _contrast(kinds: dict[Any, pd.DataFrame], one: Any, other: Any) -> str:
     if one[0] == "causal" and not (both[0]["first"] > WEIGHT).all():
         return f"{words}: cannot tell, since {' '.join(one)} has no sink there in every seed"
     found = mean_over(both[1]["first"].to_numpy() - both[0]["first"].to_numpy())
-    verdict = {True: "more", False: "less", None: "neither more nor less"}[found.above()]
+    verdict = {True: "more", False: "less", None: "cannot tell"}[found.above()]
     interval = f"{100 * found.value:+.1f} points, 95 % {100 * found.low:+.1f} to {100 * found.high:+.1f}, {seeds} seeds"
     return f"{words}: {verdict} ({interval})"
 
