@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, study="Backcopy", settings="BackcopySettings", source="Source")
+__getattr__, __dir__, __all__ = exports(__name__, study="Backcopy BackcopySettings", source="Source")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sinklab.analysis.estimates import FEWEST, mean_over
 from sinklab.records.reading import Run
@@ -14,9 +15,6 @@ from sinklab.reports.printed import save_figure
 from sinklab.reports.style import MARKERS, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WEIGHT, NEAR = 0.3, 0.05
 """What makes the start token a sink of a head, and how near to the best loss a twin must come."""
@@ -99,8 +97,6 @@ def _spread(values: pd.Series) -> str:
 
 def backcopy_figure(run: Run, *, theme: str = "light") -> Figure:
     """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an objective."""
-    from matplotlib.figure import Figure
-
     look, models = theme_named(theme), by_model(run)
     variants, objectives = [*dict.fromkeys(models["variant"])], [*dict.fromkeys(models["objective"])]
     with themed(look):

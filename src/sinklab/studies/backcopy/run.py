@@ -20,8 +20,8 @@ from sinklab.probing.interventions.positions import MaskPositions
 from sinklab.probing.tracing import trace
 from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import Gu
-from sinklab.studies.backcopy.settings import BackcopySettings
 from sinklab.studies.backcopy.source import Source
+from sinklab.studies.backcopy.study import BackcopySettings
 from sinklab.studies.base import Work, columns_of
 from sinklab.training.settings import VARIANTS
 from sinklab.training.trainer import causal_loss

@@ -1,18 +1,47 @@
-"""Bigram-Backcopy as a study: its command."""
+"""Bigram-Backcopy as a study: what it trains, and its command."""
 
-from __future__ import annotations
+from dataclasses import dataclass
+from typing import Any
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
+from sinklab.errors import Checked, limited
+from sinklab.records.reading import Run
 from sinklab.registry import studies
-from sinklab.studies.backcopy.settings import BackcopySettings
-from sinklab.studies.base import Study, Work
+from sinklab.studies.base import Study, deferred
 
-if TYPE_CHECKING:
-    from sinklab.checkpoints.loading import Loaded
-    from sinklab.records.reading import Run
-    from sinklab.studies.processes import Progress
+OBJECTIVES = ("causal", "diffusion", "converted")
+VARIANTS = ("plain", "sink", "zero", "gate", "logit")
+
+
+@dataclass(frozen=True)
+class BackcopySettings(Checked):
+    """The twins: of each seed one a objective and variant, that differ in these alone."""
+
+    seeds: tuple[int, ...] = limited((0, 1, 2, 3, 4, 5), at_least=0, needed=True)
+    """A seed is a source (its transition matrix), its rows, the initial weights and the noise."""
+    objectives: tuple[str, ...] = limited(("causal", "diffusion"), one_of=OBJECTIVES, needed=True)
+    """causal (next token), diffusion (masked tokens), converted (causal first, then as many steps of diffusion)."""
+    variants: tuple[str, ...] = limited(("plain",), one_of=VARIANTS, needed=True)
+    """plain, sink (an added token), zero (its values are zero), gate, logit (a learned logit per head)."""
+    layers: int = limited(1, at_least=1)
+    """Layers of the models."""
+    heads: int = limited(2, at_least=1)
+    """Attention heads."""
+    width: int = limited(64, at_least=1)
+    """Width of the residual stream; a multiple of twice the heads."""
+    mlp_size: int = limited(64, at_least=1)
+    """Width of the SwiGLU layer. A wide one makes the sink smaller."""
+    steps: int = limited(400, at_least=1)
+    """Optimizer steps (5 % warm-up, cosine to a tenth)."""
+    batch: int = limited(32, at_least=1)
+    """New rows of 48 tokens in each."""
+    lr: float = limited(7e-3, above=0)
+    """Peak learning rate of AdamW: embedding, head, norms, gates and added sinks."""
+    muon_lr: float = limited(0.02, above=0)
+    """Peak learning rate of Muon: the matrices of the layers."""
+    concentration: float = limited(0.3, above=0)
+    """Of the Dirichlet distribution that the rows of the transition matrix are drawn from."""
+    rows: int = limited(512, at_least=2)
+    """Rows that every model of a seed is measured on, the same for all; with the same noise."""
 
 
 @studies.register("backcopy")
@@ -34,7 +63,9 @@ class Backcopy(Study):
     parts = "heads"
     shards = True
 
-    def prepare(self, loaded: Loaded | None, settings: BackcopySettings, progress: Progress) -> Any:
+    run = deferred("sinklab.studies.backcopy.run:train_and_measure")
+
+    def prepare(self, loaded: Any, settings: BackcopySettings, progress: Any) -> Any:
         """Seed, objective and variant of every model."""
         if settings.width % (2 * settings.heads):
             raise ValueError(
@@ -47,15 +78,9 @@ class Backcopy(Study):
         """One a model."""
         return len(plan)
 
-    def about(self, loaded: Loaded | None, plan: Any) -> dict[str, Any]:
+    def about(self, loaded: Any, plan: Any) -> dict[str, Any]:
         """The models are made here."""
         return {"name": "backcopy", "family": "diffusion"}
-
-    def run(self, work: Work) -> None:
-        """Train and measure the models."""
-        from sinklab.studies.backcopy.run import train_and_measure
-
-        train_and_measure(work)
 
     def sentences(self, runs: list[Run]) -> list[str]:
         """The precondition, the distance to the floor, and the contrasts that may be drawn."""
@@ -63,7 +88,7 @@ class Backcopy(Study):
 
         return [line for run in runs for line in backcopy_sentences(run)]
 
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+    def draw(self, runs: list[Run], out: Any, options: Any) -> list[Any]:
         """backcopy.md and backcopy.png in the run folder."""
         from sinklab.studies.backcopy.figures import draw_backcopy
 
