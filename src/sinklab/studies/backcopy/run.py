@@ -29,7 +29,7 @@ from sinklab.training.trainer import causal_loss
 STAGES = {"causal": ("causal",), "diffusion": ("diffusion",), "converted": ("causal", "diffusion")}
 # of one seed neither the rows to learn from nor those to measure on share a stream of numbers with the source
 LEARNED, MEASURED = 1_000_000, 2_000_000
-FEWEST = 8
+FEWEST_MASKED = 8
 """Masked queries from which on a row says where they look."""
 
 
@@ -179,7 +179,7 @@ def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
             model.denoiser(plain=True)(canvas.ids_BS, masked_BS)
             received_BLHK = seen.values("received_by_state")[0][:, 0]
     # of few queries one column is always the strongest by far
-    added, kept_B = seen.prefix, queries_B >= FEWEST
+    added, kept_B = seen.prefix, queries_B >= FEWEST_MASKED
     received_BLHK, queries_B = received_BLHK[kept_B].double(), queries_B[kept_B]
     strongest_BLH = received_BLHK[..., added:].amax(-1) / queries_B[:, None, None]
     norms_BLS, others_BS = seen.values("value_norm")[0][..., added:].double(), ~masked_BS
