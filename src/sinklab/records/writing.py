@@ -1,5 +1,7 @@
 """Writing a run folder: each file is written under a temporary name and renamed, so a reader never sees half a file."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import platform
@@ -10,11 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any, Self
 
 from sinklab import __version__
 from sinklab.errors import known_fields, refused
@@ -22,6 +20,9 @@ from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.reading import Run, open_run
 from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def begun_before(path: Path, given: RunInfo) -> RunInfo:
@@ -172,6 +173,8 @@ class RunWriter:
         Returns the path of the Parquet file. Raises ValueError for unequal columns, values Parquet cannot hold, and a
         table that is written whole and in parts.
         """
+        import pyarrow.parquet as pq
+
         with self._file("table", TABLES, name, part) as target:
             table = _as_table(name, columns)
             write_beside(target, lambda beside: pq.write_table(table, beside))
@@ -225,6 +228,9 @@ class RunWriter:
 
 
 def _as_table(name: str, columns: Mapping[str, Any] | pd.DataFrame) -> Any:
+    # the commands are made without them
+    import pyarrow as pa
+
     with refused(f"The columns of table {name!r} do not form a table", pa.ArrowInvalid, pa.ArrowTypeError):
         if isinstance(columns, Mapping):
             return pa.table({key: one.tolist() if hasattr(one, "detach") else one for key, one in columns.items()})
