@@ -24,8 +24,12 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests begin first, so that no worker is left alone with a long one."""
+    """What needs a browser is slow. Slow tests begin first, so that no worker is left alone with a long one."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -207,6 +207,7 @@ def test_generate_starts_from_nothing(model: str, capsys: pytest.CaptureFixture)
     assert capsys.readouterr().out.endswith("\n")
 
 
+@pytest.mark.slow
 def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 60)
     sizes = "--vocab-size 270 --hidden-size 32 --layers 2 --heads 2 --mlp-size 48 --length 32 --batch 4 --no-bf16"
