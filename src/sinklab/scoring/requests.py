@@ -251,13 +251,17 @@ def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> No
             )
 
 
+def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Intervention]:
+    """The edits over one batch: what its rows draw depends on their places alone, not on the batch."""
+    return [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
+
+
 def edited(
     model: Any, edits: Sequence[Intervention], places: Sequence[Place]
 ) -> AbstractContextManager[InterventionLog | None]:
-    """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
-    drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
+    """The edits over one batch, as `placed` makes them; None without any."""
     # what was actually removed is not read here, and would cost a pass over the scores
-    return intervene(model, *drawn, measure=False) if drawn else nullcontext()
+    return intervene(model, *placed(edits, places), measure=False) if edits else nullcontext()
 
 
 @dataclass(frozen=True)

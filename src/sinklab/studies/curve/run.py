@@ -10,10 +10,14 @@ import torch
 
 from sinklab.analysis.estimates import mean_over
 from sinklab.checkpoints.loading import Loaded
-from sinklab.scoring.heldout import Choice, HeldoutRows, HiddenLosses, heldout_rows, hidden_losses
+from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
+
+Choice = tuple[int, str]
+"""k keys and the control of `MaskSinks` that says which; k = 0 hides nothing."""
 
 
 def score(work: Work) -> None:
@@ -58,18 +62,22 @@ def _scored(
     redrawn = choices if loaded.family == "diffusion" else [choice for choice in choices if choice[1] == "random"]
     batches = math.ceil(len(text.ids_RS) / settings.batch)
     count = progress.counter((len(choices) + len(redrawn) * (settings.draws - 1)) * batches)
-    drawn: dict[Choice, list[HiddenLosses]] = {choice: [] for choice in choices}
+    drawn: dict[Choice, list[EditedLosses]] = {choice: [] for choice in choices}
     for draw, seed in enumerate(_seeds(settings)):
         some = redrawn if draw else choices
         if some:
-            found = hidden_losses(loaded, text.ids_RS, some, seed=seed, batch=settings.batch, progress=count)
+            arms = [[MaskSinks(k=k, control=control)] if k else [] for k, control in some]
+            found = edited_losses(loaded, text.ids_RS, arms, seed=seed, batch=settings.batch, progress=count)
             for choice, one in zip(some, found, strict=True):
                 drawn[choice].append(one)
     losses = {
         choice: torch.stack([one.losses_R for one in of_choice]).double().mean(0).numpy()
         for choice, of_choice in drawn.items()
     }
-    masses = {choice: float(np.mean([one.mass for one in of_choice])) for choice, of_choice in drawn.items()}
+    masses = {
+        choice: float(np.mean([one.by_row("mass").nanmean() for one in of_choice])) if choice[0] else 0.0
+        for choice, of_choice in drawn.items()
+    }
     if wrong := [choice for choice, loss_R in losses.items() if not np.isfinite(loss_R).all()]:
         raise ValueError(f"{loaded.name} gave a loss that is no number at (k, control) {wrong[0]}; try another dtype")
     return losses, masses
