@@ -146,9 +146,9 @@ class _Columns(Listener):
         draw = seeded_draw(options.seed)
         masses = []
         for layer, standing in self.standings.items():
-            columns_BHM, mass_BH = choose(options, replace(standing, draw=draw))
-            self.gone[layer] = as_flags(columns_BHM, standing.received_BHS.shape[-1])
-            masses.append(mass_BH.float().mean())
+            choice = choose(options, replace(standing, draw=draw))
+            self.gone[layer] = as_flags(choice.columns_BHM, standing.received_BHS.shape[-1])
+            masses.append(choice.mass_BH.float().mean())
         self.mass = float(torch.stack(masses).mean())
 
     def edit(self, call: AttentionCall) -> AttentionCall:
