@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ from sinklab.cli.main import main
 from sinklab.records import open_run
 from sinklab.studies.backcopy import Backcopy, BackcopySettings, Source
 from sinklab.studies.backcopy.figures import backcopy_sentences, summary
-from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained
+from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin
 from sinklab.testing import check_study
 
 SMALL = Source(3, tokens=4, triggers=1, concentration=0.7, length=6)
@@ -140,6 +141,23 @@ def test_twins_of_a_seed_differ_in_their_objective_and_variant_alone():
     again = trained(source, "converted", "plain", settings).state_dict()
     assert all(torch.equal(again[name], weight) for name, weight in converted.items())
     assert not torch.equal(converted["lm_head.weight"], trained(source, "diffusion", "plain", settings).lm_head.weight)
+
+
+def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_path, monkeypatch):
+    settings, source = BackcopySettings(steps=2, models=str(tmp_path / "models")), Source(4)
+    converted = twin(source, "converted", "sink", settings).state_dict()
+    plain = trained(source, "converted", "sink", settings).state_dict()
+    assert all(torch.equal(converted[name], weight) for name, weight in plain.items())
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [
+        "causal-sink-4.safetensors",
+        "converted-sink-4.safetensors",
+    ]
+    monkeypatch.setattr("sinklab.studies.backcopy.run.trained", None)
+    again = twin(source, "converted", "sink", settings)
+    assert not again.training
+    assert all(torch.equal(converted[name], weight) for name, weight in again.state_dict().items())
+    with pytest.raises(ValueError, match=r'trained with .*"steps": 2.*"steps": 3.*name another folder --models'):
+        twin(source, "converted", "sink", replace(settings, steps=3))
 
 
 @pytest.mark.slow

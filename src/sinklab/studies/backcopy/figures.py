@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -88,6 +91,23 @@ def _contrast(kinds: dict[Any, pd.DataFrame], one: Any, other: Any) -> str:
     verdict = {True: "more", False: "less", None: "cannot tell"}[found.above()]
     interval = f"{100 * found.value:+.1f} points, 95 % {100 * found.low:+.1f} to {100 * found.high:+.1f}, {seeds} seeds"
     return f"{words}: {verdict} ({interval})"
+
+
+def at_equal_dose(
+    one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], wanted: float
+) -> tuple[float, float]:
+    """The one's cost less the other's at a dose that both have, and that dose: the wanted one or the nearest to it.
+
+    one, other: pairs of a dose (share of the attention that was removed) and its cost. Between doses costs are
+        interpolated linearly, beyond them never: NaN where the two have no dose in common.
+    """
+    curves = [np.array(sorted(pairs)).T for pairs in (one, other)]
+    low, high = max(curve[0, 0] for curve in curves), min(curve[0, -1] for curve in curves)
+    if low > high:
+        return math.nan, math.nan
+    dose = float(np.clip(wanted, low, high))
+    here, there = (float(np.interp(dose, *curve)) for curve in curves)
+    return dose, here - there
 
 
 def _spread(values: pd.Series) -> str:

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, get_scheduler
 
@@ -18,6 +22,7 @@ from sinklab.models.sinks.base import tensors_of
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.positions import MaskPositions
 from sinklab.probing.tracing import trace
+from sinklab.records.storage import write_beside
 from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import Gu
 from sinklab.studies.backcopy.source import Source
@@ -29,6 +34,8 @@ from sinklab.training.trainer import causal_loss
 STAGES = {"causal": ("causal",), "diffusion": ("diffusion",), "converted": ("causal", "diffusion")}
 # of one seed neither the rows to learn from nor those to measure on share a stream of numbers with the source
 LEARNED, MEASURED = 1_000_000, 2_000_000
+TRAINED_BY = ("layers", "heads", "width", "mlp_size", "steps", "batch", "lr", "muon_lr", "concentration")
+"""Settings that a trained model depends on."""
 FEWEST_MASKED = 8
 """Masked queries from which on a row says where they look."""
 
@@ -40,7 +47,7 @@ def train_and_measure(work: Work) -> None:
         seed, objective, variant = work.plan[part]
         work.progress.stage(f"seed {seed}, {objective}, {variant}: {settings.steps} steps")
         source = Source(seed, concentration=settings.concentration)
-        model = trained(source, objective, variant, settings)
+        model = twin(source, objective, variant, settings)
         rows = Rows.of(source, settings.rows, STAGES[objective][-1], torch.Generator().manual_seed(MEASURED + seed))
         of_model = {"seed": seed, "objective": objective, "variant": variant}
         work.run.table("models", columns_of([of_model | scored(model, source, rows)]), part=part)
@@ -64,10 +71,41 @@ def new_model(source: Source, variant: str, settings: BackcopySettings) -> Diffu
     return DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=source.mask_id, **VARIANTS[variant]))
 
 
-def trained(source: Source, objective: str, variant: str, settings: BackcopySettings) -> DiffusionLM:
-    """A twin, in evaluation mode. All of a seed see the same rows in the same order."""
-    model = new_model(source, variant, settings).train()
-    for stage in STAGES[objective]:
+def twin(source: Source, objective: str, variant: str, settings: BackcopySettings) -> DiffusionLM:
+    """A trained twin: from ``settings.models`` where it is, else trained and put there; what is converted goes on from
+    the causal one in there.
+
+    Raises:
+        ValueError: if the model that is there was trained with other settings.
+    """
+    if settings.models is None:
+        return trained(source, objective, variant, settings)
+    path = Path(settings.models) / f"{objective}-{variant}-{source.seed}.safetensors"
+    how = json.dumps({name: getattr(settings, name) for name in TRAINED_BY})
+    if not path.exists():
+        begun = twin(source, "causal", variant, settings) if objective == "converted" else None
+        model = trained(source, objective, variant, settings, begun)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_beside(path, lambda part: save_file(model.state_dict(), part, metadata={"settings": how}))
+        return model
+    with safe_open(path, "pt") as file:
+        before = file.metadata()["settings"]
+    if before != how:
+        raise ValueError(f"{path} was trained with {before}, and the settings are {how}; name another folder --models")
+    model = new_model(source, variant, settings)
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+def trained(
+    source: Source, objective: str, variant: str, settings: BackcopySettings, begun: DiffusionLM | None = None
+) -> DiffusionLM:
+    """A twin, in evaluation mode. All of a seed see the same rows in the same order.
+
+    begun: a model that has the stages of training but the last behind it; it is changed.
+    """
+    model = (new_model(source, variant, settings) if begun is None else begun).train()
+    for stage in STAGES[objective] if begun is None else STAGES[objective][-1:]:
         optimizers = _optimizers(model, settings)
         schedules = [
             get_scheduler(

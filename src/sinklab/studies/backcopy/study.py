@@ -42,6 +42,8 @@ class BackcopySettings(Checked):
     """Of the Dirichlet distribution that the rows of the transition matrix are drawn from."""
     rows: int = limited(512, at_least=2)
     """Rows that every model of a seed is measured on, the same for all; with the same noise."""
+    models: str | None = limited(None, free=True)
+    """Folder that trained models are kept in, and taken from where they are there."""
 
 
 @studies.register("backcopy")
