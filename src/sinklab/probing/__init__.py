@@ -7,11 +7,12 @@ __getattr__, __dir__, __all__ = exports(
     call="AttentionCall",
     intervention="Intervention InterventionLog RemovalRecord intervene",
     recording="Recording",
-    statistics="CallView STATES Statistic position_states",
+    statistics="CallView STATES StatesView Statistic position_states",
     tap="Listener",
     tracing="trace",
     **{"interventions.base": "CallSite LayerIntervention"},
     **{"interventions.keys": "KeyIntervention KeyScores"},
     **{"interventions.mask_sinks": "MaskSinks"},
     **{"interventions.positions": "MaskPositions TruncateContext WindowAttention"},
+    **{"interventions.states": "ClipChannel StateRecord state_records"},
 )

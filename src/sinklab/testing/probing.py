@@ -14,6 +14,7 @@ from sinklab.attention.received import attention_statistics
 from sinklab.checkpoints.loading import load
 from sinklab.compat import forward_hooks
 from sinklab.probing.intervention import Intervention, InterventionLog, intervene
+from sinklab.probing.interventions.states import state_records
 from sinklab.probing.recording import Recording
 from sinklab.probing.statistics import Statistic
 from sinklab.probing.tracing import trace
@@ -137,7 +138,8 @@ def _edited(model: Any, edit: Any, *, measure: bool = True) -> tuple[list[Tensor
 
 
 def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording) -> None:
-    assert log.forwards == 3 and log.removals, f"{name}: {len(log.removals)} entries in the log of {log.forwards} steps"
+    entries = [*log.removals, *state_records(log)]
+    assert log.forwards == 3 and entries, f"{name}: {len(entries)} entries in the log of {log.forwards} steps"
     for entry in log.removals:
         assert entry.edit == edit and entry.label == interventions.name_of(edit), f"{name}: logged as {entry.label}"
         columns_BLHM, removed_BLH = entry.columns_BLHM, entry.removed_BLH
