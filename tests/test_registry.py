@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sinklab import errors, registry
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention
+from sinklab.probing import ClipChannel, MaskPositions, MaskSinks, TruncateContext, WindowAttention
 from sinklab.registry import Registry, interventions, load_plugin
 
 toys = Registry("toy")
@@ -135,6 +135,7 @@ EXAMPLES = {
     "mask_positions:positions=3+8..11,steps=4+none": MaskPositions((3, 8, 9, 10), steps=(4, None)),
     "window_attention:radius=16,keep=0..4,keep_prefix=false": WindowAttention(16, (0, 1, 2, 3), False),
     "truncate_context:start=8,stop=24,step=4": TruncateContext(8, 24, 4),
+    "clip_channel:channels=3+17,limit=2.5,layers=0": ClipChannel(channels=(3, 17), limit=2.5, layers=(0,)),
 }
 
 
@@ -145,7 +146,7 @@ def test_edits_are_written_as_text_and_as_json(text: str) -> None:
     spec = json.loads(json.dumps(interventions.as_dict(edit)))
     assert interventions.parse(spec) == edit and interventions.make(spec.pop("name"), **spec) == edit
     assert interventions.parse(interventions.as_text(edit)) == edit
-    assert set(interventions) == {"mask_sinks", "mask_positions", "window_attention", "truncate_context"}
+    assert set(interventions) == {text.partition(":")[0] for text in EXAMPLES}
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def _in(package: str, modules: str) -> list[str]:
 
 rules = Registry("sink rule", "sinklab.sinks.rules")
 statistics = Registry("statistic", "sinklab.probing.statistics")
-interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions"))
+interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions states"))
 sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"))
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")

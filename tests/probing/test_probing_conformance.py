@@ -22,6 +22,8 @@ INTERVENTIONS = [
     "mask_positions:positions=1+4,steps=1+none",
     "truncate_context:start=2,stop=5,step=1",
     "window_attention:radius=2,keep=0..2,heads=1",
+    "clip_channel:channels=3+7,limit=0.1,layers=0",
+    "clip_channel:channels=5",
 ]
 
 

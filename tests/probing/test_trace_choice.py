@@ -14,7 +14,7 @@ from tiny_models import HandWritten, llama
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)
 PADDED[0, :4] = 0
-NAMES = tuple(name for name in registry.statistics if name != "received_by_state")
+NAMES = tuple(name for name, kind in registry.statistics.items() if not kind.needs_canvas)
 BY_HEAD = tuple(name for name in NAMES if "head" in registry.statistics[name].axes)
 
 

@@ -16,7 +16,7 @@ from tiny_models import STYLES, HandWritten, Prefixed, llama
 IDS = torch.randint(1, 30, (2, 12), generator=torch.Generator().manual_seed(1))
 PADDED = torch.ones(2, 12, dtype=torch.long)
 PADDED[0, :4] = 0
-NAMES = tuple(name for name in statistics if name != "received_by_state")
+NAMES = tuple(name for name, kind in statistics.items() if not kind.needs_canvas)
 
 
 class Outputs(Listener):

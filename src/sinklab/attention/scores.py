@@ -151,6 +151,16 @@ class Visibility:
             return allowed_BHQS[:, :, 0] * count_B[:, None, None]
         return (allowed_BHQS if real_BQ is None else allowed_BHQS & real_BQ[:, None, :, None]).sum(-2)
 
+    def seen_by(self, some_BQ: Tensor) -> Tensor:
+        """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S). Costs O(Q·S) under a mask."""
+        _, queries, keys = self.shape
+        if self.mask is not None:
+            allowed_BHQS = self._allowed(self.mask)
+        else:
+            allowed_BHQS = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=some_BQ.device)
+            allowed_BHQS = allowed_BHQS.tril() if self.is_causal else allowed_BHQS[:, :, :1]
+        return (allowed_BHQS & some_BQ.to(allowed_BHQS.device)[:, None, :, None]).sum(-2)
+
     @cached_property
     def real_BQ(self) -> Tensor | None:
         """False for padding queries; None: all are real."""

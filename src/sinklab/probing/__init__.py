@@ -9,11 +9,12 @@ __getattr__, __dir__, __all__ = exports(
     intervention="Intervention InterventionLog RemovalRecord intervene",
     recording="Recording",
     scope="CONTROLS PROTOCOLS",
-    statistics="CallView STATES Statistic position_states",
+    statistics="CallView STATES StatesView Statistic position_states",
     tap="Listener",
     tracing="trace",
     **{"interventions.base": "CallSite LayerIntervention"},
     **{"interventions.keys": "KeyIntervention KeyScores"},
     **{"interventions.mask_sinks": "MaskSinks"},
     **{"interventions.positions": "MaskPositions TruncateContext WindowAttention"},
+    **{"interventions.states": "ClipChannel StateRecord state_records"},
 )

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinklab import registry
 from sinklab.probing.scope import MapKey, RecordingScope
-from sinklab.probing.statistics import Statistic
+from sinklab.probing.statistics import STATES, Statistic
 
 if TYPE_CHECKING:
     import numpy
@@ -46,6 +47,11 @@ class LayerStack:
             else:
                 self._store = None
         self._parts.append(value)
+
+    @property
+    def count(self) -> int:
+        """Layers so far."""
+        return len(self._parts)
 
     def stacked(self, rows: list[int]) -> Tensor:
         """These layers along their axis, on the CPU."""
@@ -86,9 +92,22 @@ class Frame:
     maps: dict[tuple[MapKey, int], Tensor] = field(default_factory=dict)
     columns_Q: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     state_BQ: Tensor | None = None
+    state_BS: Tensor | None = None
+    """States of all canvas positions; None without a canvas."""
     prefix: int = 0
     length: int = 0
     """Canvas positions, padding included."""
+
+    def check_states(self, statistics: Mapping[str, Statistic]) -> None:
+        """Raises ValueError where hidden states were to be read and a layer gave none."""
+        for label, one in statistics.items():
+            found = self.parts[label].count if label in self.parts else 0
+            if one.of_states and found != len(self.indices):
+                raise ValueError(
+                    f"{label} reads the hidden states (batch, position, channel) that leave the decoder layers, the "
+                    f"items of an nn.ModuleList, but {found} of {len(self.indices)} attention calls were made in one: "
+                    "leave it out for this model"
+                )
 
     def close(self, measured: list[int]) -> None:
         """Keep these layers, of what was measured on suspicion as well; stack them and leave the device.
@@ -104,7 +123,8 @@ class Frame:
         # layers under one mask share one tensor, which is moved once
         moved = {id(part): part.cpu().clone() for part in self.visible}
         self.visible = [moved[id(self.visible[row])] for row in rows]
-        self.state_BQ = None if self.state_BQ is None else self.state_BQ.cpu().clone()
+        if self.state_BQ is not None and self.state_BS is not None:
+            self.state_BQ, self.state_BS = self.state_BQ.cpu().clone(), self.state_BS.cpu().clone()
 
 
 @dataclass
@@ -128,6 +148,7 @@ class Frames:
 
 
 _EXTRA_AXES = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}
+_EXTRA_AXES["key_state"] = ("batch", "key")
 
 
 class Recording:
@@ -231,9 +252,39 @@ class Recording:
     @property
     def query_state(self) -> list[Tensor]:
         """Per step (B, Q), int8: state of every query (its number in `STATES`, −1 for padding); needs a canvas."""
-        if not self._frames.has_states:
-            raise ValueError("states of queries need the canvas: trace(model, …, canvas=canvas)")
+        self._check_states()
         return [frame.state_BQ for frame in self._kept() if frame.state_BQ is not None]
+
+    @property
+    def key_state(self) -> list[Tensor]:
+        """Per step (B, key), int8: state of the position that holds the key (its number in `STATES`, −1 for padding and
+        for the model's sink columns), whether or not its query ran; needs a canvas."""
+        self._check_states()
+        return [
+            pad(frame.state_BS, (frame.prefix, 0), value=-1) for frame in self._kept() if frame.state_BS is not None
+        ]
+
+    def by_state(self, name: str) -> numpy.ndarray:
+        """A statistic of keys, mean over the keys whose position is masked, committed and prompt: its axes with "state"
+        behind "batch" and without "key"; NaN for a state that no position is in.
+
+        What masks receive, and how long their values are, is no measure of the text beside them: told together, they
+        give the mean of a mixture. Raises ValueError without a canvas, and for a statistic that has no axis "key".
+        """
+        if self.dims(name)[-1] != "key":
+            raise ValueError(f"{name} is not counted by key (its axes are {self.dims(name)}): read array({name!r})")
+        states, steps = self.key_state, []
+        for value, state_BK in zip(self.values(name), states, strict=True):
+            here_SBK = torch.stack([state_BK == state for state in range(len(STATES))])
+            here = here_SBK.view(*here_SBK.shape[:2], *(1 for _ in value.shape[1:-1]), -1)
+            steps.append(value.where(here, torch.nan).nanmean(-1).transpose(0, 1))
+        return padded_stack(steps, 0).numpy()
+
+    def _check_states(self) -> None:
+        if not self._frames.has_states:
+            raise ValueError(
+                "states of queries need the canvas, and so do those of keys: trace(model, …, canvas=canvas)"
+            )
 
     @property
     def prefix(self) -> int:
@@ -268,10 +319,10 @@ class Recording:
         return ("step", *(_EXTRA_AXES[name] if name in _EXTRA_AXES else registry.statistics.parse(name).axes))
 
     def array(self, name: str) -> numpy.ndarray:
-        """A statistic, "visible", "positions" or "query_state" of all recorded steps in one array (axes: `dims`).
+        """A statistic, or "visible", "positions", "query_state" or "key_state", of all recorded steps in one array.
 
-        NaN where a step has no such key. What is counted by query stands at the query's canvas position, NaN where no
-        query ran. Raises ValueError when nothing was recorded, or the statistic was not.
+        Its axes are `dims`. NaN where a step has no such key. What is counted by query stands at the query's canvas
+        position, NaN where no query ran. Raises ValueError when nothing was recorded, or the statistic was not.
         """
         tensors = [value.float() for value in getattr(self, name)] if name in _EXTRA_AXES else self.values(name)
         if not tensors:

@@ -1,7 +1,7 @@
 """The statistics that a trace can record: what each of them measures in an attention call."""
 
-# B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim
-# G groups of queries: all real ones, then those in each state
+# B batch, H query heads (those recorded), Q queries, S keys or canvas positions, D head dim (width of hidden states)
+# G groups of queries: all real ones, then those in each state; R the greatest magnitudes that are kept
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.received import STATISTICS, attention_statistics, value_norms
-from sinklab.errors import check_tensor, one_of
+from sinklab.errors import Checked, check_tensor, limited, one_of
 from sinklab.probing.call import AttentionCall
 from sinklab.registry import statistics
-from sinklab.sinks.states import STATES
+from sinklab.sinks.states import MASKED, STATES
 
 KEYS = ("batch", "layer", "head", "key")
 ROWS = ("batch", "layer", "head", "position")
@@ -38,6 +38,17 @@ class CallView:
         return x_BH if self.heads is None else x_BH[:, self.heads]
 
 
+@dataclass(eq=False)
+class StatesView:
+    """The hidden states that leave a decoder layer as a statistic reads them (`of_states`), interventions included."""
+
+    states_BQD: Tensor
+    real_BQ: Tensor | None
+    """False for padding; None: all are real."""
+    columns_Q: Tensor
+    """Canvas position of each query, int64."""
+
+
 @dataclass(frozen=True)
 class Statistic:
     """One number per key, query, head or layer of every attention call. A subclass is registered under a name::
@@ -60,8 +71,10 @@ class Statistic:
     "row_entropy", "row_logsumexp" and "noop_bound" (B, H, Q): see `sinklab.attention.received`."""
     needs_canvas: ClassVar[bool] = False
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
+    of_states: ClassVar[bool] = False
+    """Whether it reads the hidden states after the layer: then `measure` is given a `StatesView`."""
 
-    def measure(self, view: CallView) -> Tensor:
+    def measure(self, view: Any) -> Tensor:
         """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
         return view.shared[self.reads[0]]
 
@@ -81,6 +94,32 @@ class ReceivedByState(Statistic):
     axes = ("batch", "state", "layer", "head", "key")
     reads = ("received_by_state",)
     needs_canvas = True
+
+
+@statistics.register("received_from_masked")
+@dataclass(frozen=True)
+class ReceivedFromMasked(Statistic, Checked):
+    """What every key receives from masked queries alone, which decides the tokens: as if all queries were masked.
+
+    The mean weight that the masked queries which see the key give it, times the queries that see it: an even share is
+    what it is in "received", in whose place a rule may read it (``find_sinks(…, rule, recording.visible)``). NaN where
+    fewer than `least` masked queries see the key: too few to tell.
+    """
+
+    least: int = limited(8, at_least=1)
+    """Masked queries that it takes."""
+
+    axes = KEYS
+    reads = ("received_by_state",)
+    needs_canvas = True
+
+    def measure(self, view: CallView) -> Tensor:
+        visibility, received_BHS = view.call.visibility, view.shared["received_by_state"][:, MASKED]
+        counts = (visibility.seen_by(view.state_BQ == MASKED), visibility.visible_BHS)
+        masked, every = (count.to(received_BHS) for count in counts)
+        masked, every = (view.of_heads(count) if count.shape[1] > 1 else count for count in (masked, every))
+        told = (masked >= self.least) | (every == 0)
+        return (received_BHS / masked.clamp_min(1) * every).masked_fill(~told, torch.nan)
 
 
 @statistics.register("last_row")
@@ -144,6 +183,40 @@ class NoopBound(Statistic):
 
     axes = ROWS
     reads = ("noop_bound",)
+
+
+MASSIVE = ("value", "channel", "position", "ratio")
+"""The axis "number" of massive activations: the number itself with its sign, its channel, its canvas position (padding
+counted, sink columns not), and its magnitude as a multiple of the median magnitude."""
+
+
+@statistics.register("massive_activations")
+@dataclass(frozen=True)
+class MassiveActivations(Statistic, Checked):
+    """The greatest magnitudes in the hidden states after each decoder layer (arXiv 2402.17762, 2603.05498), by row.
+
+    Hidden states are the residual stream as it leaves the layer. The median that a magnitude is divided by is that of
+    |x| over all channels of all positions of the row that ran (under a cache not all do), padding and the model's own
+    sink columns left out. Sun et al. call an activation massive from |x| > 100 and a ratio of 1000 on.
+    """
+
+    top: int = limited(3, at_least=1)
+    """How many (position, channel) pairs, by falling magnitude."""
+
+    axes = ("batch", "layer", "rank", "number")
+    of_states = True
+
+    def measure(self, view: StatesView) -> Tensor:
+        states_BQD = view.states_BQD.detach().float()
+        size_BQD = states_BQD.abs()
+        if view.real_BQ is not None:
+            size_BQD = size_BQD.masked_fill(~view.real_BQ.to(size_BQD.device)[..., None], torch.nan)
+        flat_BN = size_BQD.flatten(1)
+        greatest_BR, at_BR = flat_BN.nan_to_num(-1.0, posinf=torch.inf).topk(min(self.top, flat_BN.shape[1]))
+        width = states_BQD.shape[2]
+        position_BR = view.columns_Q.to(at_BR.device)[at_BR // width]
+        ratio_BR = greatest_BR / flat_BN.nanmedian(1, keepdim=True).values
+        return torch.stack([states_BQD.flatten(1).gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
 
 
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
@@ -228,15 +301,15 @@ class QueryStates:
         is_shifted = bool(getattr(getattr(model, "config", None), "logit_shift", False))
         self.shift = int(is_shifted and state_of == "predicted")
 
-    def of(self, ids_BS: Tensor, columns_Q: Tensor) -> Tensor:
+    def of(self, state_BS: Tensor, columns_Q: Tensor) -> Tensor:
         """int8 (B, Q): the state of what each query predicts (or of its own position), −1 for a padding query.
 
-        Where logits are shifted, the query at i predicts position i + 1; the last one of the text counts as its own.
+        `state_BS` are the states of all positions. Where logits are shifted, the query at i predicts position i + 1;
+        the last one of the text counts as its own.
         """
-        state_BS = position_states(self.canvas, ids_BS)
-        columns_Q = columns_Q.to(ids_BS.device)
+        columns_Q = columns_Q.to(state_BS.device)
         own_BQ = state_BS.index_select(1, columns_Q)
         if not self.shift:
             return own_BQ
-        next_BQ = state_BS.index_select(1, (columns_Q + 1).clamp(max=ids_BS.shape[1] - 1))
+        next_BQ = state_BS.index_select(1, (columns_Q + 1).clamp(max=state_BS.shape[1] - 1))
         return torch.where((own_BQ < 0) | (next_BQ < 0), own_BQ, next_BQ)

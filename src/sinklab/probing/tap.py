@@ -35,6 +35,14 @@ class Listener:
     def observe(self, call: AttentionCall, out: Tensor) -> None:
         """The call as it was made, after every edit, and what it gave (`call.unrolled`); neither is to be changed."""
 
+    def edit_states(self, calls: list[str], states_BQD: Tensor) -> Tensor:
+        """The hidden states to leave a decoder layer, in which these attention calls were made; the same object when
+        nothing is to change."""
+        return states_BQD
+
+    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
+        """The hidden states as they leave the layer, after every edit; not to be changed."""
+
     def finish(self) -> None:
         """The forward came to its end."""
 
@@ -63,6 +71,8 @@ class Tap(TorchFunctionMode):
         self._stack: list[str] = []
         self.handles: list[RemovableHandle] = []
         self._visible: dict[tuple, Any] = {}
+        # Attention calls made in the decoder layers that run now, by the layer's path.
+        self._inside: dict[str, list[str]] = {}
         # Attention calls of the forward in progress, by module path; None between forwards.
         self._calls: dict[str, int] | None = None
         self._rooted = False
@@ -91,6 +101,7 @@ class Tap(TorchFunctionMode):
             # A root forward starts afresh, also after one that was interrupted.
             self.flush()
             self._stack.clear()
+            self._inside.clear()
         if not self._stack:
             # `input_ids`, or the first argument if it looks like ids
             ids: Any = kwargs.get("input_ids", args[0] if args else None)
@@ -99,10 +110,13 @@ class Tap(TorchFunctionMode):
         self._stack.append(path)
         self.listen(True)
 
-    def _after(self, path: str, args: tuple, output: object) -> None:
+    def _after(self, path: str, args: tuple, output: object) -> Any:
         # torch calls this also where the hook before the module raised: a refused thread leaves no trace here.
         if self.is_elsewhere():
-            return
+            return None
+        calls, edited = self._inside.pop(path, None), None
+        if calls and output is not None:
+            edited = self._leave(calls, output)
         while self._stack and self._stack.pop() != path:
             pass
         if not self._stack:
@@ -113,6 +127,26 @@ class Tap(TorchFunctionMode):
         if path == "":
             self.forwards += 1
             self.flush(complete=True)
+        return edited
+
+    def _leave(self, calls: list[str], output: Any) -> Any:
+        """Show the listeners what a decoder layer gives, the first of a tuple; None when it stays as it is."""
+        states_BQD = output[0] if isinstance(output, tuple) else output
+        if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
+            return None
+        edited_BQD = states_BQD
+        for listener in self.listeners:
+            edited_BQD = listener.edit_states(calls, edited_BQD)
+        for listener in () if is_replayed() else self.listeners:
+            listener.observe_states(calls, edited_BQD)
+        if edited_BQD is states_BQD:
+            return None
+        return (edited_BQD, *output[1:]) if isinstance(output, tuple) else edited_BQD
+
+    def decoder_layer(self) -> str | None:
+        """Path of the decoder layer that runs now: the innermost module that is an item of an `nn.ModuleList`."""
+        parents = ((path, self._modules.get(path.rpartition(".")[0])) for path in reversed(self._stack) if path)
+        return next((path for path, parent in parents if isinstance(parent, nn.ModuleList)), None)
 
     def is_elsewhere(self) -> bool:
         """Whether the current thread is not the one that taps the model."""
@@ -151,6 +185,8 @@ class Tap(TorchFunctionMode):
         layer = path if replay else self._name(path)
         given = dict(zip(NAMES, args, strict=False)) | kwargs
         edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
+        if holder := self.decoder_layer():
+            self._inside.setdefault(holder, []).append(layer)
         for listener in self.listeners:
             edited = listener.edit(edited)
         out = func(*args, **kwargs) if edited is call else edited.run(func)
@@ -174,12 +210,11 @@ class Tap(TorchFunctionMode):
 class _Hook:
     """A tap's hook on one module. In a copy or a pickle of the module it does nothing: that is not the tapped one."""
 
-    act: Callable[..., None] | None
+    act: Callable[..., Any] | None
     path: str
 
-    def __call__(self, module: nn.Module, *given: Any) -> None:
-        if self.act is not None:
-            self.act(self.path, *given)
+    def __call__(self, module: nn.Module, *given: Any) -> Any:
+        return None if self.act is None else self.act(self.path, *given)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"act": None, "path": self.path}

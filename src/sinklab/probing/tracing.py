@@ -13,7 +13,16 @@ from sinklab.errors import one_of
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
-from sinklab.probing.statistics import STATE_OF, CallView, QueryStates, Statistic, chosen_statistics, read_in_one_pass
+from sinklab.probing.statistics import (
+    STATE_OF,
+    CallView,
+    QueryStates,
+    StatesView,
+    Statistic,
+    chosen_statistics,
+    position_states,
+    read_in_one_pass,
+)
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
@@ -78,25 +87,42 @@ class FrameRecorder(Listener):
                     "its arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass "
                     "input_ids"
                 )
-            frame.state_BQ = self.states.of(ids_BS, frame.columns_Q)
+            frame.state_BS = position_states(self.states.canvas, ids_BS)
+            frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         with torch.no_grad():
             view.shared = read_in_one_pass(view, self.reads)
-            for label, one in self.frames.statistics.items():
-                value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
-                if value.dim() != len(axes):
-                    raise ValueError(
-                        f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
-                        f"{tuple(value.shape)}: correct its `axes` or its `measure`"
-                    )
-                if label not in frame.parts:
-                    # Before the first forward has shown all layers, those of a kind with this one are expected.
-                    expected = len(self.scope.chosen_layers()) or self.tap.alike(call.layer)
-                    frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
-                frame.parts[label].add(value)
+            self._add(frame, call.layer, view, of_states=False)
+        self._real_BQ = call.visibility.real_BQ
         frame.visible.append(call.visibility.visible_BHS.amax(1))
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
+
+    def observe_states(self, calls: list[str], states_BQD: Tensor) -> None:
+        frame = self._open
+        if frame is None or self.tap.suspended or not frame.is_recorded:
+            return
+        with torch.no_grad():
+            for layer in {frame.paths[index] for index in frame.indices}.intersection(calls):
+                view = StatesView(states_BQD, self._real_BQ, frame.columns_Q)
+                self._add(frame, layer, view, of_states=True)
+
+    def _add(self, frame: Frame, layer: str, view: CallView | StatesView, *, of_states: bool) -> None:
+        """Measure a layer: what reads its attention call, or what reads the hidden states after it."""
+        for label, one in self.frames.statistics.items():
+            if one.of_states != of_states:
+                continue
+            value, axes = one.measure(view), [axis for axis in one.axes if axis != "layer"]
+            if value.dim() != len(axes):
+                raise ValueError(
+                    f"{label} gives a tensor with the axes {axes} for each layer, but measured one of shape "
+                    f"{tuple(value.shape)}: correct its `axes` or its `measure`"
+                )
+            if label not in frame.parts:
+                # Before the first forward has shown all layers, those of a kind with this one are expected.
+                expected = len(self.scope.chosen_layers()) or self.tap.alike(layer)
+                frame.parts[label] = LayerStack(expected, one.axes.index("layer"))
+            frame.parts[label].add(value)
 
     def _locate(self, frame: Frame, call: AttentionCall) -> None:
         """Where on the canvas the queries stand: as announced, else the last ones so far."""
@@ -115,6 +141,7 @@ class FrameRecorder(Listener):
             return
         if frame.paths:
             self.scope.check_layers(frame.paths)
+            frame.check_states(self.frames.statistics)
             total = len(frame.paths)
             frame.maps = {
                 (key, index): map_BQS
@@ -154,13 +181,15 @@ def trace(
     Args:
         statistics: names in `sinklab.registry.statistics`, with options as "name:field=value", or values. Those of the
             package: "received" (column sums), "received_by_state" (from masked, committed and prompt queries apart:
-            (batch, state, layer, head, key), needs `canvas`), "last_row" (the attention row of the last real query),
-            "value_norm", "key_norm" (averaged over all heads), and by query "row_entropy", "row_logsumexp" (nats),
-            "output_norm" (of what the head gives, edits included) and "noop_bound" (what bounds it: arXiv 2601.19657,
-            Eq. 20-22).
+            (batch, state, layer, head, key), needs `canvas`), "received_from_masked" (what a rule may read in place of
+            "received", from 8 masked queries on; needs `canvas`), "last_row" (the attention row of the last real
+            query), "value_norm", "key_norm" (averaged over all heads), "massive_activations" (of the hidden states
+            after each decoder layer: (batch, layer, rank, number), see `MassiveActivations`), and by query
+            "row_entropy", "row_logsumexp" (nats), "output_norm" (of what the head gives, edits included) and
+            "noop_bound" (what bounds it: arXiv 2601.19657, Eq. 20-22).
         canvas: what is decoded, with `open_BS`, `mask_id` and `attention_BS` (`sinklab.sampling.Canvas`): it tells the
-            state of a query, `recording.query_state`. The ids of a step are those the denoiser announces
-            (`sinklab.attention.running`), or the model's own `input_ids`.
+            states of queries and of keys (`recording.query_state`, `key_state`, `by_state`). The ids of a step are
+            those the denoiser announces (`sinklab.attention.running`), or the model's own `input_ids`.
         state_of: "predicted": a query is in the state of the position it predicts (the next one where
             `model.config.logit_shift` is set); "own": of the position it stands at.
         allow_empty: the model need not run inside the block: for a loop that finds out there whether a step follows.

@@ -15,6 +15,7 @@ from sinklab.attention.received import attention_statistics
 from sinklab.checkpoints.loading import load
 from sinklab.compat import forward_hooks
 from sinklab.probing.intervention import Intervention, InterventionLog, intervene
+from sinklab.probing.interventions.states import state_records
 from sinklab.probing.recording import Recording
 from sinklab.probing.statistics import Statistic
 from sinklab.probing.tracing import trace
@@ -138,7 +139,8 @@ def _edited(model: Any, edit: Any, *, measure: bool = True) -> tuple[list[Tensor
 
 
 def _check_log(name: str, edit: Any, log: InterventionLog, recording: Recording) -> None:
-    assert log.forwards == 3 and log.removals, f"{name}: {len(log.removals)} entries in the log of {log.forwards} steps"
+    entries = [*log.removals, *state_records(log)]
+    assert log.forwards == 3 and entries, f"{name}: {len(entries)} entries in the log of {log.forwards} steps"
     # an edit that leaves open when keys are chosen is logged with what was used
     given = replace(edit, source="closed_loop") if getattr(edit, "source", "") is None else edit
     for entry in log.removals:

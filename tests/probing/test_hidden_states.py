@@ -1,0 +1,425 @@
+"""Massive activations and clipped channels against explicit hooks, and keys told apart by the state of positions."""
+
+# B batch, L layers, H heads, Q queries, S positions, D width, K keys (sink columns first), R ranks
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+
+from golden_llada import golden_folder, load_llada
+from sinklab.attention import is_observed
+from sinklab.checkpoints import load
+from sinklab.probing import ClipChannel, MaskSinks, intervene, state_records, trace
+from sinklab.probing.statistics import MASSIVE, MassiveActivations, ReceivedFromMasked
+from sinklab.sampling import Canvas, DualCache, denoise
+from sinklab.sinks import Excess, find_sinks
+from tiny_diffusion import tiny_model
+from tiny_models import HandWritten, checkpointed, llama
+
+VALUE, CHANNEL, POSITION, RATIO = range(len(MASSIVE))
+
+
+def layers_of(model):
+    inner = getattr(model, "model", model)
+    return getattr(inner, "layers", None) or model.blocks
+
+
+def hooked(model, run, change=lambda number, states_BSD: states_BSD):
+    """What `run()` gives, and the states after each layer, by hooks written out; `change` is what a layer gives."""
+    seen = {}
+
+    def after(number, output):
+        if not is_observed():
+            # added sinks run through the layers alone
+            return output
+        seen[number] = change(number, output[0] if isinstance(output, tuple) else output)
+        return (seen[number], *output[1:]) if isinstance(output, tuple) else seen[number]
+
+    with ExitStack() as stack, torch.no_grad():
+        for number, layer in enumerate(layers_of(model)):
+            hook = layer.register_forward_hook(lambda _, __, output, number=number: after(number, output))
+            stack.callback(hook.remove)
+        return run(), [seen[number] for number in sorted(seen)]
+
+
+def distinct(seed):
+    """Ids (2, 9), none twice in a row: magnitudes without ties."""
+    return torch.stack(
+        [torch.randperm(26, generator=torch.Generator().manual_seed(seed + row))[:9] + 3 for row in (0, 9)]
+    )
+
+
+def greatest(states_SD, top=3, real_S=None):
+    """(R, 4) of one row, in numpy."""
+    states = states_SD.numpy().astype(np.float64)
+    places = np.arange(len(states)) if real_S is None else np.flatnonzero(real_S)
+    flat = sorted(
+        ((abs(states[s, d]), states[s, d], d, s) for s in places for d in range(states.shape[1])), reverse=True
+    )
+    median = sorted(size for size, *_ in flat)[(len(flat) - 1) // 2]
+    return np.array([(value, channel, position, size / median) for size, value, channel, position in flat[:top]])
+
+
+@pytest.mark.parametrize(
+    "model", [llama(), llama(causal=True, kind="qwen2"), HandWritten(), tiny_model(), tiny_model(2, logit_shift=True)]
+)
+def test_massive_activations_are_those_of_the_hooks(model) -> None:
+    ids = distinct(1)
+    _, states = hooked(model, lambda: model(ids))
+    with torch.no_grad(), trace(model, ("massive_activations:top=5", "received")) as recording:
+        model(ids)
+    found = recording.array("massive_activations:top=5")
+    assert recording.dims("massive_activations:top=5") == ("step", "batch", "layer", "rank", "number")
+    for layer, states_BSD in enumerate(states):
+        for row in range(2):
+            np.testing.assert_allclose(found[0, row, layer], greatest(states_BSD[row], 5), rtol=1e-5)
+
+
+def test_padding_is_neither_great_nor_in_the_median() -> None:
+    model = tiny_model()
+    ids = torch.randint(3, 20, (2, 8), generator=torch.Generator().manual_seed(2))
+    real = torch.ones_like(ids)
+    real[1, :5] = 0
+    with torch.no_grad(), trace(model, ("massive_activations",), layers=-1) as recording:
+        model(ids, attention_mask=real)
+    _, states = hooked(model, lambda: model(ids, attention_mask=real))
+    for row in range(2):
+        expected = greatest(states[-1][row], real_S=real[row].numpy())
+        np.testing.assert_allclose(recording.array("massive_activations")[0, row, 0], expected, rtol=1e-5)
+
+
+def test_positions_are_those_of_the_canvas_under_a_cache() -> None:
+    model = tiny_model(1)
+    canvas = Canvas.from_prompts([[5, 6, 7, 8]], new_tokens=6, mask_id=model.config.mask_token_id)
+    with trace(model, ("massive_activations",)) as recording:
+        for step in denoise(model.denoiser(), canvas, cache=DualCache(), block_length=3):
+            recording.mark(step)
+    for nth, columns_Q in enumerate(recording.columns):
+        found = recording.massive_activations[nth][..., POSITION]
+        assert set(found.flatten().int().tolist()) <= set(columns_Q.tolist())
+    assert {len(columns_Q) for columns_Q in recording.columns} == {10, 3}
+
+
+class Bare(torch.nn.Module):
+    """Attends outside of any list of layers."""
+
+    def forward(self, x_BHSD):
+        return torch.nn.functional.scaled_dot_product_attention(x_BHSD, x_BHSD, x_BHSD)
+
+
+def test_a_model_without_decoder_layers_is_refused() -> None:
+    model, x = Bare(), torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"leave the decoder layers.* 0 of 1"), trace(model, ("massive_activations",)):
+        model(x)
+    with pytest.raises(ValueError, match=r"attends outside of one"), intervene(model, ClipChannel(channels=0)):
+        model(x)
+
+
+EDITS = {
+    "limit": (ClipChannel(channels=(3, 7), limit=0.2, layers=0), lambda x_BSC: x_BSC.clamp(-0.2, 0.2)),
+    "zero": (ClipChannel(channels=5, limit=0.0, layers=1), lambda x_BSC: 0 * x_BSC),
+    "mean": (ClipChannel(channels=(2,)), lambda x_BSC: x_BSC.mean(1, keepdim=True).expand_as(x_BSC)),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("model", [llama(), HandWritten(), tiny_model(2)])
+def test_a_clip_is_that_of_the_hooks(model, name) -> None:
+    edit, formula = EDITS[name]
+    channels, count = list(edit.channels), len(layers_of(model))
+    where = range(count) if edit.layers is None else [edit.layers[0] % count]
+    raw = {}
+
+    def change(number, states_BSD):
+        if number in where:
+            raw[number], states_BSD = states_BSD, states_BSD.clone()
+            states_BSD[..., channels] = formula(raw[number][..., channels])
+        return states_BSD
+
+    ids = distinct(3)
+
+    def run():
+        out = model(ids)
+        return getattr(out, "logits", out)
+
+    expected, states = hooked(model, run, change)
+    with torch.no_grad(), intervene(model, edit) as log, trace(model, ("massive_activations",)) as recording:
+        logits = run()
+        run()
+    torch.testing.assert_close(logits, expected)
+    assert not torch.equal(logits, hooked(model, run)[0])
+    # a trace sees what the next layer reads
+    np.testing.assert_allclose(recording.array("massive_activations")[1, 0, -1], greatest(states[-1][0]), rtol=1e-5)
+    found = state_records(log)
+    assert [one[:4] for one in found] == [
+        ("clip_channel", forward, number, row) for forward in range(2) for number in where for row in range(2)
+    ]
+    assert not log.removals
+    for record in found:
+        before, after = (seen[record.layer][record.row][..., channels] for seen in (raw, states))
+        assert (record.before, record.after) == pytest.approx((float(before.abs().max()), float(after.abs().max())))
+        assert record.changed == pytest.approx(float((before != after).float().mean()))
+
+
+def test_padding_does_not_count_in_a_mean() -> None:
+    model = llama()
+    ids = torch.tensor([[4, 5, 6, 7], [0, 0, 8, 9]])
+    real = (ids > 0).long()
+
+    def change(number, states_BSD):
+        mean_B = (states_BSD[..., 1] * real).sum(1) / real.sum(1)
+        states_BSD = states_BSD.clone()
+        states_BSD[..., 1] = mean_B[:, None]
+        return states_BSD
+
+    def run():
+        return model(ids, attention_mask=real).logits
+
+    expected, _ = hooked(model, run, change)
+    with torch.no_grad(), intervene(model, ClipChannel(channels=1)) as log:
+        logits = run()
+    torch.testing.assert_close(logits[real.bool()], expected[real.bool()])
+    assert [record.changed for record in state_records(log)] == [1.0] * 4
+
+
+def test_clips_compose_with_other_edits_and_leave_nothing() -> None:
+    model = tiny_model()
+    canvas = Canvas.from_prompts([[5, 6, 7]], new_tokens=5, mask_id=model.config.mask_token_id)
+    edits = ClipChannel(channels=4, limit=0.5), MaskSinks(k=1), ClipChannel(channels=4, layers=(1,))
+    with intervene(model, *edits) as log:
+        for _ in denoise(model.denoiser(), canvas):
+            with log.probing():
+                model(canvas.ids_BS)
+    labels = [record.edit for record in state_records(log)]
+    assert labels == ["clip_channel"] * 10 + ["clip_channel#2"] * 5 and log.forwards == 5
+    assert len(log.removals) == 4 and len(log.table()["forward"]) == 4 * 2 * 4
+    assert not any(layer._forward_hooks for layer in model.model.layers)
+    plain = model(canvas.ids_BS).logits
+    with intervene(model, ClipChannel(channels=4, limit=0.0), allow_idle=True) as log, log.probing():
+        assert torch.equal(model(canvas.ids_BS).logits, plain)
+
+
+def test_a_clip_that_never_acts_is_an_error() -> None:
+    model = llama()
+    ids = torch.tensor([[4, 5, 6]])
+    edit = ClipChannel(channels=0, limit=1.0)
+    with (
+        pytest.raises(ValueError, match="clip_channel had no opportunity"),
+        intervene(model, edit) as log,
+        log.probing(),
+    ):
+        model(ids)
+    with intervene(model, edit, allow_idle=True) as log, log.probing():
+        model(ids)
+    assert list(log.idle) == ["clip_channel"] and not state_records(log)
+    with pytest.raises(ValueError, match=r"channels 0 to 31, got 32"), intervene(model, ClipChannel(channels=32)):
+        model(ids)
+    with pytest.raises(ValueError, match=r"layers are numbered 0"), intervene(model, ClipChannel(channels=0, layers=9)):
+        model(ids)
+    for wrong, message in (((), "got none"), ((-1,), "count from 0"), ((1.5,), "whole numbers")):
+        with pytest.raises(ValueError, match=message):
+            ClipChannel(channels=wrong)
+    with pytest.raises(ValueError, match="limit must be at least 0"):
+        ClipChannel(channels=0, limit=-1.0)
+
+
+def test_layers_that_a_backward_pass_replays_are_clipped_too() -> None:
+    grads = []
+    ids = torch.tensor([[4, 5, 6, 7]])
+    for prepare in (lambda model: model.train(), checkpointed):
+        model = prepare(llama())
+        with intervene(model, ClipChannel(channels=(1, 2), limit=0.1)) as log:
+            model(ids).logits.square().mean().backward()
+        assert len(state_records(log)) == 2
+        grads.append(model.model.embed_tokens.weight.grad.clone())
+    assert float(grads[0].abs().max()) > 0
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_published_formats(family) -> None:
+    """The states of a golden checkpoint, and its logits with a channel clipped, are those of hooks on a stock model."""
+    model = load(golden_folder(family)).model.eval()
+    ids = torch.randint(5, 60, (1, 12), generator=torch.Generator().manual_seed(4))
+    edit = ClipChannel(channels=2, limit=0.0625, layers=(0,))
+    with torch.no_grad(), trace(model, ("massive_activations",)) as recording:
+        model(ids)
+    with torch.no_grad(), intervene(model, edit) as log:
+        logits = model(ids).logits
+
+    def change(number, states_BSD):
+        states_BSD = states_BSD.clone()
+        states_BSD[..., 2] = states_BSD[..., 2].clamp(-0.0625, 0.0625) if number == 0 else states_BSD[..., 2]
+        return states_BSD
+
+    stock = load_llada() if family == "llada" else model
+    _, states = hooked(stock, lambda: stock(ids))
+    for layer, states_BSD in enumerate(states):
+        found = recording.array("massive_activations")[0, 0, layer]
+        np.testing.assert_allclose(found, greatest(states_BSD[0]), rtol=1e-4)
+    expected, _ = hooked(stock, lambda: stock(ids).logits, change)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    (record,) = state_records(log)
+    assert record.after == 0.0625 < record.before
+
+
+SPIKE, CONSTANT, TOKEN = 7, 8, 17
+
+
+def planted(spike: float = 400.0):
+    """A token whose embedding has one massive channel, and attention whose keys are large there: a sink made by it."""
+    model = tiny_model(seed=1)
+    with torch.no_grad():
+        embeddings = model.model.embed_tokens.weight
+        embeddings[:, SPIKE], embeddings[:, CONSTANT] = 0.0, 2.0
+        embeddings[TOKEN, SPIKE] = spike
+        for layer in model.model.layers:
+            for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                module.weight[[SPIKE, CONSTANT]] = 0.0
+            query, key = (getattr(layer.self_attn, f"{name}_proj").weight for name in "qk")
+            query *= 0.1
+            key *= 0.1
+            # the slowest pair of the rotary embedding: hardly turned over a short text
+            for weight, channel in ((query, CONSTANT), (key, SPIKE)):
+                weight[:, channel] = 0.0
+                weight[3::8, channel] = 8.0
+    return model
+
+
+def test_a_planted_channel_is_found_and_its_clip_takes_the_sink_away() -> None:
+    model, place = planted(), 6
+    ids = torch.randint(20, 60, (1, 24), generator=torch.Generator().manual_seed(5))
+    ids[0, place] = TOKEN
+    with torch.no_grad(), trace(model, ("massive_activations", "received")) as recording:
+        model(ids)
+    found = recording.array("massive_activations")[0, 0]
+    assert (found[:, 0, CHANNEL] == SPIKE).all() and (found[:, 0, POSITION] == place).all()
+    assert (found[:, 0, RATIO] > 100).all() and (found[:, 0, VALUE] == 400).all()
+    sinks = find_sinks(recording.array("received")[0, 0], Excess(3.0))
+    assert sinks[..., place].all()
+    # after layer 0 the channel is clipped: layer 1, which reads it, has no sink there any more
+    clip = intervene(model, ClipChannel(channels=SPIKE, limit=0.03125, layers=(0,)))
+    with torch.no_grad(), clip as log, trace(model, ("massive_activations", "received")) as recording:
+        model(ids)
+    sinks = find_sinks(recording.array("received")[0, 0], Excess(3.0))
+    assert sinks[0, :, place].all() and not sinks[1, :, place].any()
+    (record,) = state_records(log)
+    assert (record.before, record.after) == (400.0, 0.03125) and record.changed == pytest.approx(1 / 24)
+    assert (recording.array("massive_activations")[0, 0, :, 0, VALUE] < 100).all()
+
+
+def canvas_of(model, new_tokens=14):
+    prompts = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+    return Canvas.from_prompts(prompts, new_tokens=new_tokens, mask_id=model.config.mask_token_id, pad_id=0)
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("shift", [False, True])
+def test_received_from_masked_against_the_maps(sinks, shift) -> None:
+    model = tiny_model(sinks, logit_shift=shift)
+    canvas = canvas_of(model)
+    places = [(step, layer, head) for step in range(14) for layer in range(2) for head in range(4)]
+    names = ("received", "received_from_masked", "received_from_masked:least=3")
+    with trace(model, names, canvas=canvas, maps=places) as recording:
+        for step in denoise(model.denoiser(canvas.attention_BS), canvas, block_length=7):
+            recording.mark(step)
+    told = 0
+    for nth, (strict, loose) in enumerate(zip(*(recording.values(name) for name in names[1:]), strict=True)):
+        for row in range(2):
+            masked = (recording.query_state[nth][row] == 0).nonzero()[:, 0].tolist()
+            real = int((recording.query_state[nth][row] >= 0).sum())
+            seen = recording.visible[nth][row] > 0
+            for layer in range(2):
+                for head in range(4):
+                    map_QK = recording.map(nth, layer, head)[row].double()
+                    expected = sum(map_QK[query] for query in masked) / max(len(masked), 1) * real
+                    for found, least in ((strict, 8), (loose, 3)):
+                        one = found[row, layer, head]
+                        assert bool(torch.isnan(one[seen]).all()) == (len(masked) < least)
+                        assert not one[~seen].any()
+                        if len(masked) >= least:
+                            torch.testing.assert_close(one.double(), expected, rtol=1e-4, atol=1e-5)
+                            # an even share is 1, as in "received"
+                            assert float(one.sum()) == pytest.approx(real, rel=1e-4)
+                            told += 1
+    assert told
+
+
+def test_the_number_of_masked_queries_that_see_a_key_is_counted() -> None:
+    """Under a causal map, masked queries do not see what comes after them."""
+    model = llama(causal=True)
+    ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]])
+    open_BS = torch.zeros_like(ids, dtype=torch.bool)
+    open_BS[0, 2:] = True
+    canvas = type("canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 99})
+    shown = ids.masked_fill(open_BS, 99)
+    whole = trace(model, ("received_from_masked:least=4",), canvas=canvas, maps=[(0, 0, 1)])
+    with torch.no_grad(), torch.random.fork_rng(), whole as recording:
+        model.resize_token_embeddings(100)
+        model(shown)
+    map_QS = recording.map(0, 0, 1)[0]
+    found_S = recording.values("received_from_masked:least=4")[0][0, 0, 1]
+    for key in range(12):
+        viewers = [query for query in range(2, 12) if query >= key]
+        if len(viewers) < 4:
+            assert torch.isnan(found_S[key])
+        else:
+            expected = sum(map_QS[query, key] for query in viewers) / len(viewers) * (12 - key)
+            assert float(found_S[key]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_sink_of_masked_queries_alone_is_told_by_them_alone() -> None:
+    """Ten masked queries favour key 3, thirty others none: the sum over all hides it."""
+    scores = torch.zeros(1, 1, 40, 40)
+    scores[0, 0, :10, 3] = 3.0
+    ids = torch.full((1, 40), 5)
+    ids[0, :10] = 1
+    open_BS = ids == 1
+    canvas = type("canvas", (), {"open_BS": open_BS, "attention_BS": torch.ones_like(open_BS), "mask_id": 1})
+
+    class Given(torch.nn.Module):
+        def forward(self, ids_BS):
+            keys = torch.eye(40)[None, None]
+            return torch.nn.functional.scaled_dot_product_attention(scores, keys, keys, scale=1.0)
+
+    model = Given()
+    with trace(model, ("received", "received_from_masked"), canvas=canvas) as recording:
+        model(ids)
+    found = [find_sinks(recording.array(name)[0, 0, 0, 0], Excess(6.0), 40) for name in recording.statistics]
+    assert not found[0].any() and found[1].nonzero()[0].tolist() == [3]
+    assert ReceivedFromMasked().least == 8 and MassiveActivations().top == 3
+
+
+@pytest.mark.parametrize("cache", [None, DualCache()])
+def test_keys_apart_by_the_state_of_their_position(cache) -> None:
+    model = tiny_model(2)
+    canvas = canvas_of(model, 6)
+    with trace(model, ("received", "value_norm", "key_norm", "row_entropy"), canvas=canvas) as recording:
+        steps = []
+        for step in denoise(model.denoiser(canvas.attention_BS), canvas, cache=cache, block_length=3):
+            recording.mark(step)
+            steps.append(step)
+    means = {name: recording.by_state(name) for name in ("received", "value_norm", "key_norm")}
+    assert means["received"].shape == (6, 2, 3, 2, 4) and means["value_norm"].shape == (6, 2, 3, 2)
+    for nth, step in enumerate(steps):
+        for row in range(2):
+            places = {0: [], 1: [], 2: []}
+            for position in range(12):
+                if canvas.attention_BS[row, position]:
+                    state = 0 if step.masked_BS[row, position] else 1 if canvas.open_BS[row, position] else 2
+                    places[state].append(2 + position)
+                    assert recording.key_state[nth][row, 2 + position] == state
+            for name, mean in means.items():
+                values = recording.values(name)[nth][row]
+                for state, keys in places.items():
+                    expected = values[..., keys].mean(-1) if keys else torch.full(values.shape[:-1], torch.nan)
+                    np.testing.assert_allclose(mean[nth, row, state], expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="row_entropy is not counted by key"):
+        recording.by_state("row_entropy")
+    with trace(model) as recording:
+        model(canvas.ids_BS)
+    with pytest.raises(ValueError, match="states of queries need the canvas"):
+        recording.by_state("value_norm")
