@@ -13,13 +13,13 @@ from golden_llada import golden_folder, load_llada
 from sinklab.attention import is_observed
 from sinklab.checkpoints import load
 from sinklab.probing import ClipChannel, MaskSinks, intervene, state_records, trace
-from sinklab.probing.statistics import MASSIVE, MassiveActivations, ReceivedFromMasked
+from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked
 from sinklab.sampling import Canvas, DualCache, denoise
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, checkpointed, llama
 
-VALUE, CHANNEL, POSITION, RATIO = range(len(MASSIVE))
+VALUE, CHANNEL, POSITION, RATIO = range(len(MassiveActivations.columns))
 
 
 def layers_of(model):

@@ -45,7 +45,15 @@ def test_value_norms_draws_the_norms(make_study):
     drawn = lines(value_norms(make_study(added=1, norm=0.25)))
     np.testing.assert_allclose(drawn["added sink"], [0.25] * LAYERS)
     np.testing.assert_allclose(drawn["other text"], [2] * LAYERS)
-    np.testing.assert_allclose(drawn["text sinks"], [2] * LAYERS)
+    # the sinks in the text are masks
+    np.testing.assert_allclose(drawn["masks"], [2] * LAYERS)
+    assert "text sinks" not in drawn
+
+    def visible(sample, arrays):
+        arrays["received"][..., 0] = 9.0
+        arrays["value_norm"][..., 0] = 3.0
+
+    np.testing.assert_allclose(lines(value_norms(make_study("other", change=visible)))["text sinks"], [3] * LAYERS)
 
 
 def test_received_map_draws_received_attention(make_study):
@@ -208,10 +216,16 @@ def test_scores_below_the_scale_are_drawn_in_its_first_bin(make_study):
 def test_value_norm_scatter_draws_the_kinds_apart(make_study):
     axes = value_norm_scatter(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
     dots = {c.get_label(): np.asarray(c.get_offsets()) for c in axes.collections}
-    assert set(dots) == {"other text", "text sinks", "added sink"}
+    assert set(dots) == {"other text", "masks", "added sink"}
     np.testing.assert_allclose(dots["added sink"], [[7.2, 0.25]] * 22 * LAYERS, rtol=2e-3)
-    np.testing.assert_allclose(dots["text sinks"], [[7.2, 2.0]] * 22 * LAYERS, rtol=2e-3)
-    run = make_study("one", change=lambda sample, arrays: arrays["value_norm"][:, 1].fill(3), recorded_layers=[2, 7])
+    of_sinks = dots["masks"][dots["masks"][:, 0] > 5]
+    np.testing.assert_allclose(of_sinks, [[7.2, 2.0]] * 22 * LAYERS, rtol=2e-3)
+
+    def visible(sample, arrays):
+        arrays["value_norm"][:, 1].fill(3)
+        arrays["received"][..., 0] = 9.0
+
+    run = make_study("one", change=visible, recorded_layers=[2, 7])
     dots = {c.get_label(): np.asarray(c.get_offsets()) for c in value_norm_scatter(run, 7).collections}
     assert set(dots["text sinks"][:, 1]) == {3.0} and len(dots["text sinks"]) == 22
 

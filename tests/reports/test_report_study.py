@@ -6,6 +6,7 @@ import pytest
 
 from sinklab.records import RunWriter, open_run
 from sinklab.reports import NotRecorded, as_studies, report
+from sinklab.reports.sentences import told
 from sinklab.sinks import Excess, Top
 
 SAMPLES, STEPS, LAYERS, HEADS, TEXT, PROMPT = 2, 12, 2, 3, 24, 6
@@ -97,8 +98,13 @@ def test_facts_of_the_layers_are_those_that_were_put_in(make_study, added):
     for place, facts in enumerate(layers_of(study)):
         assert facts.layer == place
         np.testing.assert_allclose(facts.text_share, 0.3, rtol=1e-3)
-        np.testing.assert_allclose([facts.sink_norm, facts.rest_norm, facts.text_norm], 2)
-        np.testing.assert_allclose([facts.sink_key_norm, facts.rest_key_norm], 8)
+        # every sink is a mask, about to be committed: there is no visible one to compare with visible text
+        norms = [facts.sink_norm_masked, facts.rest_norm_masked, facts.rest_norm, facts.text_norm, facts.mask_norm]
+        np.testing.assert_allclose(norms, 2)
+        np.testing.assert_allclose([facts.sink_key_norm_masked, facts.rest_key_norm, facts.rest_key_norm_prompt], 8)
+        assert np.isnan([facts.sink_norm, facts.sink_norm_committed, facts.sink_key_norm]).all()
+        even = (1 - 0.3 - 0.4 * bool(added)) * 24 / 23
+        np.testing.assert_allclose([facts.received_committed, facts.received_prompt], even, rtol=2e-3)
         # two added sinks of 0.2 * 24 = 4.8 each, a text sink of 7.2, all above 3.875
         np.testing.assert_allclose(facts.sinks, 1 + added)
         np.testing.assert_allclose(facts.score, np.mean([7.2, *[4.8] * added]), rtol=1e-3)
@@ -223,21 +229,80 @@ def test_norms_of_sinks_and_of_the_rest_count_heads(make_study):
         for step, norms in enumerate(arrays["value_norm"]):
             norms[:, PROMPT + step] = 1
 
-    facts = one(make_study(change=lonely)).over("layer").iloc[0]
-    assert facts.sink_norm == 1
-    # The other two heads count that position among the rest.
-    assert facts.rest_norm == pytest.approx((2 * 1 + 23 * 3 * 2) / (2 + 23 * 3))
-    assert facts.text_norm == pytest.approx((1 + 23 * 2) / 24)
+    study = one(make_study(change=lonely))
+    facts = study.over("layer").iloc[0]
+    assert facts.sink_norm_masked == 1 and np.isnan(facts.sink_norm)
+    # The other two heads count that mask among the rest.
+    masks = [(sample.states_TS == 0).sum(1) - 1 for sample in study.samples]
+    others = sum(3 * 2 * count.sum() for count in masks)
+    heads = sum((2 + 3 * count).sum() for count in masks)
+    ones = sum(2 * len(count) for count in masks)
+    assert facts.rest_norm_masked == pytest.approx((ones + others) / heads)
+    assert facts.rest_norm == facts.text_norm == 2
+    assert facts.mask_norm == pytest.approx((1.5 * ones + others) / (heads + ones / 2))
+
+
+def planted_norms(rng, change=1.0):
+    """Masks carry values of a quarter of the length and are never sinks; sinks stand on visible text, more often on
+    what was committed, which carries longer values than prompts; each is ``change`` times as long as its state's."""
+
+    def put(sample, arrays):
+        states_TS = np.full((len(arrays["positions"]), TEXT), 2)
+        for step, states_S in enumerate(states_TS):
+            states_S[PROMPT : PROMPT + step], states_S[PROMPT + step :] = 1, 0
+        norm_TS = np.choose(states_TS, (0.5, 3.0, 1.5)) * rng.uniform(0.98, 1.02, states_TS.shape)
+        arrays["received"][:] = 0.6
+        for step, norm_S in enumerate(norm_TS):
+            place = rng.integers(PROMPT, PROMPT + step) if step > 2 else rng.integers(PROMPT)
+            arrays["received"][step, :, :, place] = 8.0
+            norm_S[place] *= change
+        arrays["value_norm"][:] = norm_TS[:, None]
+        arrays["key_norm"][:] = norm_TS[:, None]
+
+    return put
+
+
+@pytest.mark.parametrize(("change", "longer"), [(1.0, None), (1.3, True), (0.7, False)])
+def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, longer):
+    """A mixture of states is no effect: all positions together say 1.8 times where nothing was planted."""
+    study = one(make_study(change=planted_norms(np.random.default_rng(4), change), samples=8))
+    facts = study.over("layer").iloc[0]
+    sums = {}
+    for sample in study.samples:
+        norm_TS, sinks_TS = sample.value_norm_TLK[:, 0], sample.sinks_TLHK[:, 0].all(1)
+        for step, position in np.ndindex(norm_TS.shape):
+            key = int(sample.states_TS[step, position]), bool(sinks_TS[step, position])
+            sums.setdefault(key, []).append(norm_TS[step, position])
+    means = {key: np.mean(values) for key, values in sums.items()}
+    assert facts.sink_norm_committed == pytest.approx(means[1, True], rel=1e-3)
+    assert facts.rest_norm_prompt == pytest.approx(means[2, False], rel=1e-3)
+    assert np.isnan(facts.sink_norm_masked) and facts.mask_norm == pytest.approx(means[0, False], rel=1e-3)
+    weights = [len(sums[state, True]) for state in (1, 2)]
+    expected = np.average([means[state, True] for state in (1, 2)], weights=weights)
+    assert facts.sink_norm == pytest.approx(expected, rel=1e-3)
+    expected = np.average([means[state, False] for state in (1, 2)], weights=weights)
+    assert facts.rest_norm == pytest.approx(expected, rel=1e-3)
+    assert facts.sink_norm / facts.rest_norm == pytest.approx(change, rel=0.01)
+    pooled = np.concatenate([sums[state, False] for state in range(3)])
+    assert facts.sink_norm / pooled.mean() > 1.5 * change
+    ratio = study.measured.norm_ratio
+    assert ratio.samples == 8 and ratio.value == pytest.approx(change, rel=0.01) and ratio.above(1) is longer
+    said = told("norms", study)
+    words = {None: "cannot be told; 8 samples", True: "longer beyond", False: "shorter beyond"}[longer]
+    assert words in said[0] and said[1].startswith("Masks, told apart, have value vectors 0.5")
 
 
 def test_dots_are_drawn_from_every_kind(make_study):
     study = one(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
     drawn = study.measured.scatter
-    for kind, (norm, score) in enumerate([(2.0, 0.4 / 23 * 24), (2.0, 7.2), (0.25, 7.2)]):
+    # the sinks in the text are masks: none is visible text
+    assert set(drawn["kind"]) == {0, 2, 3}
+    drawn = drawn[(drawn["kind"] != 3) | (drawn["score"] > 5)]
+    for kind, norm, score in ((0, 2.0, 0.4 / 23 * 24), (3, 2.0, 7.2), (2, 0.25, 7.2)):
         rows = drawn[drawn["kind"] == kind]
         np.testing.assert_allclose(rows["norm"], norm)
         np.testing.assert_allclose(rows["score"], score, rtol=2e-3)
-    assert (drawn["kind"] == 2).sum() == (drawn["kind"] == 1).sum() == 22 * LAYERS
+    assert (drawn["kind"] == 2).sum() == (drawn["kind"] == 3).sum() == 22 * LAYERS
     bounds = study.measured.bounds
     assert set(bounds["output"]) == {0.5} and set(bounds["bound"]) == {1.5}
     # Nothing is committed before the first step of either sample.

@@ -186,3 +186,77 @@ def test_a_chat_is_marked_as_template(tmp_path: Path) -> None:
     assert 0 < len(own) < len(prompt)
     assert not first[first["state"] != "prompt"]["template"].any()
     assert open_run(tmp_path / "run").table("generations")["prompt"].tolist() == ["The sea"]
+
+
+def hidden_states(loaded: Loaded, ids: list[int]) -> list[np.ndarray]:
+    """(S, D) after each layer, by hooks."""
+    seen: list[torch.Tensor] = []
+    layers = loaded.model.model.layers
+    hooks = [layer.register_forward_hook(lambda _, __, out: seen.append(out)) for layer in layers]
+    with torch.no_grad():
+        loaded.model(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    whole = [each if torch.is_tensor(each) else each[0] for each in seen]
+    # not those of added sinks, which run through the layers alone
+    return [each[0].numpy() for each in whole if each.shape[1] == len(ids)]
+
+
+RECORDED = ("value_norm", "key_norm", "massive_activations", "received_from_masked")
+
+
+@pytest.mark.parametrize(("sink", "layers"), [(0, ()), (2, ()), (1, (1,))])
+def test_the_tables_tell_states_apart_and_massive_activations(tmp_path: Path, sink: int, layers: tuple) -> None:
+    """Against loops over the arrays, and hooks on the layers."""
+    loaded = tiny_loaded(sink)
+    settings = replace(QUICK, new_tokens=12, statistics=RECORDED, layers=layers)
+    study(loaded, tmp_path / "run", settings)
+    run = open_run(tmp_path / "run")
+    arrays = {name: array.astype(np.float64) for name, array in run.arrays("attention", part=0).items()}
+    recorded = list(layers) or [0, 1]
+    states, massive = run.table("states"), run.table("massive_activations")
+    assert len(massive) == 4 * len(recorded) * 3 and "massive_activations" not in arrays
+    for step in range(4):
+        ids, state_S = step_of(run, step)
+        hidden = hidden_states(loaded, ids)
+        received_LHS, masked_LHS = (arrays[name][step][..., sink:] for name in ("received", "received_from_masked"))
+        sinks_LHS = received_LHS > 1 + 3 * (len(ids) - 1) / len(ids)
+        for place, layer in enumerate(recorded):
+            rows = states[(states["step"] == step) & (states["layer"] == layer)].set_index("state")
+            assert set(rows.index) == {("masked", "committed", "prompt")[state] for state in set(state_S)}
+            for state, name in enumerate(("masked", "committed", "prompt")):
+                if name not in rows.index:
+                    continue
+                here, row = state_S == state, rows.loc[name]
+                assert row["positions"] == here.sum()
+                assert row["received"] == pytest.approx(received_LHS[place][:, here].mean(), rel=2e-3)
+                masked = masked_LHS[place][:, here].mean()
+                assert np.isnan(masked) == ((state_S == 0).sum() < 8)
+                assert row["received_from_masked"] == pytest.approx(masked, rel=2e-3, nan_ok=True)
+                for norm in ("value_norm", "key_norm"):
+                    assert row[norm] == pytest.approx(arrays[norm][step, place, sink:][here].mean(), rel=2e-3)
+            rows = massive[(massive["step"] == step) & (massive["layer"] == layer)]
+            size_SD = np.abs(hidden[layer])
+            assert rows["value"].abs().tolist() == pytest.approx(np.sort(size_SD.ravel())[:-4:-1].tolist(), rel=1e-4)
+            median = np.sort(size_SD.ravel())[(size_SD.size - 1) // 2]
+            for row in rows.itertuples():
+                position = int(row.position)
+                assert hidden[layer][position, int(row.channel)] == pytest.approx(row.value, rel=1e-4)
+                assert row.ratio == pytest.approx(abs(row.value) / median, rel=1e-4)
+                assert row.state == ("masked", "committed", "prompt")[state_S[position]]
+                assert row.sink_heads == pytest.approx(sinks_LHS[..., position].mean())
+                expected = sinks_LHS[1, :, position].mean() if not layers and layer == 0 else np.nan
+                assert row.sink_heads_next == pytest.approx(expected, nan_ok=True)
+    assert np.isnan(arrays["received_from_masked"]).any() and np.isfinite(arrays["received_from_masked"]).any()
+
+
+def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
+    edited = replace(QUICK, edits=("clip_channel:channels=3,limit=0.25,layers=0",))
+    study(tiny_loaded(), tmp_path / "run", edited)
+    run = open_run(tmp_path / "run")
+    clipped = run.table("clipped")
+    assert len(clipped) == 4 and (clipped["after"] <= 0.25).all() and (clipped["before"] > 0.25).any()
+    assert clipped["forward"].tolist() == [0, 1, 2, 3] and set(clipped["edit"]) == {"clip_channel"}
+    assert run.table("removals").empty
+    study(tiny_loaded(), tmp_path / "plain", QUICK)
+    assert "clipped" not in open_run(tmp_path / "plain").tables

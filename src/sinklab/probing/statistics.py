@@ -73,6 +73,8 @@ class Statistic:
     """Whether it reads the states of queries: then `trace` must be given the canvas."""
     of_states: ClassVar[bool] = False
     """Whether it reads the hidden states after the layer: then `measure` is given a `StatesView`."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """What stands along its last axis, where these are numbers of different kinds: a run folder has a table of them."""
 
     def measure(self, view: Any) -> Tensor:
         """Its numbers in one layer: a tensor with `axes`, the axis "layer" left out."""
@@ -185,17 +187,14 @@ class NoopBound(Statistic):
     reads = ("noop_bound",)
 
 
-MASSIVE = ("value", "channel", "position", "ratio")
-"""The axis "number" of massive activations: the number itself with its sign, its channel, its canvas position (padding
-counted, sink columns not), and its magnitude as a multiple of the median magnitude."""
-
-
 @statistics.register("massive_activations")
 @dataclass(frozen=True)
 class MassiveActivations(Statistic, Checked):
     """The greatest magnitudes in the hidden states after each decoder layer (arXiv 2402.17762, 2603.05498), by row.
 
-    Hidden states are the residual stream as it leaves the layer. The median that a magnitude is divided by is that of
+    Along the axis "number": the value itself with its sign, its channel, its canvas position (padding counted, sink
+    columns not), and the ratio of its magnitude to the median magnitude (`columns`). Hidden states are the residual
+    stream as it leaves the layer. The median that a magnitude is divided by is that of
     |x| over all channels of all positions of the row that ran (under a cache not all do), padding and the model's own
     sink columns left out. Sun et al. call an activation massive from |x| > 100 and a ratio of 1000 on.
     """
@@ -204,6 +203,7 @@ class MassiveActivations(Statistic, Checked):
     """How many (position, channel) pairs, by falling magnitude."""
 
     axes = ("batch", "layer", "rank", "number")
+    columns = ("value", "channel", "position", "ratio")
     of_states = True
 
     def measure(self, view: StatesView) -> Tensor:

@@ -134,6 +134,7 @@ STUDY_DIMS: dict[str, tuple[str, ...]] = {
     "key_norm": ("step", "layer", "key"),
     "main_by_state": ("step", "state", "layer", "head"),
     "share_by_state": ("step", "state", "layer", "head"),
+    "received_from_masked": ("step", "layer", "head", "key"),
     "received_by_state": ("step", "state", "layer", "head", "key"),
     "row_entropy": ("step", "state", "layer", "head"),
     "row_logsumexp": ("step", "state", "layer", "head"),

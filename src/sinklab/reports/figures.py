@@ -153,18 +153,23 @@ def overlap_by_step(axes: Axes, look: Theme) -> None:
 def value_norms(run: Study, axes: Axes | None = None, *, top: float | None = None, look: Theme) -> Axes:
     """Mean length of value vectors per layer (sink-token paper, Fig. 3a and 3c).
 
-    Added sink, text positions that are sinks, and all other text positions. ``top``: end of the vertical axis.
+    Added sink, visible text that is a sink, other visible text in the same state, and masks. ``top``: end of the
+    vertical axis.
     """
     table, plot = run.over("layer"), own_axes(axes, 4.6, 3.0)
-    plot.plot(table["layer"], table["rest_norm"], color=look.muted, marker="o", label="other text")
-    plot.plot(table["layer"], table["sink_norm"], color=look.runs[0], marker="s", linestyle="--", label="text sinks")
-    if run.sink_count:
-        plot.plot(table["layer"], table["added_norm"], color=look.added, marker="D", label=ADDED)
+    for name, label, colour, marker, style in (
+        ("rest_norm", "other text", look.muted, "o", "-"),
+        ("sink_norm", "text sinks", look.runs[0], "s", "--"),
+        ("mask_norm", "masks", look.states["masked"], "v", "-"),
+        ("added_norm", ADDED, look.added, "D", "-"),
+    ):
+        if table[name].notna().any():
+            plot.plot(table["layer"], table[name], color=colour, marker=marker, linestyle=style, label=label)
     plot.set(xlabel="layer", ylabel="length of value vectors")
     whole_numbers(plot.xaxis)
     from_zero(plot)
     plot.set_ylim(top=top)
-    legend_above(plot, 3, grow=False)
+    legend_above(plot, 4, grow=False)
     return plot
 
 
@@ -308,14 +313,16 @@ def epsilon_curve(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
 def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes = NEW, *, look: Theme) -> None:
     """Length of value vectors against received attention, a dot per token, layer and step (sink-token paper, Fig. 1).
 
-    A random draw of at most 10,000 sink and 10,000 other text tokens (fixed seed), all layers or one of them; a text
-    token counts as a sink where at least one head has a sink on it. Received attention is the mean over heads, in
-    multiples of an even share. Horizontal lines are the means of the groups. Raises ValueError for an unknown layer.
+    A random draw of at most 10,000 sinks, 10,000 other tokens of visible text and 10,000 masks (fixed seed), all layers
+    or one of them; a token counts as a sink where at least one head has a sink on it. Received attention is the mean
+    over heads, in multiples of an even share. Horizontal lines are the means of the groups. Raises ValueError for an
+    unknown layer.
     """
     drawn = run.measured.scatter
     if layer is not None:
         drawn = drawn[drawn["place"] == place_of(run, "layer", layer)]
     groups = (("other text", look.muted, "o", 5), ("text sinks", look.runs[0], "s", 9), (ADDED, look.added, "D", 9))
+    groups += (("masks", look.states["masked"], "v", 5),)
     for kind, (label, colour, marker, area) in enumerate(groups):
         rows = drawn[drawn["kind"] == kind]
         if not len(rows):
@@ -324,7 +331,7 @@ def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes = NEW, *
             rows["score"].clip(lower=0.01), rows["norm"], s=area, marker=marker, color=colour, linewidths=0,
             alpha=0.35 if kind == 0 else 0.55, label=label, rasterized=len(rows) > RASTERED,
         )  # fmt: skip
-        axes.axhline(rows["norm"].mean(), color=colour, linewidth=1.2, linestyle="--" if kind else ":")
+        axes.axhline(rows["norm"].mean(), color=colour, linewidth=1.2, linestyle="--" if kind in (1, 2) else ":")
     axes.set(xscale="log", xlabel="received attention", ylabel="length of value vectors")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -12,18 +12,20 @@ import pandas as pd
 
 from sinklab.analysis import overlap, thresholds
 from sinklab.analysis.counts import ratio
+from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import Motion, MotionSummary, motion, motion_word
 from sinklab.analysis.tokens import Enrichment, enrichment
 from sinklab.reports.samples import Sample, Samples, rule_name
 from sinklab.sinks.normalize import main_sink
+from sinklab.sinks.states import MASKED, STATES
 
 SUMMED = (
-    "added_share", "text_share", "absorbed", "added_norm", "text_norm", "sink_norm", "rest_norm", "added_key_norm",
-    "sink_key_norm", "rest_key_norm", "events", "added_events", "sinks", "score", "mains", "added_mains", "moves",
-    "text_moves", "transitions",
+    "added_share", "text_share", "absorbed", "added_norm", "added_key_norm", "events", "added_events", "sinks", "score",
+    "mains", "added_mains", "moves", "text_moves", "transitions", *(f"received_{state}" for state in STATES),
 )  # fmt: skip
 """columns of `Measured.by_layer` that `Measured` adds up, described there"""
+NORMS = ("norm", "key_norm")
 MOTION_FIELDS = (
     "steps", "strength", "mobility", "moves", "transitions", "jumps", "mean_jump", "births", "deaths", "lasting",
     "mean_lifetime", "expected_lifetime", "drift", "drift_low", "drift_high", "drift_relative",
@@ -45,6 +47,11 @@ class Means:
         counts = np.where(here, weights, 0).astype(np.float64)
         self.sums[name] += (np.where(here, values, 0) * counts).sum(), counts.sum()
 
+    def include(self, other: "Means") -> None:
+        """Add what another has added."""
+        for name, sums in other.sums.items():
+            self.sums[name] += sums
+
     def mean(self, name: Any) -> float:
         """The mean so far; NaN when nothing was added."""
         return float(ratio(*self.sums[name])) if name in self.sums else float("nan")
@@ -60,8 +67,13 @@ class Measured:
         self._steps_L = np.zeros(len(layers), dtype=np.float32)
         parts: defaultdict[str, list[Any]] = defaultdict(list)
         for sample in (samples[place] for place in recorded):
+            own = Means()
             for place in range(len(layers)):
                 self._layer(sample, place)
+                self._states(sample, place, own)
+            self._means.include(own)
+            norms = pd.DataFrame([_compared(own, "norm", layer) for layer in layers])
+            parts["norm_ratio"].append((norms["sink_norm"] / norms["rest_norm"]).mean())
             self._overlap(sample)
             found = _scores(sample) | self._motion(sample) | _tokens(sample)
             for name, part in found.items():
@@ -85,6 +97,8 @@ class Measured:
         self.motions, self.scatter, self.bounds = map(_joined, (parts["motions"], parts["scatter"], parts["bounds"]))
         self.events_NS = pd.DataFrame(parts["events_S"]).to_numpy(float)
         """sinks of a sample by text position; NaN beyond its length"""
+        self.norm_ratio: Estimate = mean_over(parts["norm_ratio"])
+        """over samples: sink_norm / rest_norm of a sample, mean over layers (`by_layer`)"""
         self.filtered_N = [curve.at(3.0) for curve in parts["curve"]]
         """share of a sample's tokens that epsilon = 3 leaves out"""
         self.threshold = float(np.median(np.concatenate(parts["threshold_T"]))) if recorded else float("nan")
@@ -121,15 +135,28 @@ class Measured:
         })  # fmt: skip
         self._share_LH[place] += np.nansum(greatest_TH, axis=0)
         self._steps_L[place] += here_TH.any(1).sum()
-        events_TR, heads_T = sinks_THK.sum(1)[:, added:], here_TH.sum(1)
-        for suffix, norm_TLK in (("norm", sample.value_norm_TLK), ("key_norm", sample.key_norm_TLK)):
-            if norm_TLK is not None:
-                norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
-                text_TR = norm_TK[:, added:]
-                self._means.add((f"added_{suffix}", layer), norm_TK[:, :added])
-                self._means.add((f"text_{suffix}", layer), text_TR)
-                self._means.add((f"sink_{suffix}", layer), text_TR, events_TR)
-                self._means.add((f"rest_{suffix}", layer), text_TR, heads_T[:, None] - events_TR)
+
+    def _states(self, sample: Sample, place: int, means: Means) -> None:
+        """Add the norms of a layer in one sample, and what is received there, those of positions in each state apart.
+
+        Masks differ from text in everything: a mean over both is that of a mixture.
+        """
+        added, layer = sample.added, int(self._layers[place])
+        sinks_THK, share_THK = sample.sinks_TLHK[:, place], sample.share_TLHK[:, place]
+        events_TR, heads_T = sinks_THK.sum(1)[:, added:], (sample.main_TLH[:, place] >= 0).sum(1)
+        places = [sample.states_TS == state for state in range(len(STATES))] if sample.has_tokens else []
+        received_TR = share_THK[..., added:].mean(1) * sample.positions_T[:, None]
+        for state, here_TR in zip(STATES, places, strict=False):
+            means.add((f"received_{state}", layer), received_TR[here_TR])
+        for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
+            if norm_TLK is None:
+                continue
+            norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
+            means.add((f"added_{suffix}", layer), norm_TK[:, :added])
+            for state, here_TR in enumerate(places):
+                text_TR = np.where(here_TR, norm_TK[:, added:], np.nan)
+                means.add(("sink", suffix, layer, state), text_TR, events_TR)
+                means.add(("rest", suffix, layer, state), text_TR, heads_T[:, None] - events_TR)
 
     def _overlap(self, sample: Sample) -> None:
         for step, shared_LH in zip(sample.step_numbers_T[:-1], overlap.overlap_by_step(sample.sinks_TLHK), strict=True):
@@ -172,10 +199,14 @@ class Measured:
         text_share: mean attention weight on the one text position that receives most, per head and step
         absorbed: mean share of the attention that all sinks of a head take together
         added_norm: mean length of the added sinks' value vectors; NaN without any, or without value_norm
-        text_norm: the same over all text positions
-        sink_norm: the same over text positions where a head has a sink, each head counting once; NaN without any
-        rest_norm: the same over text positions where a head has none
-        added_key_norm, sink_key_norm, rest_key_norm: the same of key vectors, from key_norm
+        text_norm, mask_norm: the same over visible text, committed or prompt, and over masks
+        sink_norm: the same over visible text where a head has a sink, each head counting once; NaN without any
+        rest_norm: the same over visible text where a head has none, committed and prompt weighted as among the sinks
+        sink_norm_masked, sink_norm_committed, sink_norm_prompt, rest_norm_masked, …: the same in one state; NaN where
+            it is not known what positions held
+        added_key_norm, sink_key_norm, rest_key_norm, …: the same of key vectors, from key_norm
+        received_masked, received_committed, received_prompt: what a text position in this state receives, mean over
+            heads, as a multiple of an even share
         events: number of (sample, step, head, key) that are sinks
         added_events: those of them that are added sink columns
         sinks: mean number of sinks of a head at a step
@@ -192,7 +223,11 @@ class Measured:
         split_sinks: share of heads whose masked and unmasked queries have different main sinks
         border_moves, inside_moves: moves of the main sink per pair of steps at block borders and inside blocks
         """
-        rows = [{"layer": layer} | {name: self._of(name, layer) for name in SUMMED} for layer in self._layers.tolist()]
+        rows = []
+        for layer in self._layers.tolist():
+            rows.append({"layer": layer} | {name: self._of(name, layer) for name in SUMMED})
+            for suffix in NORMS:
+                rows[-1] |= _compared(self._means, suffix, layer)
         table = pd.DataFrame(rows)
         if table.empty:
             return table
@@ -233,7 +268,7 @@ class Measured:
     @cached_property
     def by_step(self) -> pd.DataFrame:
         """``overlap``: mean Jaccard overlap of a head's sinks with those of the next recorded step, by ``step``."""
-        steps = sorted(step for name, step in self._means.sums if name == "step")
+        steps = sorted(key[1] for key in self._means.sums if key[0] == "step")
         return pd.DataFrame({"step": steps, "overlap": [self._means.mean(("step", step)) for step in steps]})
 
     def enriched(self, labels: str) -> Enrichment | None:
@@ -241,6 +276,28 @@ class Measured:
         if not self._labels["events"]:
             return None
         return enrichment(np.concatenate(self._labels[labels]), np.concatenate(self._labels["events"]))
+
+
+def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
+    """Mean norms in a layer: of sinks and of the rest in each state, and of visible text, state for state."""
+    sums = np.array([[means.sums[kind, suffix, layer, state] for state in range(3)] for kind in ("sink", "rest")])
+    mean_2G, weight_2G = ratio(sums[..., 0], sums[..., 1]), sums[..., 1]
+    found = {
+        f"{kind}_{suffix}_{state}": mean_2G[place, column]
+        for place, kind in enumerate(("sink", "rest"))
+        for column, state in enumerate(STATES)
+    }
+    sum_G, count_G = sums[..., 0].sum(0), weight_2G.sum(0)
+    found |= {
+        f"text_{suffix}": ratio(sum_G[1:].sum(), count_G[1:].sum()),
+        f"mask_{suffix}": ratio(sum_G[0], count_G[0]),
+    }
+    # what is compared is in the same state: the rest of each is weighted as its sinks are
+    both_G = np.where(weight_2G[1, 1:] > 0, weight_2G[0, 1:], 0)
+    alike_G = both_G if both_G.any() else weight_2G[1, 1:]
+    for place, kind, weight_G in ((0, "sink", both_G), (1, "rest", alike_G)):
+        found[f"{kind}_{suffix}"] = ratio((np.nan_to_num(mean_2G[place, 1:]) * weight_G).sum(), weight_G.sum())
+    return {name: float(value) for name, value in found.items()}
 
 
 def _scaled(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -295,16 +352,19 @@ def _mean(arrays: np.ndarray) -> np.ndarray:
 def drawn_norms(sample: Sample, samples: int) -> pd.DataFrame:
     """Tokens with the length of their value vectors: at most 10,000 of a kind over all ``samples``.
 
-    Columns: place (of the layer), kind (0 other text, 1 text with a sink of some head, 2 added sinks), score (mean over
-    heads, multiples of an even share), norm. Empty when value norms were not recorded.
+    Columns: place (of the layer), kind (0 other visible text, 1 visible text with a sink of some head, 2 added sinks,
+    3 masks), score (mean over heads, multiples of an even share), norm. Empty when value norms or tokens were not
+    recorded.
     """
     norm_TLK = sample.value_norm_TLK
-    if norm_TLK is None:
+    if norm_TLK is None or not sample.has_tokens:
         return pd.DataFrame()
     exists_TLK = np.broadcast_to(sample.exists_TK[:, None], norm_TLK.shape) & ~np.isnan(norm_TLK)
     kind_TLK = np.where(np.arange(norm_TLK.shape[-1]) < sample.added, 2, sample.sinks_TLHK.any(2))
+    masked_TS = sample.states_TS == MASKED
+    kind_TLK[..., sample.added :] = np.where(masked_TS[:, None], 3, kind_TLK[..., sample.added :])
     frames = []
-    for kind in range(3):
+    for kind in range(4):
         cells = _some((kind_TLK == kind) & exists_TLK, MOST_NORMS // samples + 1, sample.index)
         step, place, key = np.unravel_index(cells, norm_TLK.shape)
         score = sample.share_TLHK[step, place, :, key].mean(-1) * sample.positions_T[step]

@@ -102,7 +102,7 @@ MOST_TOKENS = 65_534
 NORM_LEVELS = (254, 62, 30)
 NORMS = {"norms": "norm_scale", "key_norms": "key_norm_scale"}
 """arrays of norms -> where their scale stands"""
-LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "sinks", "mobility")
+LAYER_FIELDS = ("added_share", "text_share", "added_norm", "sink_norm", "rest_norm", "mask_norm", "sinks", "mobility")
 Token = tuple[int, str, str, str]
 
 

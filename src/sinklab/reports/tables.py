@@ -209,6 +209,7 @@ def _sinks(study: Study) -> dict[str, float]:
         "attention on the greatest text position, %": 100 * means["text_share"],
         "value norm, added sink over other text": means["added_norm"] / means["rest_norm"],
         "value norm, text sinks over other text": means["sink_norm"] / means["rest_norm"],
+        "value norm, masks over visible text": means["mask_norm"] / means["text_norm"],
         "heads with split sinks, %": 100 * split,
         "change of sinks per head from first to last layer": measured.layer_sinks.trend,
     }

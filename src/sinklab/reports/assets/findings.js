@@ -34,7 +34,7 @@ const describing = {
     label: "Length of value vectors per layer",
     x: layerAxis,
     y: { low: 0 },
-    series: overLayers({ added_norm: "added sink", sink_norm: "text sinks", rest_norm: "other text" }),
+    series: overLayers({ added_norm: "added sink", sink_norm: "text sinks", rest_norm: "other text", mask_norm: "masks" }),
   }),
 
   count: () => ({

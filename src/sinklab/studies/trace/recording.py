@@ -3,6 +3,7 @@
 # T recorded steps, L layers, H heads, K keys, S positions, Q queries, G states of queries
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from sinklab.probing.recording import Recording, padded_stack
@@ -19,6 +21,8 @@ from sinklab.records.info import STUDY_DIMS
 from sinklab.registry import statistics
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment
+from sinklab.sinks.normalize import even_share
+from sinklab.sinks.rules import DEFAULT, find_sinks
 from sinklab.studies.trace.study import StudySettings
 
 DTYPES = {"visible": "float32", "positions": "float32"}
@@ -63,12 +67,13 @@ class Recorder:
         self._wanted = set(task.settings.statistics)
         self._by_last_row = not task.is_diffusion and not task.settings.full_forward
         self._traced = self._names(task.settings.statistics)
-        kinds = {name: statistics.parse(name) for name in self._traced}
+        self._kinds = kinds = {name: statistics.parse(name) for name in self._traced}
         self._axes = {name: tuple(axis for axis in kind.axes if axis != "batch") for name, kind in kinds.items()}
         by_state = any(kind.needs_canvas or "position" in kind.axes for kind in kinds.values())
         # the last row of a text that grows is one query, whose state is known
         self._needs_states = by_state and not self._by_last_row
         self._steps: list[dict[str, np.ndarray]] = []
+        self._tables = defaultdict[str, list[pd.DataFrame]](list)
         self.maps: dict[str, np.ndarray] = {}
         self.queries: dict[int, int] = {}
         """Step -> queries that ran."""
@@ -76,10 +81,11 @@ class Recorder:
     def _names(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         names = [name for name in wanted if name != "main_by_state"]
         if self._by_last_row:
-            return tuple("last_row" if name == "received" else name for name in names if name != "received_by_state")
-        if "main_by_state" in wanted and "received_by_state" not in names:
-            names.append("received_by_state")
-        return tuple(names)
+            names = [name for name in names if not statistics.parse(name).needs_canvas]
+            return tuple("last_row" if name == "received" else name for name in names)
+        if "main_by_state" in wanted:
+            names += ["received_by_state", *(["received_from_masked"] if self._task.is_diffusion else [])]
+        return tuple(dict.fromkeys(names))
 
     @contextmanager
     def watching(self, step: int) -> Iterator[Recording]:
@@ -118,8 +124,12 @@ class Recorder:
         step["received"] = received_LHK
         if {"main_by_state", "received_by_state"} & self._wanted:
             step |= self._by_state(recording, received_LHK, int(moment.state_S[-1]))
+        self._of_states(recording, step, moment.state_S)
         for name, axes in self._axes.items():
-            if name in (main, "received_by_state"):
+            if name in (main, "received_by_state") or name not in self._wanted:
+                continue
+            if columns := self._kinds[name].columns:
+                self._of_table(name, columns, _first(recording, name), step, moment.state_S)
                 continue
             step[name] = _first(recording, name)
             if "position" in axes:
@@ -150,6 +160,53 @@ class Recorder:
         if "received_by_state" in self._wanted:
             found["received_by_state"] = by_state_GLHK
         return found
+
+    def _of_states(self, recording: Recording, step: dict[str, Any], state_S: np.ndarray) -> None:
+        """A row per layer and state: means over the positions in the state, and over heads."""
+        counts = step["visible"], step["positions"]
+        per_key = {"received": even_share(step["received"], *counts)[0].mean(1)}
+        if "received_from_masked" in self._axes:
+            received_LHK = _first(recording, "received_from_masked")
+            per_key["received_from_masked"] = even_share(received_LHK, *counts)[0].mean(1)
+        per_key |= {name: _first(recording, name) for name in ("value_norm", "key_norm") if name in self._axes}
+        for state in np.unique(state_S):
+            here_S, rows = state_S == state, {"step": step["step_number"], "layer": self._selection.layers}
+            rows |= {"state": STATES[state], "positions": here_S.sum()}
+            rows |= {name: values_LK[:, -len(state_S) :][:, here_S].mean(1) for name, values_LK in per_key.items()}
+            self._tables["states"].append(pd.DataFrame(rows))
+
+    def _of_table(
+        self, name: str, columns: tuple[str, ...], values: np.ndarray, step: dict[str, Any], state_S: np.ndarray
+    ) -> None:
+        """A row per layer and what stands on the axes between; of positions, their state and whether they are sinks."""
+        places = np.indices(values.shape[:-1]).reshape(values.ndim - 1, -1)
+        rows = pd.DataFrame(dict(zip(self._axes[name], places, strict=False)))
+        rows = rows.assign(**dict(zip(columns, values.reshape(-1, len(columns)).T, strict=True)))
+        if "position" in columns:
+            sinks_LHK = find_sinks(step["received"], DEFAULT, step["visible"], step["positions"])
+            sinks_LS, place = sinks_LHK.mean(1)[:, -len(state_S) :], rows["position"].astype(int)
+            after = pd.Index(self._selection.layers).get_indexer(np.array(self._selection.layers) + 1)[rows["layer"]]
+            rows = rows.assign(
+                state=np.array(STATES)[state_S[place]],
+                sink_heads=sinks_LS.mean(0)[place],
+                sink_heads_next=np.where(after < 0, np.nan, sinks_LS[after, place]),
+            )
+        rows["layer"] = np.array(self._selection.layers)[rows["layer"]]
+        rows.insert(0, "step", step["step_number"])
+        self._tables[statistics.name_of(self._kinds[name])].append(rows)
+
+    def tables(self, sample: int) -> dict[str, pd.DataFrame]:
+        """Small tables by name. "states": what positions in each state receive and how long their vectors are, by step
+        and layer. One of each statistic that has `columns` ("massive_activations").
+
+        received and received_from_masked are multiples of an even share; sink_heads is the share of all recorded heads
+        in which the position is a sink (the default rule), sink_heads_next the same in the layer that reads the hidden
+        state, NaN where that was not recorded. NaN as well where fewer than 8 masked queries ran.
+        """
+        tables = {name: pd.concat(frames, ignore_index=True) for name, frames in self._tables.items()}
+        for table in tables.values():
+            table.insert(0, "sample", sample)
+        return tables
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Names of the axes of an array."""

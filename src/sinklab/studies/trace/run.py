@@ -13,6 +13,7 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.tokens import special_roles
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.probing.interventions.states import StateRecord, state_records
 from sinklab.probing.statistics import STATES
 from sinklab.records.reading import Run
 from sinklab.records.writing import RunWriter
@@ -97,6 +98,12 @@ def write_sample(
         # each map has axes of its own: their sizes differ
         axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
         run.arrays("maps", recorder.maps, axes, part=sample)
+    for name, table in recorder.tables(sample).items():
+        run.table(name, table, part=sample)
+    if records := state_records(log):
+        run.table(
+            "clipped", {"sample": [sample] * len(records), **columns_of(map(StateRecord._asdict, records))}, sample
+        )
     run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
     run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
     if task.edits:

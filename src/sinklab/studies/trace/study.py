@@ -29,6 +29,7 @@ STATISTICS = (
     "row_logsumexp",
     "output_norm",
     "noop_bound",
+    "massive_activations",
     "received_by_state",
 )
 """What is recorded by default, but for the last; any other registered statistic can be added."""
@@ -53,8 +54,9 @@ class StudySettings(DecodingSettings, Checked):
     """Random seed; each sample has its own, derived from this one and its number."""
     statistics: tuple[str, ...] = STATISTICS[:-1]
     """What to record: received (always), value_norm, key_norm, main_by_state, row_entropy, row_logsumexp, output_norm,
-    noop_bound, received_by_state, or all; and any other registered statistic. Statistics per query are averaged over
-    the queries of each state. By default all but received_by_state, which is three times as large as received."""
+    noop_bound, massive_activations (a table), received_by_state, or all; and any other registered statistic. Statistics
+    per query are averaged over the queries of each state. By default all but received_by_state, which is three times
+    as large as received."""
     layers: tuple[int, ...] = ()
     """Layers to record, -1 the last; all when left out."""
     heads: tuple[int, ...] = ()
