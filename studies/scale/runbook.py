@@ -171,7 +171,8 @@ def settings_of(book: Runbook, run: Run, **changes: Any) -> Any:
     from sinklab.training.settings import VARIANTS
 
     given, data = book.settings["train"], book.out / "data"
-    fields = {**given, **book.settings["shapes"][run.shape]}
+    of_stage = next((stage.get("train", {}) for stage in book.settings["stages"] if stage["name"] == run.stage), {})
+    fields = {**given, **book.settings["shapes"][run.shape], **of_stage}
     fields |= {"corpus": str(data / "train.jsonl.gz"), "heldout": str(data / "heldout.jsonl.gz")}
     fields |= {"tokenizer": str(data / "tokenizer"), "out": str(book.out / "runs" / run.name), "seed": run.seed}
     fields["steps"] = max(1, round(run.tokens / (given["batch"] * given["length"])))

@@ -11,8 +11,10 @@ import torch
 
 from sinklab.cli.main import main
 from sinklab.records import open_run
+from sinklab.reports.words import percent
 from sinklab.studies.backcopy import Backcopy, BackcopySettings, Source
 from sinklab.studies.backcopy.figures import backcopy_sentences, summary
+from sinklab.studies.backcopy.masking import hidden, revealed
 from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin
 from sinklab.testing import check_study
 
@@ -162,7 +164,7 @@ def test_models_are_kept_and_a_converted_one_goes_on_from_the_causal_one(tmp_pat
 
 @pytest.mark.slow
 def test_the_study_keeps_its_promises(tmp_path, capsys):
-    quick = BackcopySettings(seeds=(0, 1), steps=2, rows=8, variants=("plain", "logit"))
+    quick = BackcopySettings(seeds=(0,), steps=2, rows=8, variants=("plain", "logit"), masking=True)
     check_study(Backcopy(), None, quick)
     arguments = ["--seeds", "0", "--steps", "2", "--rows", "8", "--objectives", "causal", "--out"]
     assert main(["backcopy", *arguments, str(tmp_path / "run")]) == 0
@@ -172,16 +174,22 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
     assert "a multiple of 4" in capsys.readouterr().err
 
 
-def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain")):
-    """A run of two kinds of model with these numbers, one a seed."""
+def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()):
+    """A run of two kinds of model with these numbers, one a seed, and what else is given."""
     from sinklab.records.writing import RunWriter
 
+    kinds = (("causal", "plain"), other)
+    firsts = {"trained": first} | ({} if untrained is None else dict.fromkeys(("fresh", "permuted"), untrained))
     lines = [
-        {"seed": seed, "objective": kind[0], "variant": kind[1], "over": over[number], "first": first[number][seed]}
+        {"seed": seed, "objective": kind[0], "variant": kind[1], "over": over[number], "first": found[number][seed]}
+        | ({} if untrained is None else {"state": state})
+        for state, found in firsts.items()
         for seed in range(seeds)
-        for number, kind in enumerate((("causal", "plain"), other))
+        for number, kind in enumerate(kinds)
     ]
     with RunWriter(tmp_path, kind="backcopy", model={}, settings={}, seed=None) as run:
+        if masking:
+            run.table("masking", pd.DataFrame(masking))
         run.table("models", pd.DataFrame(lines).drop(columns="first").assign(loss=2.0, hidden=2.1))
         zeros = dict.fromkeys(("layer", "head", "added", "strongest", "gu", "norm"), 0.0)
         run.table("heads", pd.DataFrame(lines).drop(columns="over").assign(**zeros))
@@ -206,6 +214,119 @@ def test_a_contrast_is_drawn_where_it_may_be(over, causal, diffusion, seeds, ver
         backcopy_sentences(run)
     )
     assert summary(run)["seeds"].tolist() == [seeds, seeds]
+
+
+NOISE = (0.01, -0.01, 0.02, -0.02, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("untrained", "told"),
+    [
+        (
+            (0.10, 0.03),
+            "less (-78.0 points, 95 % -81.2 to -74.9, 6 seeds); untrained: fresh -7.0, permuted -7.0 points",
+        ),
+        ((0.80, 0.02), "untrained: fresh -78.0, permuted -78.0 points: no finding, they show it as well"),
+        ((0.90, 0.02), "untrained: fresh -88.0, permuted -88.0 points: no finding, they show it as well"),
+    ],
+)
+def test_what_untrained_twins_show_as_well_is_no_finding(untrained, told, tmp_path):
+    first, theirs = ([[value + one for one in NOISE] for value in both] for both in ((0.8, 0.02), untrained))
+    first[1] = [value - 2 * one for value, one in zip(first[1], NOISE, strict=True)]
+    run = made_up((0.01, 0.04), first, tmp_path, untrained=theirs)
+    line = next(one for one in backcopy_sentences(run) if "against" in one)
+    assert line.endswith(told)
+    assert summary(run)["weight on position 0, fresh"].tolist() == [percent(one) for one in untrained]
+
+
+def cells(objective, seed, costs, doses, matched):
+    """What hiding 1 and 2 keys of whole rows cost a model."""
+    fixed = {"seed": seed, "objective": objective, "variant": "plain", "task": "rows", "protocol": "clean"}
+    arms = [(0, "none", 0.0, 0.0), *[(k, "sinks", *pair) for k, *pair in zip((1, 2), costs, doses, strict=True)]]
+    arms += [(1, "matched", costs[0], doses[0]), (1, "equal_mass", 0.01, doses[0])]
+    return [
+        fixed | {"k": k, "control": control, "loss": 2 + cost, "removed": dose, "matched": matched}
+        for k, control, cost, dose in arms
+    ]
+
+
+@pytest.mark.parametrize(
+    ("doses", "equal"),
+    [
+        # at half of the attention the one pays 0.3, the other 0.42
+        ((0.5, 0.9), "at equal removed attention, 50.0 % (50.0 % … 50.0 %): less (-0.120 nats"),
+        ((0.7, 0.9), "at equal removed attention: cannot tell, since 6 of 6 seeds have no dose in common"),
+    ],
+)
+def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(doses, equal, tmp_path):
+    first = [[0.8 + one for one in NOISE], [0.02] * 6]
+    masking = []
+    for seed, noise in enumerate(NOISE):
+        masking += cells("causal", seed, (0.3 + noise, 0.6), doses, 0.1)
+        masking += cells("diffusion", seed, (0.1 + noise, 0.5), (0.1, 0.6), 0.9)
+    text = "\n".join(backcopy_sentences(made_up((0.01, 0.04), first, tmp_path, masking=masking))).replace("\xa0", " ")
+    words = "whole rows, clean, cost of hiding keys, causal less diffusion"
+    assert f"{words}, one key a head each: more (+0.200 nats" in text
+    assert f"{words}, {equal}" in text
+    words = "hiding the most attended key, less keys that are no sinks and hold as much"
+    assert f"causal: {words}: cannot tell, since 10.0 % of the heads have such keys" in text
+    assert f"diffusion: {words}, on 90.0 % of the heads: more (+0.090 nats" in text
+    far = made_up((0.01, 0.06), first, tmp_path / "far", masking=masking)
+    assert "causal less diffusion: cannot tell, since diffusion plain did not" in "\n".join(backcopy_sentences(far))
+
+
+def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says():
+    source, settings = Source(2), BackcopySettings(steps=2)
+    for objective in ("causal", "diffusion"):
+        model = trained(source, objective, "plain", settings)
+        rows = Rows.of(source, 3, objective, torch.Generator().manual_seed(1))
+        found = revealed(model, rows, 5)
+        assert [(cell["protocol"], cell["k"]) for cell in found[1:6]] == [("paper", k) for k in (1, 2, 4, 8, 16)]
+        with torch.no_grad():
+            if objective == "causal":
+                logits = model(rows.ids_BS, causal=True).logits[:, 23:-1]
+                costs = -logits.log_softmax(-1).gather(2, rows.ids_BS[:, 24:, None])
+            else:
+                order = 24 + torch.rand(3, 24, generator=torch.Generator().manual_seed(5)).argsort(1)
+                costs = []
+                for row, places in zip(rows.ids_BS, order, strict=True):
+                    noisy = row.clone()
+                    noisy[24:] = source.mask_id
+                    for place in places:
+                        costs.append(-model(noisy[None]).logits[0, place].log_softmax(-1)[row[place]])
+                        noisy[place] = row[place]
+                costs = torch.stack(costs)
+        assert found[0]["loss"] == pytest.approx(float(costs.mean()), rel=1e-5)
+        # the first forward of a closed loop is unedited, so a clean choice costs at least the first step
+        assert all(0 < cell["removed"] < 1 for cell in found[1:] if cell["protocol"] != "rule")
+        held = next(cell for cell in found if (cell["protocol"], cell["k"]) == ("held", 2))
+        assert held["columns"] == pytest.approx(2) and held["overlap"] == pytest.approx(1)
+
+
+def test_hiding_keys_of_whole_rows_is_what_a_plain_computation_gives():
+    """One layer: columns chosen from the clean weights, removed before the softmax."""
+    source, settings = Source(2), BackcopySettings(steps=3)
+    for objective in ("causal", "diffusion"):
+        model = trained(source, objective, "plain", settings)
+        rows = Rows.of(source, 4, objective, torch.Generator().manual_seed(1))
+
+        def spy(q, k, v, attn_mask=None, is_causal=False, scale=None, **rest):
+            scores = q @ k.mT * scale
+            if is_causal or attn_mask is not None:
+                scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+            weights = scores.softmax(-1)
+            hidden = torch.zeros_like(weights, dtype=torch.bool)
+            top = weights.sum(2).topk(4).indices
+            hidden.scatter_(3, top[:, :, None].expand(-1, -1, weights.shape[2], -1), True)
+            # a query that would lose every key is left alone
+            hidden &= ~scores.masked_fill(hidden, -torch.inf).isinf().all(-1, keepdim=True)
+            return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+        found = next(cell for cell in hidden(model, rows) if (cell["k"], cell["control"]) == (4, "sinks"))
+        with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+            expected = float(rows.loss(model))
+        assert found["loss"] == pytest.approx(expected, rel=1e-5) and found["columns"] == pytest.approx(4)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,48 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sinklab.analysis.estimates import FEWEST, mean_over
+from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.printed import save_figure
 from sinklab.reports.style import MARKERS, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import percent
+from sinklab.studies.backcopy.source import Source
 
 WEIGHT, NEAR = 0.3, 0.05
 """What makes the start token a sink of a head, and how near to the best loss a twin must come."""
 KEYS = ["objective", "variant"]
+CAUSAL, DIFFUSION = ("causal", "plain"), ("diffusion", "plain")
+UNTRAINED = ("fresh", "permuted")
+HALF = 0.5
+"""Share of heads below which a control of equal mass says nothing."""
+CONTRASTED = {"first": "weight on position 0", "strongest": "strongest column"}
+TASKS = {"rows": "whole rows", "steps": "rows revealed step by step"}
 
 
-def by_model(run: Run) -> pd.DataFrame:
-    """A line a model: its losses, and of its heads the largest ``first``, ``added``, ``strongest`` and ``gu``.
+def by_model(run: Run, state: str = "trained") -> pd.DataFrame:
+    """A line a model of a state: its losses, and of its heads the largest ``first``, ``added``, ``strongest``, ``gu``.
 
-    ``norm`` is that of the layer whose head looks most at position 0.
+    ``norm`` is that of the layer whose head looks most at position 0, ``shared`` the mean of ``added``.
     """
-    heads = run.table("heads").sort_values("first", ascending=False, kind="stable")
-    groups = heads.groupby(["seed", *KEYS], sort=False)
+    heads, models = (_in_state(run.table(name), state) for name in ("heads", "models"))
+    groups = heads.sort_values("first", ascending=False, kind="stable").groupby(["seed", *KEYS], sort=False)
     found = groups[["first", "added", "strongest", "gu"]].max().join(groups["norm"].first())
-    models = run.table("models")
-    models["cost"] = models["hidden"] / models["loss"] - 1
+    found["shared"] = groups["added"].mean()
+    models = models.assign(cost=models["hidden"] / models["loss"] - 1)
     return models.merge(found.reset_index(), on=["seed", *KEYS])
+
+
+def _in_state(table: pd.DataFrame, state: str) -> pd.DataFrame:
+    # runs of before there were untrained twins say nothing of them
+    return table[table.get("state", pd.Series("trained", table.index)) == state]
 
 
 def summary(run: Run) -> pd.DataFrame:
     """By objective and variant: seeds near the floor, seeds with a sink on position 0, and means with ranges."""
     lines = []
+    beside = {state: by_model(run, state) for state in UNTRAINED}
     for (objective, variant), group in by_model(run).groupby(KEYS, sort=False):
         line: dict[str, Any] = {"objective": objective, "variant": variant, "seeds": len(group)}
         line["within 5 %"] = int((group["over"] <= NEAR).sum())
@@ -48,15 +61,25 @@ def summary(run: Run) -> pd.DataFrame:
         named |= {"strongest": "strongest column", "cost": "cost of hiding position 0"}
         line |= {words: _spread(group[name]) for name, words in named.items()}
         line["value norm, position 0 / others"] = f"{group['norm'].mean():.2f}"
+        for state, models in beside.items():
+            own = models[(models["objective"] == objective) & (models["variant"] == variant)]
+            line[f"weight on position 0, {state}"] = percent(own["first"].mean())
         lines.append(line)
     return pd.DataFrame(lines)
 
 
+Kinds = dict[Any, pd.DataFrame]
+"""Objective and variant to models by seed."""
+
+
+def _kinds(models: pd.DataFrame) -> Kinds:
+    return {kind: group.set_index("seed") for kind, group in models.groupby(KEYS, sort=False)}
+
+
 def backcopy_sentences(run: Run) -> list[str]:
     """The precondition and the distance to the floor, then each contrast with its interval or «cannot tell»."""
-    models = by_model(run)
-    kinds = {kind: group.set_index("seed") for kind, group in models.groupby(KEYS, sort=False)}
-    lines = []
+    kinds, lines = _kinds(by_model(run)), []
+    twins = {state: _kinds(by_model(run, state)) for state in UNTRAINED}
     for (objective, variant), group in kinds.items():
         near, first = (group["over"] <= NEAR).sum(), group["first"]
         lines.append(
@@ -64,33 +87,128 @@ def backcopy_sentences(run: Run) -> list[str]:
             f"{_spread(group['over'])}); a head gives position 0 more than 30 % in {(first > WEIGHT).sum()} of "
             f"{len(group)} ({_spread(first)})"
         )
-    first_kind = ("causal", "plain")
-    if first_kind in kinds:
-        others = [kind for kind in kinds if kind[1] == "plain" and kind != first_kind]
-        lines += [_contrast(kinds, first_kind, kind) for kind in others]
-    lines += [
-        _contrast(kinds, (kind[0], "plain"), kind)
-        for kind in kinds
-        if (kind[0], "plain") in kinds and kind[1] != "plain"
-    ]
-    return lines
+    for other in [kind for kind in kinds if kind[1] == "plain"]:
+        others = [one for one in (CAUSAL, DIFFUSION) if one in kinds and one != other and other != CAUSAL]
+        lines += [_contrast(kinds, one, other, "first", twins) for one in others]
+    for kind in [kind for kind in kinds if kind[1] != "plain"]:
+        plain = (kind[0], "plain")
+        if plain in kinds:
+            lines += [_contrast(kinds, plain, kind, name, twins) for name in ("first", "strongest")]
+        if (kinds[kind]["added"] > 0).any():
+            lines.append(_added(kinds, kind))
+    return lines + (_masking(run.table("masking"), kinds) if "masking" in run.tables else [])
 
 
-def _contrast(kinds: dict[Any, pd.DataFrame], one: Any, other: Any) -> str:
-    """The largest weight on position 0 of a head, paired over seeds."""
-    both = [kinds[kind].loc[kinds[one].index.intersection(kinds[other].index)] for kind in (one, other)]
-    seeds, words = len(both[0]), f"weight on position 0, {' '.join(other)} against {' '.join(one)}"
-    far = [" ".join(kind) for kind, group in zip((one, other), both, strict=True) if (group["over"] > NEAR).any()]
-    if far:
-        return f"{words}: cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss in every seed"
-    if seeds < FEWEST:
-        return f"{words}: cannot tell from {seeds} seeds; {FEWEST} make a verdict"
-    if one[0] == "causal" and not (both[0]["first"] > WEIGHT).all():
-        return f"{words}: cannot tell, since {' '.join(one)} has no sink there in every seed"
-    found = mean_over(both[1]["first"].to_numpy() - both[0]["first"].to_numpy())
-    verdict = {True: "more", False: "less", None: "cannot tell"}[found.above()]
-    interval = f"{100 * found.value:+.1f} points, 95 % {100 * found.low:+.1f} to {100 * found.high:+.1f}, {seeds} seeds"
-    return f"{words}: {verdict} ({interval})"
+def _refusal(kinds: Kinds, one: Any, other: Any) -> str | None:
+    """Why these two kinds of model may not be contrasted; None where they may."""
+    groups = {" ".join(kind): kinds[kind] for kind in (one, other)}
+    if far := [name for name, group in groups.items() if (group["over"] > NEAR).any()]:
+        return f"cannot tell, since {' and '.join(far)} did not come within 5 % of the best loss in every seed"
+    if (seeds := len(kinds[one].index.intersection(kinds[other].index))) < FEWEST:
+        return f"cannot tell from {seeds} seeds; {FEWEST} make a verdict"
+    if CAUSAL in (one, other) and not (kinds[CAUSAL]["first"] > WEIGHT).all():
+        return "cannot tell, since causal plain has no sink there in every seed"
+    return None
+
+
+def _gaps(kinds: Kinds, one: Any, other: Any, name: str) -> pd.Series:
+    """A measure of the other kind less that of the one, of the seeds that have both."""
+    return (kinds[other][name] - kinds[one][name]).dropna()
+
+
+def _contrast(kinds: Kinds, one: Any, other: Any, name: str, twins: dict[str, Kinds]) -> str:
+    """A measure of the heads, paired over seeds, with what untrained twins show of it."""
+    words = f"{CONTRASTED[name]}, {' '.join(other)} against {' '.join(one)}"
+    if refused := _refusal(kinds, one, other):
+        return f"{words}: {refused}"
+    gaps = _gaps(kinds, one, other, name)
+    found = mean_over(gaps.to_numpy())
+    beside, shown = [], False
+    for state, theirs in twins.items():
+        if one in theirs and other in theirs:
+            same = _gaps(theirs, one, other, name)
+            beside.append(f"{state} {100 * same.mean():+.1f}")
+            # no more than what the twins show
+            shown |= found.above() is not None and mean_over((gaps - same).to_numpy()).above() is not found.above()
+    told = f"; untrained: {', '.join(beside)} points" if beside else ""
+    told += ": no finding, they show it as well" if shown else ""
+    return f"{words}: {_verdict(found, 100, 'points')}{told}"
+
+
+def _verdict(found: Estimate, scale: float, unit: str, words: tuple[str, str] = ("more", "less")) -> str:
+    """An estimate as words, with its interval; where it cannot tell, how far it reaches."""
+    said = {True: words[0], False: words[1], None: "cannot tell"}[found.above()]
+    low, value, high = (f"{scale * end:+.{1 if scale > 1 else 3}f}" for end in (found.low, found.value, found.high))
+    return f"{said} ({value} {unit}, 95 % {low} to {high}, {found.samples} seeds)"
+
+
+def _added(kinds: Kinds, kind: Any) -> str:
+    """Whether an added sink holds more than an even share of a row's keys."""
+    words, group = f"attention on the added sink, mean over heads, {' '.join(kind)}", kinds[kind]
+    if len(group) < FEWEST or (group["over"] > NEAR).any():
+        return f"{words}: cannot tell ({_spread(group['shared'])}, {len(group)} seeds)"
+    even = 1 / (Source().length + 1)
+    return f"{words}, less an even share: {_verdict(mean_over(group['shared'].to_numpy() - even), 100, 'points')}"
+
+
+def _masking(table: pd.DataFrame, kinds: Kinds) -> list[str]:
+    """What hiding keys costs: causal less diffusion at equal count and at equal dose by protocol, and controls."""
+    asked = table[table["variant"] == "plain"].set_index(["objective", "task", "protocol"]).sort_index()
+    lines = []
+    for task, protocol in dict.fromkeys(zip(table["task"], table["protocol"], strict=True)):
+        if not {CAUSAL, DIFFUSION} <= kinds.keys():
+            break
+        words = f"{TASKS[task]}, {protocol}, cost of hiding keys, causal less diffusion"
+        costs = [_costs(asked.loc[objective], task, protocol) for objective in ("causal", "diffusion")]
+        if refused := _refusal(kinds, CAUSAL, DIFFUSION):
+            lines.append(f"{words}: {refused}")
+            continue
+        count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in zip(*costs, strict=True)])
+        lines.append(f"{words}, one key a head each: {_verdict(count, 1, 'nats')}")
+        equal = [
+            at_equal_dose(*([*_doses(cells)] for cells in pair), pair[0][1, "sinks"][0])
+            for pair in zip(*costs, strict=True)
+        ]
+        doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
+        told = f": cannot tell, since {doses.isna().sum()} of {len(doses)} seeds have no dose in common"
+        if not doses.isna().any():
+            told = f", {_spread(doses)}: {_verdict(mean_over(gaps), 1, 'nats')}"
+        lines.append(f"{words}, at equal removed attention{told}")
+    return lines + [_control(asked.loc[objective], objective, kinds) for objective in asked.index.unique(0)]
+
+
+Costs = dict[tuple[int, str], tuple[float, float, float]]
+"""Number of keys and control to the dose, what it costs and the share of heads with a control."""
+
+
+def _costs(table: pd.DataFrame, task: str, protocol: str) -> list[Costs]:
+    """Of every seed."""
+    found = []
+    for _, cells in table.loc[[task]].groupby("seed"):
+        clean = cells.loc[cells["k"] == 0, "loss"].iloc[0]
+        of_protocol = cells[(cells["k"] > 0) & (cells.index.get_level_values("protocol") == protocol)]
+        named = of_protocol[["k", "control", "removed", "loss", "matched"]].itertuples(index=False)
+        found.append({(k, control): (dose, loss - clean, matched) for k, control, dose, loss, matched in named})
+    return found
+
+
+def _doses(costs: Costs) -> Iterator[tuple[float, float]]:
+    return ((dose, cost) for (_, control), (dose, cost, _) in costs.items() if control == "sinks")
+
+
+def _control(table: pd.DataFrame, objective: str, kinds: Kinds) -> str:
+    """The most attended key against keys that are no sinks and hold as much."""
+    costs = _costs(table, "rows", "clean")
+    words = f"{objective}: hiding the most attended key, less keys that are no sinks and hold as much"
+    share, group = float(np.nanmean([cells[1, "equal_mass"][2] for cells in costs])), kinds[objective, "plain"]
+    if share < HALF:
+        return f"{words}: cannot tell, since {percent(share)} of the heads have such keys"
+    if len(costs) < FEWEST or (group["over"] > NEAR).any():
+        return (
+            f"{words}: cannot tell from {len(costs)} seeds, {(group['over'] <= NEAR).sum()} of them near the best loss"
+        )
+    found = mean_over([cells[1, "matched"][1] - cells[1, "equal_mass"][1] for cells in costs])
+    return f"{words}, on {percent(share)} of the heads: {_verdict(found, 1, 'nats')}"
 
 
 def at_equal_dose(

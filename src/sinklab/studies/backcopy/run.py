@@ -25,6 +25,7 @@ from sinklab.probing.tracing import trace
 from sinklab.records.storage import write_beside
 from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import Gu
+from sinklab.studies.backcopy.masking import hidden, revealed
 from sinklab.studies.backcopy.source import Source
 from sinklab.studies.backcopy.study import BackcopySettings
 from sinklab.studies.base import Work, columns_of
@@ -50,9 +51,31 @@ def train_and_measure(work: Work) -> None:
         model = twin(source, objective, variant, settings)
         rows = Rows.of(source, settings.rows, STAGES[objective][-1], torch.Generator().manual_seed(MEASURED + seed))
         of_model = {"seed": seed, "objective": objective, "variant": variant}
-        work.run.table("models", columns_of([of_model | scored(model, source, rows)]), part=part)
-        work.run.table("heads", columns_of(of_model | head for head in heads(model, rows)), part=part)
+        if settings.masking:
+            cells = [*hidden(model, rows), *revealed(model, rows, seed)]
+            work.run.table("masking", columns_of(of_model | cell for cell in cells), part=part)
+        states = {"trained": model} | untrained(source, variant, settings, model)
+        lines = {state: of_model | {"state": state} for state in states}
+        scores = [lines[state] | scored(one, source, rows) for state, one in states.items()]
+        work.run.table("models", columns_of(scores), part=part)
+        looks = [lines[state] | head for state, one in states.items() for head in heads(one, rows)]
+        work.run.table("heads", columns_of(looks), part=part)
         count()
+
+
+def untrained(source: Source, variant: str, settings: BackcopySettings, model: DiffusionLM) -> dict[str, DiffusionLM]:
+    """What stands beside a trained model, whose findings are none where these show them as well: "fresh", before its
+    training, and "permuted", with its weights permuted within each tensor.
+    """
+    twins = {state: new_model(source, variant, settings).eval() for state in ("fresh", "permuted")}
+    generator = torch.Generator().manual_seed(source.seed)
+    twins["permuted"].load_state_dict(
+        {
+            name: weight.flatten()[torch.randperm(weight.numel(), generator=generator)].view_as(weight)
+            for name, weight in model.state_dict().items()
+        }
+    )
+    return twins
 
 
 def new_model(source: Source, variant: str, settings: BackcopySettings) -> DiffusionLM:

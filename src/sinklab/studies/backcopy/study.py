@@ -42,6 +42,9 @@ class BackcopySettings(Checked):
     """Of the Dirichlet distribution that the rows of the transition matrix are drawn from."""
     rows: int = limited(512, at_least=2)
     """Rows that every model of a seed is measured on, the same for all; with the same noise."""
+    masking: bool = False
+    """Measure what hiding keys costs, at equal count and at equal removed attention, of whole rows and under every
+    protocol: about half a minute a model."""
     models: str | None = limited(None, free=True)
     """Folder that trained models are kept in, and taken from where they are there."""
 
@@ -52,12 +55,12 @@ class Backcopy(Study):
 
     32 tokens and a start token; after one of 4 triggers comes the token before it, after any other a draw from its row
     of a transition matrix (arXiv 2410.13835). The best possible loss is computed, and no contrast is drawn unless every
-    twin comes within 5 % of it. Writes a run folder, backcopy.md and a figure.
+    twin comes within 5 % of it; each is measured untrained as well. Writes a run folder, backcopy.md and a figure.
 
     Try
         sinklab backcopy --seeds 0 --objectives causal
         sinklab backcopy --objectives causal --variants plain sink zero gate logit
-        sinklab backcopy --layers 2 --steps 2500 --resume
+        sinklab backcopy --layers 2 --steps 2500 --objectives causal diffusion converted --masking --resume
     """
 
     Settings = BackcopySettings
