@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sinklab.analysis.estimates import FEWEST, jackknife, mean_interval, mean_over, median_interval, median_over
+from sinklab.analysis.estimates import (
+    FEWEST,
+    jackknife,
+    mean_interval,
+    mean_over,
+    mean_p,
+    median_interval,
+    median_over,
+    median_p,
+)
 
 
 def test_too_few_samples_are_a_range_and_no_verdict() -> None:
@@ -51,6 +60,34 @@ def test_samples_that_are_all_alike() -> None:
     found = mean_over([0.25] * 8)
     assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25) and found.above(0.2) is True
     assert mean_over([0.0] * 8).above() is None
+
+
+def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> None:
+    rng = np.random.default_rng(4)
+    for samples in (6, 9, 30, 250):
+        for values in (*rng.normal(0.6, 1, (40, samples)), *rng.exponential(1.3, (40, samples)) - 0.7):
+            for over, p in ((mean_over, mean_p), (median_over, median_p)):
+                found = p(values)
+                assert 0 <= found <= 1
+                # quantiles of resamples are interpolated, p counts them
+                if abs(found - 0.05) > 0.004:
+                    assert (over(values).above() is not None) == (found < 0.05), (samples, found)
+    values = rng.normal(0.5, 1, 250)
+    assert mean_p(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    agree = [1.0] * 7 + [-1.0]
+    assert median_p(agree) == pytest.approx(stats.binomtest(1, 8).pvalue) and median_p([0.5] * 6, 0.5) == 1
+    assert mean_p([0.5] * 6) == 0 and mean_p([0.5] * 6, 0.5) == 1 and math.isnan(mean_p([1.0] * 5))
+
+
+def test_what_could_have_been_seen_is_seen_four_times_in_five() -> None:
+    rng = np.random.default_rng(5)
+    for samples in (6, 12, 30):
+        worlds = rng.normal(size=(800, samples))
+        for over, interval in ((mean_over, mean_interval), (median_over, median_interval)):
+            reach = np.median([over(values).reach for values in worlds[:400]])
+            low, _ = interval(worlds + reach)
+            assert 74 <= 100 * (low > 0).mean() <= 97, (samples, over.__name__)
+    assert math.isnan(mean_over([1.0] * 3).reach) and mean_over([1.0] * 7).reach == 0
 
 
 def test_the_jackknife_of_a_mean_is_the_samples() -> None:

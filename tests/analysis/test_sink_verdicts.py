@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from sinklab.analysis import epsilon_curve, masking_cost, ninety_six, recovery, start_only
+from sinklab.analysis import Verdict, epsilon_curve, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 
 
 def events(*at_start: float, length: int = 100) -> np.ndarray:
@@ -52,38 +52,99 @@ def test_the_start_of_a_short_sequence_says_nothing():
         start_only([[1, -1]])
 
 
-def test_the_published_accuracies_are_judged_by_their_errors():
-    # Table 1 of the analysis, GSM8K, one sink masked: the autoregressive model breaks down, LLaDA does not.
-    llama = masking_cost((0.85, 0.01), (0.02, 0.004), measure="accuracy")
-    assert llama.holds is True and llama.signature
+def test_a_falling_accuracy_is_a_cost_over_the_problems_of_both():
+    # as in Table 1 of the analysis, GSM8K, one sink masked: the autoregressive model breaks down, LLaDA does not
+    right = np.repeat([1.0, 0.0], [340, 60])
+    llama = masking_cost(right, np.repeat([1.0, 0.0], [8, 392]), measure="accuracy")
+    assert llama.holds is True and llama.signature and llama.p < 1e-9
     assert llama.sentence == (
-        "With the sinks masked the accuracy goes from 0.85 to 0.02, 97.6 % worse: over the limit of 5 %."
+        "With the sinks masked the accuracy goes from 0.85 to 0.02, 97.6 % worse (mean of 400 samples, 95\u00a0% "
+        f"interval {100 * llama.estimate.low:.3g} % to {100 * llama.estimate.high:.3g} %): over the limit of 5 %."
     )
-    # 0.76 -> 0.75 with 0.012 each: 1.3 % +- 4.4 % stays below 5 % only by less than two errors.
-    llada = masking_cost((0.76, 0.012), (0.75, 0.012), measure="accuracy")
-    assert llada.holds is None and "cannot tell" in llada.sentence and "± 4.44 %" in llada.sentence
-    paired = masking_cost((0.76, 0.012), (0.75, 0.012), measure="accuracy", paired_error=0.004)
-    assert paired.holds is False and paired.sentence.endswith("1.32 % worse: within the limit of 5 %.")
+    few_lost = right.copy()
+    few_lost[:4] = 0
+    llada = masking_cost(right, few_lost, measure="accuracy")
+    assert (
+        llada.holds is False
+        and "1.18 % worse" in llada.sentence
+        and llada.sentence.endswith("within the limit of 5 %.")
+    )
+    # the same two accuracies, other problems: 40 lost and 36 gained
+    other = right.copy()
+    other[:40], other[340:376] = 0, 1
+    unsure = masking_cost(right, other, measure="accuracy")
+    assert unsure.value == pytest.approx(llada.value) and unsure.holds is None
+    assert "cannot tell on which side of 5 % (could have seen ±" in unsure.sentence
 
 
 def test_a_rising_loss_is_a_cost():
-    found = masking_cost((4.0, 0.01), (4.4, 0.01))
+    plain = np.array([3.8, 4.1, 4.0, 4.2, 3.9, 4.0])
+    wobble = np.array([0.01, -0.01, 0.02, -0.02, 0.01, -0.01])
+    found = masking_cost(plain, 1.1 * plain + wobble)
     np.testing.assert_allclose(found.value, 0.1)
-    assert found.holds is True and "loss goes from 4 to 4.4, 10 % worse" in found.sentence
-    better = masking_cost((4.0, 0.01), (3.9, 0.01))
+    assert found.holds is True and "loss goes from 4 to 4.4, 10 % worse (mean of 6 samples" in found.sentence
+    better = masking_cost(plain, 0.975 * plain + wobble)
     assert better.holds is False and "2.5 % better" in better.sentence
-    assert "unchanged: within" in masking_cost((4.0, 0.01), (4.0, 0.01)).sentence
-    # 2 * sqrt(0.05^2 + (1.04 * 0.05)^2) / 4 = 3.6 %: 4 % could be over 5 %.
-    unsure = masking_cost((4.0, 0.05), (4.16, 0.05))
-    assert unsure.holds is None and unsure.value == pytest.approx(0.04)
-    unknown = masking_cost((4.0, math.nan), (4.4, math.nan))
-    assert unknown.holds is None and "(no error is known)" in unknown.sentence
-    missing = masking_cost((4.0, 0.1), (math.nan, math.nan))
+    assert "unchanged (mean of 6 samples, 95\u00a0% interval 0 % to 0 %): within" in masking_cost(plain, plain).sentence
+    assert masking_cost(plain, plain + 0.2 + 20 * wobble).holds is None
+    few = masking_cost(plain[:3], 1.1 * plain[:3])
+    assert few.holds is None and math.isnan(few.p) and few.sentence.endswith("too few samples to tell (at least 6).")
+    missing = masking_cost([4.0, math.nan], [math.nan, 4.0])
     assert missing.holds is None and missing.sentence == "Masking the sinks was not measured."
     with pytest.raises(ValueError, match="judges 'loss' or 'accuracy': got 'perplexity'"):
-        masking_cost((4.0, 0.1), (4.0, 0.1), measure="perplexity")
+        masking_cost(plain, plain, measure="perplexity")
     with pytest.raises(ValueError, match="plain accuracy above 0: got 0"):
-        masking_cost((0.0, 0.1), (0.0, 0.1), measure="accuracy")
+        masking_cost([0.0] * 6, [0.0] * 6, measure="accuracy")
+    with pytest.raises(ValueError, match=r"two \(sample,\): got shapes \(6,\) and \(5,\)"):
+        masking_cost(plain, plain[:5])
+
+
+def test_the_interval_of_a_cost_knows_that_the_base_varies_too():
+    # rows of very different length, each 10 % worse: the ratio is exact, the differences are not
+    plain = np.array([1.0, 2.0, 4.0, 8.0, 1.0, 3.0])
+    found = masking_cost(plain, 1.1 * plain)
+    assert (found.estimate.low, found.estimate.high) == pytest.approx((0.1, 0.1)) and found.holds is True
+
+
+def test_recovery_is_judged_by_what_is_written():
+    wobble = np.array([0.02, -0.01, 0.0, 0.01, -0.02, 0.0])
+    stuck = recovery(0.5 + wobble, 0.1 - wobble, held=(0.12, 0.08))
+    assert stuck.holds is True and stuck.signature and stuck.value == pytest.approx(0.4) and stuck.name == "no recovery"
+    span = f"{stuck.estimate.low:.2g} nats to {stuck.estimate.high:.2g} nats"
+    assert stuck.sentence == (
+        "With the stretch around its main sink (12 % of attention) hidden, the model finds each token that it writes "
+        "uncut 0.5 nats less likely, with one where few heads have a sink (8 % of attention) 0.1 (difference 0.4, mean "
+        f"of 6 samples, 95\u00a0% interval {span}): it does not recover."
+    )
+    # whatever lies there, hiding context costs something
+    assert recovery(0.5 + wobble, 0.5 - wobble).holds is False
+    unsure = recovery(0.5 + 10 * wobble, 0.4 - 10 * wobble)
+    assert unsure.holds is None and "cannot tell on which side of 0.1 nats (could have seen ±" in unsure.sentence
+    # a sample without a sink, or without a control, does not count
+    few = recovery([*(0.5 + wobble), 9.0], [math.nan, *(0.1 - wobble)])
+    assert few.estimate.samples == 6
+    none = recovery([math.nan] * 6, [0.1] * 6)
+    assert none.holds is None and none.sentence.startswith("No sample had both a sink and")
+    with pytest.raises(ValueError, match=r"recovery needs two \(sample,\)"):
+        recovery([0.1], [0.1, 0.2])
+
+
+def judged(holds: bool | None, p: float) -> Verdict:
+    return Verdict("one", holds, 0.2, 0.1, "There are 2: more than 1.", p=p)
+
+
+def test_verdicts_of_a_page_are_corrected_for_their_number():
+    # 3 · 0.01, then 2 · 0.02 stand; 0.06 never did
+    kept = holm([judged(True, 0.02), judged(False, 0.01), judged(None, 0.06), judged(None, math.nan)])
+    assert [one.holds for one in kept] == [True, False, None, None] and kept[0].sentence == "There are 2: more than 1."
+    # 4 · 0.01 stands, 3 · 0.02 does not, and nothing behind it does
+    found = holm([judged(True, 0.02), judged(True, 0.01), judged(True, 0.021), judged(None, 0.9)])
+    assert [one.holds for one in found] == [None, True, None, None]
+    assert found[0].sentence == "There are 2: p = 0.02, which cannot tell among the 4 statements that are judged here."
+    assert found[3].sentence == "There are 2: more than 1."
+    # of a page with more on it, fewer stand; once more changes nothing
+    assert [one.holds for one in holm([*kept, judged(None, 0.5)])] == [None, False, None, None, None]
+    assert [one.holds for one in holm(kept)] == [one.holds for one in kept] and holm([]) == []
 
 
 def heads(samples: int, lost: int, back: int, others: int = 10, others_back: int = 0) -> tuple[np.ndarray, ...]:
@@ -93,36 +154,37 @@ def heads(samples: int, lost: int, back: int, others: int = 10, others_back: int
     return gone, np.zeros_like(gone), recovered
 
 
-def test_recovery_is_held_against_the_base_rate():
-    found = recovery(*heads(6, 20, 16), within=4)
-    assert found.holds is False and found.value == 0.8 and found.signature
+def test_new_sinks_are_held_against_the_base_rate():
+    found = new_sinks(*heads(6, 20, 16), within=4)
+    assert found.holds is True and found.value == 0.8 and not found.signature
     assert found.sentence == (
         "80 % of the heads that were left without a sink when theirs was hidden have a new one within 4 steps, 0 % of "
-        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% interval 80 % to 80 %): they recover."
+        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% interval 80 % to 80 %): heads build new "
+        "sinks."
     )
-    stuck = recovery(*heads(6, 20, 2, 10, 1), within=1)
-    assert stuck.holds is True and "within 1 step, 10 % of those" in stuck.sentence
-    assert stuck.sentence.endswith("they do not recover.")
+    stuck = new_sinks(*heads(6, 20, 2, 10, 1), within=1)
+    assert stuck.holds is False and "within 1 step, 10 % of those" in stuck.sentence
+    assert stuck.sentence.endswith("heads build no new sinks.")
     # as many of those that lost nothing: no recovery, though 80 % have a sink
-    assert recovery(*heads(6, 20, 16, 10, 8)).holds is True
-    few = recovery(*heads(3, 20, 16))
+    assert new_sinks(*heads(6, 20, 16, 10, 8)).holds is False
+    few = new_sinks(*heads(3, 20, 16))
     assert few.holds is None and few.sentence.endswith("too few samples to tell (at least 6).")
 
 
-def test_renormalisation_is_no_recovery():
+def test_renormalisation_builds_no_sink():
     lost, renormalised, recovered = heads(6, 20, 16)
     renormalised[:, :16] = True
-    assert recovery(lost, renormalised, recovered).holds is True
+    assert new_sinks(lost, renormalised, recovered).holds is False
     renormalised[:, :20] = True
-    all_of_them = recovery(lost, renormalised, recovered)
+    all_of_them = new_sinks(lost, renormalised, recovered)
     assert all_of_them.holds is None and math.isnan(all_of_them.value)
     assert all_of_them.sentence.startswith("All 120 heads whose main sink was hidden have another by renormalisation")
-    none = recovery(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
+    none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
     assert none.holds is None and none.sentence == "No head had its main sink in what was hidden."
-    alone = recovery(*heads(6, 20, 16, 0))
+    alone = new_sinks(*heads(6, 20, 16, 0))
     assert alone.holds is None and "to take the base rate from" in alone.sentence
     with pytest.raises(ValueError, match=r"three \(sample, head\): got shapes \(2,\), \(3,\), \(2,\)"):
-        recovery([True] * 2, [True] * 3, [True] * 2)
+        new_sinks([True] * 2, [True] * 3, [True] * 2)
 
 
 def test_ninety_six_percent():
@@ -137,7 +199,8 @@ def test_ninety_six_percent():
     received[..., :4] = 10
     crowded = ninety_six([epsilon_curve(received).at(3.0)] * 6)
     assert crowded.holds is False and crowded.sentence.endswith("fewer than 96 %.")
-    assert ninety_six([0.97, 0.98, 0.97, 0.96, 0.95, 0.97]).sentence.endswith("cannot tell on which side of 96 %.")
+    unsure = ninety_six([0.97, 0.98, 0.97, 0.96, 0.95, 0.97]).sentence
+    assert unsure.endswith("cannot tell on which side of 96 % (could have seen ±2.72 %).")
     one = ninety_six([0.98])
     assert one.holds is None and "(1 sample): too few samples" in one.sentence
     assert ninety_six([epsilon_curve(np.full((1, 1, 1, 4), np.nan)).at(3.0)]).holds is None

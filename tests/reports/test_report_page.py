@@ -105,7 +105,7 @@ def test_numbers_stand_in_tables(pair, tmp_path):
 
 
 def test_verdicts_say_which_statement_and_how_much_was_hidden(make_study, tmp_path):
-    content = read(alone(make_study("cheap", sinks=0.5, samples=6), tmp_path / "cheap")).content
+    content = read(alone(make_study("cheap", sinks=0.5, samples=8), tmp_path / "cheap")).content
     # One hidden sink costs 0.1 of 4 nats, 2.5 %.
     assert "failure signature “masking is costly” (K = 1 per layer and head, held-out text): not seen" in content
     assert "failure signature “sinks only at the start”: not seen" in content

@@ -164,14 +164,15 @@ def test_a_text_that_ends_before_an_edit_acts_is_recorded_as_such(tmp_path: Path
     plain = replace(QUICK, statistics=(), edits=("mask_positions:positions=0,steps=2+none",), mask_sinks=(2,))
     study(loaded, tmp_path / "whole", replace(plain, truncate=True))
     whole = open_run(tmp_path / "whole")
-    assert whole.table("generations")["idle"].tolist() == ["", ""] and whole.table("truncated")["idle"].tolist() == [""]
+    assert whole.table("generations")["idle"].tolist() == ["", ""] and {*whole.table("truncated")["idle"]} == {""}
+    assert "recovery" not in whole.tables, "under other edits tokens are not scored"
     end = whole.table("generations")["token_ids"][0][0]
     study(loaded, tmp_path / "short", replace(plain, truncate=True, stop_ids=(int(end),)))
     short = open_run(tmp_path / "short")
     texts = short.table("generations")
     assert texts["steps"].tolist() == [1, 1]
     assert texts["idle"].tolist() == ["mask_positions", "mask_positions mask_sinks"]
-    assert short.table("truncated")["idle"].tolist() == ["mask_positions truncate_context"]
+    assert {*short.table("truncated")["idle"]} == {"mask_positions truncate_context"}
     assert len(short.table("removals")) == 0
 
 
@@ -214,19 +215,37 @@ def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path: Path, chang
     assert not (tmp_path / "run").exists()
 
 
-def test_truncation_hides_the_middle_of_what_was_read(tmp_path: Path) -> None:
+def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path) -> None:
     loaded = tiny_llama()
-    study(loaded, tmp_path / "run", replace(QUICK, new_tokens=10, truncate=True))
+    prompt = "The old man sat by the sea, and the boy looked at the"
+    study(loaded, tmp_path / "run", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
     run = open_run(tmp_path / "run")
-    facts = run.table("truncated").iloc[0]
-    length = len(loaded.tokenizer(PROMPT)["input_ids"]) + 5
-    assert (facts["start"], facts["stop"], facts["step"]) == (length * 3 // 8, length * 5 // 8, 5)
+    rows = run.table("truncated")
+    facts = rows.iloc[0]
+    read = len(loaded.tokenizer(prompt)["input_ids"]) + 11
+    assert (facts["arm"], facts["stop"] - facts["start"], facts["step"]) == ("sink", read // 16, 12)
     table = run.table("truncation")
-    assert table["step"].unique().tolist() == [5, 6, 7, 8, 9]
-    whole = run.array("attention", "received", part=0)[4].astype(np.float32)
-    first = table[table["step"] == 5]
+    assert table["step"].unique().tolist() == [*range(12, 24)]
+    whole = run.array("attention", "received", part=0)[11].astype(np.float32)
+    first = table[table["step"] == 12]
     assert first["main_before"].tolist() == np.nan_to_num(whole).argmax(-1).reshape(-1).tolist()
     # one query sees all keys so far: an even share is one in so many
-    expected = (np.nanmax(whole, -1) * (length - 1)).reshape(-1).tolist()
+    expected = (np.nanmax(whole, -1) * read).reshape(-1).tolist()
     assert first["score_before"].tolist() == pytest.approx(expected, rel=2e-3)
+    assert facts["held"] == pytest.approx(whole[..., facts["start"] : facts["stop"]].sum(-1).mean(), rel=1e-2)
     assert not table["main_after"].between(facts["start"], facts["stop"] - 1).any()
+
+    assert rows["arm"].tolist() == ["sink", "control"]
+    found, text = run.table("recovery"), [*loaded.tokenizer(prompt)["input_ids"], *written(run)]
+    assert found["position"].tolist() == [*range(read + 1, len(text))] == (found["step"] + read - 11).tolist()
+    assert found["token_id"].tolist() == text[read + 1 :]
+    for arm in ("", "_sink", "_control"):
+        # queries since the cut do not see the stretch, those before it did
+        sees = torch.ones(len(text), len(text), dtype=torch.bool).tril()
+        if arm:
+            place = rows.set_index("arm").loc[arm[1:]]
+            sees[read:, place["start"] : place["stop"]] = False
+        with torch.no_grad():
+            logits = loaded.model(torch.tensor([text]), attention_mask=sees[None, None]).logits[0]
+        expected = logits.log_softmax(-1)[range(read, len(text) - 1), text[read + 1 :]]
+        assert found[f"logprob{arm}"].tolist() == pytest.approx(expected.tolist(), abs=1e-4), arm

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sinklab.records import Run, open_run
 from sinklab.studies.trace.recording import Selection
-from sinklab.studies.trace.run import agreement, truncation_table
+from sinklab.studies.trace.run import agreement
 from sinklab.studies.trace.study import StudySettings, study
+from sinklab.studies.trace.truncation import stretches, truncation_table
 from tiny_diffusion import tiny_loaded
 
 QUICK = StudySettings(
@@ -86,18 +89,22 @@ def test_random_columns_differ_between_samples_and_come_again(tmp_path: Path) ->
     assert one.equals(other)
 
 
-def test_truncation_hides_the_middle_and_follows_the_heads(tmp_path: Path) -> None:
+def test_truncation_hides_where_the_sink_is_and_follows_the_heads(tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
     study(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=12, steps=6))
     run = open_run(tmp_path / "run")
     length = len(loaded.tokenizer(QUICK.prompts[0])["input_ids"]) + 12
-    facts = run.table("truncated", part=0).iloc[0]
-    assert (facts["start"], facts["stop"], facts["step"]) == (length * 3 // 8, length * 5 // 8, 3)
+    rows = run.table("truncated", part=0)
+    facts = rows.iloc[0]
+    assert rows["arm"].tolist() in (["sink"], ["sink", "control"])
+    assert (facts["stop"] - facts["start"], facts["step"]) == (max(length // 16, 1), 3)
     whole, hidden = received(run), slice(1 + facts["start"], 1 + facts["stop"])
+    limit = 1 + 3 * (length - 1) / length
+    drawn = np.where(whole[2] > limit, whole[2], 0).sum((0, 1))[1:]
+    assert hidden.start <= 1 + (drawn if drawn.any() else whole[2].sum((0, 1))[1:]).argmax() < hidden.stop
     table = run.table("truncation", part=0)
     assert table["step"].unique().tolist() == [3, 4, 5]
     assert len(table) == 3 * 2 * 4
-    limit = 1 + 3 * (length - 1) / length
     for row in table.itertuples():
         # the step before the cut is that of the untouched run
         before = whole[2, row.layer, row.head]
@@ -107,11 +114,76 @@ def test_truncation_hides_the_middle_and_follows_the_heads(tmp_path: Path) -> No
         assert row.lost == (hidden.start <= row.main_before < hidden.stop and row.score_before > limit)
         assert not hidden.start <= row.main_after < hidden.stop
         assert row.recovered == (row.score_after > limit)
+    assert table["hidden_share_before"].mean() == pytest.approx(facts["held"], rel=5e-3)
     assert table["score_after"].between(1, length).all()
     generation = run.table("generations", part=0)
     assert len(generation) == 1
     assert facts["agreement"] == agreement(generation["token_ids"][0], facts["token_ids"])
     assert facts["agreement"] < 1, "the text changes"
+
+
+def heads_that_read(length: int, **places: list[int]) -> np.ndarray:
+    """(1 layer, heads, keys) of four even shares, in each head at one position; the rest is spread."""
+    score_LHK = np.full((1, sum(map(len, places.values())), length), 0.5)
+    score_LHK[0, range(score_LHK.shape[1]), [place for some in places.values() for place in some]] = 4.5
+    return score_LHK
+
+
+def test_the_control_is_as_much_text_with_few_sinks() -> None:
+    written = np.arange(64) < 40
+    # 48 positions would be free, but most are masked, and 10 to 13 holds a sink of one head in eight
+    score = heads_that_read(64, main=[20, 20, 20, 20, 21], others=[0, 5, 11])
+    score[..., 30:34] *= 1.2
+    sink, control = stretches(score, written)
+    assert (sink.arm, sink.start, sink.stop, sink.sinks) == ("sink", 18, 22, 5 / 8)
+    assert (control.arm, control.sinks) == ("control", 1 / 8), "one in five of those is few, and more attention"
+    assert control.start in range(8, 12) or control.start in range(0, 3)
+    only = stretches(heads_that_read(64, main=[20, 20, 20], others=[0, 5, 11]), written)[1]
+    assert only.sinks == 0 and written[only.place].mean() >= 0.75
+    assert sink.held == pytest.approx((score[0, :, 18:22].sum(-1) / score[0].sum(-1)).mean())
+    # where masks are all that is left, there is no control; and without any sink the most attended position is hidden
+    assert len(stretches(score, np.isin(np.arange(64), range(18, 22)))) == 1
+    flat = np.full((1, 2, 34), 0.5)
+    flat[0, :, 1 + 16] = 1.5
+    main, other = stretches(flat, np.ones(33, bool))
+    assert main.sinks == 0 and (main.start, main.stop) == (15, 17) and other.sinks == 0
+
+
+def test_tokens_of_the_uncut_text_are_scored_with_either_stretch_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = tiny_loaded(1)
+    study(loaded, tmp_path / "run", replace(QUICK, truncate=True, new_tokens=40, steps=20))
+    run = open_run(tmp_path / "run")
+    found, stretch = run.table("recovery"), run.table("truncated").set_index(["sample", "arm"])
+    assert found["sample"].unique().tolist() == [0, 1], "both samples have a sink and a control"
+    attend, column = torch.nn.functional.scaled_dot_product_attention, slice(0)
+
+    def hidden(query: torch.Tensor, key: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        mask = torch.zeros(query.shape[-2], key.shape[-2])
+        mask[:, column] = -torch.inf
+        return attend(query, key, args[0], attn_mask=mask, scale=options.get("scale"), enable_gqa=True)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", hidden)
+    tokens = run.table("tokens")
+    for row in found.groupby("sample").sample(4, random_state=0).itertuples():
+        read = tokens[(tokens["sample"] == row.sample) & (tokens["step"] == row.step)].sort_values("position")
+        assert read["state"].iloc[row.position] == "masked" and row.step >= 10
+        ids = torch.tensor(read["token_id"].to_numpy())[None]
+        for arm in ("", "sink", "control"):
+            place = stretch.loc[(row.sample, arm)] if arm else None
+            assert place is None or not place["start"] <= row.position < place["stop"]
+            column = slice(1 + place["start"], 1 + place["stop"]) if arm else slice(0)
+            with torch.no_grad():
+                logits = loaded.model(ids).logits[0, row.position]
+            name = f"logprob_{arm}" if arm else "logprob"
+            assert getattr(row, name) == pytest.approx(logits.log_softmax(-1)[row.token_id].item(), abs=1e-4), name
+    assert (found["logprob"] - found["logprob_sink"]).abs().mean() > 0.01
+    written = run.table("generations")["token_ids"]
+    started = [len(loaded.tokenizer(prompt)["input_ids"]) for prompt in QUICK.prompts]
+    assert [written[row.sample][row.position - started[row.sample]] for row in found.itertuples()] == found[
+        "token_id"
+    ].tolist()
 
 
 def test_a_head_that_loses_its_sink_is_seen_to_lose_it() -> None:

@@ -86,6 +86,35 @@ def cuts(
     return Cuts(lost, sink, renormalised, renormalised | built)
 
 
+def rewritten(
+    rng: np.random.Generator,
+    samples: int,
+    *,
+    beyond: float = 0.0,
+    base: float = 0.1,
+    spread: float = 0.05,
+    noise: float = 0.15,
+    tokens: int = 32,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probability that tokens of the uncut text lose with the sink, or the control, hidden, both (N, M tokens).
+
+    Hiding context costs ``base`` on average, in each sample something else, wherever it lies; hiding the sink costs
+    ``beyond`` more, in each sample a little more or less. Single tokens are heavy-tailed.
+    """
+    context_N1 = rng.exponential(base, (samples, 1))
+    sink_N1 = rng.normal(beyond, spread, (samples, 1))
+    token_2NM = noise * rng.standard_t(5, (2, samples, tokens)) / np.sqrt(5 / 3)
+    return context_N1 + sink_N1 + token_2NM[0], context_N1 + token_2NM[1]
+
+
+def row_losses(
+    rng: np.random.Generator, samples: int, cost: float, spread: float = 0.1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Losses of rows (N,) without and with sinks masked: easy and hard rows, ``cost`` of the mean loss on average."""
+    plain_N = 2 + rng.gamma(4, 0.5, samples)
+    return plain_N, plain_N * (1 + cost) + spread * rng.standard_normal(samples)
+
+
 def start_shares(rng: np.random.Generator, samples: int, share: float, spread: float) -> np.ndarray:
     """Share of each sample's sinks that lie at the start (N,): Beta of this mean, spread 0 alike to 1 all or none."""
     if spread <= 0:

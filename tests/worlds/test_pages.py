@@ -3,6 +3,7 @@
 # T steps, L layers, H heads, K keys
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import planted
@@ -17,8 +18,8 @@ TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2
 
 
-def study_of(path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray) -> Study:
-    """A run folder in which all heads receive what a world of tokens says."""
+def study_of(path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray, **tables: dict[str, Any]) -> Study:
+    """A run folder in which all heads receive what a world of tokens says, with these tables of all samples."""
     _, steps, length = received_NTS.shape
     model = {"name": "world", "family": "diffusion", "layers": 1, "heads": HEADS, "sink_count": 0}
     model |= {"recorded_layers": [0], "recorded_heads": [*range(HEADS)]}
@@ -38,6 +39,8 @@ def study_of(path: Path, received_NTS: np.ndarray, classes_NTS: np.ndarray) -> S
             tokens |= {"token_id": np.ones(len(step), int), "text": [TEXTS[name] for name in classes_TS.ravel()]}
             tokens |= {"state": np.ones(len(step), int), "special": [""] * len(step), "template": [False] * len(step)}
             run.table("tokens", tokens, part=sample)
+        for name, columns in tables.items():
+            run.table(name, columns)
     return as_studies(open_run(path))[0]
 
 
@@ -58,6 +61,26 @@ def test_a_page_of_a_world_without_effect_finds_none(tmp_path: Path, seed: int) 
 def test_a_page_finds_what_was_planted(tmp_path: Path, where: str, word: str) -> None:
     study = study_of(tmp_path / "run", *planted.tokens(np.random.default_rng(1), 12, steps=8, **{where: 0.95}))
     assert told(study, "explained").endswith(f"sinks are rather {word} (12 samples).")
+
+
+@pytest.mark.parametrize(("beyond", "said"), [(0.3, "it does not recover."), (0.0, "it recovers.")])
+def test_sinks_by_renormalisation_are_no_recovery(tmp_path: Path, beyond: float, said: str) -> None:
+    rng, samples = np.random.default_rng(2), 12
+    cut = planted.cuts(rng, samples, scaled=0.8)
+    sample, head = (index.ravel() for index in np.indices(cut.lost.shape))
+    heads = {"sample": sample, "step": sample * 0, "layer": sample * 0, "head": head, "lost": cut.lost.ravel()}
+    heads |= {"renormalised": cut.renormalised.ravel(), "recovered": cut.after.ravel()}
+    stretches = {"sample": np.repeat(range(samples), 2), "arm": ["sink", "control"] * samples}
+    stretches["held"] = np.full(2 * samples, 0.1)
+    sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
+    tokens = {"sample": np.repeat(range(samples), sink_NM.shape[1]), "logprob": -np.ones(sink_NM.size)}
+    tokens |= {"logprob_sink": -1 - sink_NM.ravel(), "logprob_control": -1 - control_NM.ravel()}
+    world = planted.tokens(rng, samples, steps=4)
+    study = study_of(tmp_path / "run", *world, truncation=heads, truncated=stretches, recovery=tokens)
+    verdict = study.verdicts[2]
+    assert verdict.holds is (beyond > 0.1) and verdict.sentence.endswith(said)
+    # nearly all heads have a sink again, and it says nothing of that kind
+    assert cut.after[cut.lost].mean() > 0.75 and "of the heads that were left without a sink" in verdict.sentence
 
 
 def test_a_page_of_three_samples_says_so(tmp_path: Path) -> None:

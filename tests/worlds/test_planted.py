@@ -30,6 +30,21 @@ def test_a_cut_takes_sinks_and_renormalisation_gives_some_back() -> None:
     assert rebuilt.after[~rebuilt.renormalised & rebuilt.lost].mean() == pytest.approx(0.7, abs=0.05)
 
 
+def test_hidden_context_costs_tokens_and_a_sink_beyond_it() -> None:
+    sink_NM, control_NM = planted.rewritten(np.random.default_rng(0), 4000, beyond=0.3)
+    assert sink_NM.shape == control_NM.shape == (4000, 32)
+    assert control_NM.mean() == pytest.approx(0.1, abs=0.01) and (sink_NM - control_NM).mean() == pytest.approx(
+        0.3, abs=0.01
+    )
+    # samples differ in what context is worth, both arms of one alike
+    assert np.corrcoef(sink_NM.mean(1), control_NM.mean(1))[0, 1] > 0.6
+
+
+def test_rows_cost_what_was_planted() -> None:
+    plain_N, masked_N = planted.row_losses(np.random.default_rng(0), 20_000, 0.05)
+    assert masked_N.mean() / plain_N.mean() - 1 == pytest.approx(0.05, abs=0.002) and plain_N.std() > 0.5
+
+
 @pytest.mark.parametrize("kind", ["normal", "heavy", "skewed"])
 def test_differences_have_mean_0_and_deviation_1(kind: str) -> None:
     drawn = planted.differences(np.random.default_rng(0), kind, (100_000,))

@@ -9,7 +9,7 @@ import numpy as np
 import planted
 import pytest
 import trials
-from trials import VERDICTS, Row
+from trials import PAGES, VERDICTS, Row
 
 QUICK = {row.verdict: row for row in VERDICTS if not row.verdict.startswith(("sinks are", "main sinks", "a probe"))}
 SLOW = {row.verdict: row for row in VERDICTS if row.verdict not in QUICK}
@@ -29,8 +29,22 @@ def check(row: Row, worlds: int, samples: int) -> None:
 
 @pytest.mark.parametrize("samples", [6, 12])
 @pytest.mark.parametrize("verdict", QUICK)
-def test_shares_recovery_and_differences(verdict: str, samples: int) -> None:
+def test_shares_recovery_costs_and_differences(verdict: str, samples: int) -> None:
     check(QUICK[verdict], 500, samples)
+
+
+@pytest.mark.parametrize("samples", [6, 12])
+def test_at_most_one_page_in_ten_says_something_false(samples: int) -> None:
+    verdicts, _ = PAGES
+    assert verdicts.null(500, samples).yes <= 7
+    # six samples that agree no longer do for the two that are shares
+    assert verdicts.effect(200, samples).yes >= (80 if samples >= verdicts.enough else 30)
+
+
+@pytest.mark.slow
+def test_at_most_one_page_in_ten_says_something_false_in_words_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "POOL", 60)
+    assert PAGES[1].null(60, 12).yes <= 10 + 100 * 1.645 * math.sqrt(0.1 * 0.9 / 60)
 
 
 @pytest.mark.slow
@@ -45,7 +59,8 @@ def test_with_fewer_than_six_samples_nothing_is_said() -> None:
     for samples in (1, 3, 5):
         assert trials.starts(20, samples, 0.97, 0.02).told == 0
         assert trials.filters(20, samples, 0.975, 0.0015).told == 0
-        assert trials.recoveries(20, samples, rebuilt=0.7).told == 0
+        assert trials.rebuilding(20, samples, rebuilt=0.7).told == 0
+        assert trials.recoveries(20, samples, 0.3).told == trials.costs(20, samples, 0.1).told == 0
         assert trials.semantic(3, samples, on_class=0.9).told == 0
         summary = trials.MotionSummary.pooled(
             trials.motion(planted.paths(rng, "right")).overall for _ in range(samples)

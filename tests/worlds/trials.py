@@ -18,7 +18,7 @@ from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import Estimate, mean_interval
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import MotionSummary, motion
-from sinklab.analysis.verdicts import Verdict, ninety_six, recovery, start_only
+from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,10 @@ def _covers(found: Estimate | None, truth: float) -> bool:
     return found is not None and found.low <= truth <= found.high
 
 
-def _judged(worlds: int, judge: Callable[[np.random.Generator], Verdict], truth: float | None = None) -> Rates:
+Judge = Callable[[np.random.Generator], Verdict]
+
+
+def _judged(worlds: int, judge: Judge, truth: float | None = None) -> Rates:
     """Verdicts in worlds of seeds 0, 1, …"""
     found = [judge(np.random.default_rng(seed)) for seed in range(worlds)]
     known = [] if truth is None else [_covers(verdict.estimate, truth) for verdict in found]
@@ -107,21 +110,29 @@ def _share_with_median(median: float, spread: float) -> float:
     return float(optimize.brentq(lambda share: planted.median_of_beta(share, spread) - median, 0.3, 0.9999))
 
 
-def starts(worlds: int, samples: int, median: float, spread: float, length: int = 64) -> Rates:
-    """«Only at the start» where the typical sample has this share of its sinks at the first four positions."""
+def _start(samples: int, median: float, spread: float, length: int = 64) -> Judge:
     share = _share_with_median(median, spread)
 
     def judge(rng: np.random.Generator) -> Verdict:
         shares_N1 = planted.start_shares(rng, samples, share, spread)[:, None]
         return start_only(np.where(np.arange(length) < 4, shares_N1 / 4, (1 - shares_N1) / (length - 4)))
 
-    return _judged(worlds, judge, median)
+    return judge
+
+
+def starts(worlds: int, samples: int, median: float, spread: float) -> Rates:
+    """«Only at the start» where the typical sample has this share of its sinks at the first four positions."""
+    return _judged(worlds, _start(samples, median, spread), median)
+
+
+def _filter(samples: int, median: float, spread: float) -> Judge:
+    share = _share_with_median(median, spread)
+    return lambda rng: ninety_six(planted.start_shares(rng, samples, share, spread))
 
 
 def filters(worlds: int, samples: int, median: float, spread: float) -> Rates:
     """«96 % filtered» where epsilon leaves out this share of a typical sample's tokens."""
-    share = _share_with_median(median, spread)
-    return _judged(worlds, lambda rng: ninety_six(planted.start_shares(rng, samples, share, spread)), median)
+    return _judged(worlds, _filter(samples, median, spread), median)
 
 
 # --- recovery ---
@@ -137,7 +148,7 @@ def _excess(rebuilt: float, base: float, scaled: float, alike: float) -> float:
     return float(np.nanmedian(rate_N - base_N))
 
 
-def recoveries(
+def rebuilding(
     worlds: int,
     samples: int,
     rebuilt: float = 0.0,
@@ -146,7 +157,7 @@ def recoveries(
     alike: float = 0.3,
     boundary: bool = False,
 ) -> Rates:
-    """«No recovery» in worlds of ``planted.cuts``: yes where heads do not recover, no where they do.
+    """«New sinks» in worlds of ``planted.cuts``: yes where heads build some beyond the base rate, no where they do not.
 
     ``boundary``: the threshold lies at the true value, so that any verdict is a false alarm.
     """
@@ -154,9 +165,40 @@ def recoveries(
 
     def judge(rng: np.random.Generator) -> Verdict:
         cut = planted.cuts(rng, samples, rebuilt=rebuilt, base=base, scaled=scaled, alike=alike)
-        return recovery(cut.lost, cut.renormalised, cut.after, threshold=truth if boundary else 0.25)
+        return new_sinks(cut.lost, cut.renormalised, cut.after, threshold=truth if boundary else 0.25)
 
     return _judged(worlds, judge, truth)
+
+
+def _rewritten(samples: int, beyond: float) -> Judge:
+    def judge(rng: np.random.Generator) -> Verdict:
+        sink_NM, control_NM = planted.rewritten(rng, samples, beyond=beyond)
+        return recovery(sink_NM.mean(1), control_NM.mean(1))
+
+    return judge
+
+
+def recoveries(worlds: int, samples: int, beyond: float) -> Rates:
+    """«No recovery» where hiding the sink costs the tokens so many nats beyond the control."""
+    return _judged(worlds, _rewritten(samples, beyond), beyond)
+
+
+# --- the cost of masking ---
+
+
+def _masked(samples: int, cost: float, measure: str = "loss") -> Judge:
+    def judge(rng: np.random.Generator) -> Verdict:
+        if measure == "loss":
+            return masking_cost(*planted.row_losses(rng, samples, cost))
+        right_N = rng.random(samples) < 0.8
+        return masking_cost(right_N, right_N & (rng.random(samples) >= cost), measure="accuracy")
+
+    return judge
+
+
+def costs(worlds: int, samples: int, cost: float, measure: str = "loss") -> Rates:
+    """«Masking is costly» where it costs this share of the loss, or breaks this share of the right answers."""
+    return _judged(worlds, _masked(samples, cost, measure), cost)
 
 
 # --- paired differences ---
@@ -207,6 +249,36 @@ def words(worlds: int, samples: int, kind: str, word: str) -> Rates:
     return _rates(said, [] if kind == "none" else (_covers(one.mobility_over, truth) for one in found))
 
 
+# --- all that a page says ---
+
+
+def pages(worlds: int, samples: int, due: bool = False, words: bool = False) -> Rates:
+    """The four verdicts of a page, corrected: yes where any is given; with ``due`` the share of them that are right.
+
+    Not ``due``: each true value lies on its threshold. ``words``: drift, the word for the motion and «semantic or
+    positional», which are not corrected, in worlds in which none is due.
+    """
+    judges = (
+        _start(samples, *((0.97, 0.02) if due else (0.9, 0.3))),
+        _masked(samples, 0.1 if due else 0.05),
+        _rewritten(samples, 0.3 if due else 0.1),
+        _filter(samples, *((0.975, 0.0015) if due else (0.96, 0.005))),
+    )
+    told = []
+    for seed in range(worlds):
+        rng = np.random.default_rng(seed)
+        told.append([verdict.holds for verdict in holm([judge(rng) for judge in judges])])
+    if due:
+        return Rates(100 * float(np.mean([[one is True for one in page] for page in told])), 0.0, float("nan"))
+    said = [any(one is not None for one in page) for page in told]
+    if words:
+        moving, none = (_motions(worlds, samples, kind) for kind in ("wandering", "none"))
+        others = zip(moving, none, explained(worlds, samples), strict=True)
+        more = [path.drift_word or still.word not in (None, "no sink") or share.word for path, still, share in others]
+        said = [one or bool(other) for one, other in zip(said, more, strict=True)]
+    return Rates(100 * float(np.mean(said)), 0.0, float("nan"))
+
+
 # --- probes ---
 
 
@@ -255,6 +327,7 @@ def _no(rates: Rates) -> float:
     return rates.no
 
 
+NOT_TRIED = Rates(*[float("nan")] * 3)
 EFFECTS = {6: 2.0, 12: 1.0, 30: 0.6}
 """differences that are to be found, in standard deviations"""
 
@@ -286,16 +359,42 @@ VERDICTS = (
         enough=6,
     ),
     Row(
-        "heads recover",
-        "a share above the base rate that is just the threshold; 70 points above it",
-        lambda worlds, n: recoveries(worlds, n, rebuilt=0.25, boundary=True),
-        lambda worlds, n: recoveries(worlds, n, rebuilt=0.7), _no,
+        "the model does not recover",
+        "tokens lose 0.1 nats beyond the control, the threshold; they lose 0.3 nats",
+        lambda worlds, n: recoveries(worlds, n, 0.1), lambda worlds, n: recoveries(worlds, n, 0.3), _yes, enough=6,
     ),
     Row(
-        "heads do not recover",
-        "renormalisation alone gives 80 % of heads a sink (alarm: «they recover»); it gives 60 %",
-        lambda worlds, n: recoveries(worlds, n, scaled=0.8), lambda worlds, n: recoveries(worlds, n, scaled=0.6), _yes,
-        alarms=_no,
+        "the model recovers",
+        "they lose 0.3 nats, whatever heads have for sinks (alarm: «it recovers»); no more than in the control",
+        lambda worlds, n: recoveries(worlds, n, 0.3), lambda worlds, n: recoveries(worlds, n, 0.0), _no, alarms=_no,
+    ),
+    Row(
+        "heads build new sinks",
+        "a share above the base rate that is just the threshold; 70 points above it",
+        lambda worlds, n: rebuilding(worlds, n, rebuilt=0.25, boundary=True),
+        lambda worlds, n: rebuilding(worlds, n, rebuilt=0.7), _yes,
+    ),
+    Row(
+        "heads build no new sinks",
+        "renormalisation alone gives 80 % of heads a sink (alarm: «they build some»); it gives 60 %",
+        lambda worlds, n: rebuilding(worlds, n, scaled=0.8), lambda worlds, n: rebuilding(worlds, n, scaled=0.6), _no,
+        alarms=_yes,
+    ),
+    Row(
+        "masking is costly",
+        "5 % of the loss, the threshold, rows easy and hard; 10 %",
+        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.1), _yes, enough=6,
+    ),
+    Row(
+        "masking is cheap",
+        "the same; nothing",
+        lambda worlds, n: costs(worlds, n, 0.05), lambda worlds, n: costs(worlds, n, 0.0), _no, enough=6,
+    ),
+    Row(
+        "masking costs right answers",
+        "5 % of those that were right, the threshold; half of them",
+        lambda worlds, n: costs(worlds, n, 0.05, "accuracy"), lambda worlds, n: costs(worlds, n, 0.5, "accuracy"), _yes,
+        enough=30,
     ),
     *(
         Row(
@@ -324,9 +423,29 @@ VERDICTS = (
         lambda worlds, n: words(worlds, n, "split", "mixed"), _yes, alarms=_no, enough=6,
     ),
     Row(
+        "sinks are moving",
+        "static ones (alarm: another word); elsewhere at each step",
+        lambda worlds, n: words(worlds, n, "static", "static"),
+        lambda worlds, n: words(worlds, n, "moving", "moving"), _yes, alarms=_no, enough=6, covers=False,
+    ),
+    Row(
         "a probe reads the target",
         "nothing (alarm: R² above 0); 60 % of each row's variance; texts for samples",
         probed, lambda worlds, n: probed(worlds, n, signal=0.6, by_row=True), _yes, alarms=_yes, enough=30,
     ),
 )  # fmt: skip
 """all that docs/statistics.md tabulates"""
+
+PAGES = (
+    Row(
+        "any of the four verdicts of a page",
+        "the true value of each is its threshold; all four are due (found: of four)",
+        pages, lambda worlds, n: pages(worlds, n, due=True), _yes,
+    ),
+    Row(
+        "the same, drift, the word for the motion, semantic or positional",
+        "none is due; –",
+        lambda worlds, n: pages(worlds, n, words=True), lambda worlds, n: NOT_TRIED, _yes,
+    ),
+)  # fmt: skip
+"""of which at most 10 % may be false, and what is left of the power"""

@@ -16,5 +16,5 @@ __getattr__, __dir__, __all__ = exports(
         "score_histogram sink_rate"
     ),
     tokens="AGES CLASSES Enrichment STATES enrichment token_ages token_class token_classes",
-    verdicts="Verdict masking_cost ninety_six recovery start_only",
+    verdicts="Verdict holm masking_cost new_sinks ninety_six recovery start_only",
 )

@@ -18,7 +18,7 @@ import scipy  # its modules load where they are first used
 
 FEWEST = 6
 """samples that a verdict takes: with fewer, even an exact test cannot reach 5 % (2 of the 2^5 signs are 6 %)"""
-LEVEL = 0.95
+LEVEL, POWER = 0.95, 0.8
 RESAMPLES, MANY, GROUPS = 2000, 200, 50
 
 
@@ -45,6 +45,17 @@ class Estimate:
         """low and high where they are an interval, else NaN."""
         return (self.low, self.high) if self.is_interval else (math.nan, math.nan)
 
+    @property
+    def reach(self) -> float:
+        """The difference from a threshold that such samples would show 4 times in 5 (80 % power); NaN for too few.
+
+        Of Student's t: the longer half of the interval, and once more what holds back the unlucky fifth.
+        """
+        if not self.is_interval:
+            return math.nan
+        often, ends = (float(scipy.stats.t.ppf(share, self.samples - 1)) for share in (POWER, (1 + LEVEL) / 2))
+        return max(self.high - self.value, self.value - self.low) * (1 + often / ends)
+
     def above(self, threshold: float = 0.0) -> bool | None:
         """The verdict: True or False when the whole interval lies above or below, None when that cannot be told."""
         if self.is_interval and (self.low > threshold or self.high < threshold):
@@ -70,14 +81,18 @@ def median_over(values_S: Any) -> Estimate:
 
 
 def _estimate(values_S: Any, centre: Any, interval: Any) -> Estimate:
-    known = np.asarray(values_S, dtype=float)
-    if known.ndim != 1:
-        raise ValueError(f"an estimate takes one number a sample, on one axis, but got shape {known.shape}")
-    known = known[~np.isnan(known)]
+    known = _known(values_S)
     if not len(known):
         return Estimate(math.nan, math.nan, math.nan, 0)
     ends = interval(known) if len(known) >= FEWEST else (known.min(), known.max())
     return Estimate(float(centre(known)), float(ends[0]), float(ends[1]), len(known))
+
+
+def _known(values_S: Any) -> np.ndarray:
+    known = np.asarray(values_S, dtype=float)
+    if known.ndim != 1:
+        raise ValueError(f"an estimate takes one number a sample, on one axis, but got shape {known.shape}")
+    return known[~np.isnan(known)]
 
 
 def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -88,22 +103,48 @@ def mean_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     short everywhere with so few samples. The bootstrap reaches at most twice as far as Student's: where one sample
     stands apart from all others, resamples without it have hardly an error. From 200 samples on it is Student's alone.
     """
+    mean, error, ratio, samples = _studentised(values)
+    reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
+    least, most = np.array(-reach), np.array(reach)
+    if ratio is not None:
+        least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
+    return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(least, -2 * reach, -reach) * error
+
+
+def mean_p(values_S: Any, threshold: float = 0.0) -> float:
+    """p-value of the mean of samples (S,) against a threshold: the level at which ``mean_interval`` would reach it.
+
+    NaN, as the interval is no interval, for fewer than ``FEWEST`` samples; NaN among them are left out.
+    """
+    known = _known(values_S)
+    if len(known) < FEWEST:
+        return math.nan
+    mean, error, ratio, samples = _studentised(known)
+    if not error:
+        return float(mean == threshold)
+    apart = float(mean - threshold) / float(error)
+    student, half = (2 * scipy.stats.t.sf(abs(apart) / part, samples - 1) for part in (1, 2))
+    drawn = 0.0 if ratio is None else 2 * np.mean(ratio * np.sign(apart) >= abs(apart))
+    return float(min(max(student, min(drawn, half)), 1.0))
+
+
+def _studentised(values: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
+    """Means (...), their errors (...), of resamples how many of their own errors their means lie off (..., N), and S.
+
+    From ``MANY`` samples on there are no resamples.
+    """
     found = np.asarray(values, dtype=float)
     samples = found.shape[-1]
     mean = found.mean(-1, keepdims=True)
-    apart = found - mean
+    apart, ratio = found - mean, None
     error = found.std(-1, ddof=1, keepdims=True) / math.sqrt(samples)
-    reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, samples - 1))
-    least, most = np.array(-reach), np.array(reach)
     if samples < MANY:
         weights_NS = _resampled_weights(samples)
         shift = apart @ weights_NS.T
         spread = np.sqrt(np.maximum(apart**2 @ weights_NS.T - shift**2, 0) / (samples - 1))
         # a resample of one value over and over has no error of its own
         ratio = np.divide(shift, spread, out=np.zeros_like(shift), where=spread > 1e-9 * error)
-        least, most = np.quantile(ratio, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=-1)
-    mean, error = mean[..., 0], error[..., 0]
-    return mean - np.clip(most, reach, 2 * reach) * error, mean - np.clip(least, -2 * reach, -reach) * error
+    return mean[..., 0], error[..., 0], ratio, samples
 
 
 @lru_cache(maxsize=32)
@@ -117,6 +158,18 @@ def median_interval(values: Any) -> tuple[np.ndarray, np.ndarray]:
     ranked = np.sort(np.asarray(values, dtype=float), axis=-1)
     left_out = int(scipy.stats.binom.ppf((1 - LEVEL) / 2, ranked.shape[-1], 0.5))
     return ranked[..., left_out - 1], ranked[..., -left_out]
+
+
+def median_p(values_S: Any, threshold: float = 0.0) -> float:
+    """p-value of the median of samples (S,) against a threshold, as ``mean_p``: the exact sign test.
+
+    A sample that equals the threshold counts for either side.
+    """
+    known = _known(values_S)
+    if len(known) < FEWEST:
+        return math.nan
+    fewer = min(np.sum(known <= threshold), np.sum(known >= threshold))
+    return float(min(2 * scipy.stats.binom.cdf(fewer, len(known), 0.5), 1.0))
 
 
 def jackknife(statistic: Callable[[np.ndarray], np.ndarray], samples: int) -> np.ndarray:

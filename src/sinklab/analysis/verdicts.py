@@ -1,14 +1,15 @@
 """Statements about a model, held against measured numbers: each one says yes, no or not measured, in one sentence."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sinklab.analysis.counts import ratio
-from sinklab.analysis.estimates import FEWEST, Estimate, median_over
+from sinklab.analysis.estimates import FEWEST, LEVEL, Estimate, mean_over, mean_p, median_over, median_p
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,25 @@ class Verdict:
     """whether it is a failure signature: a sign that the model leans on fixed anchors, as autoregressive ones do"""
     estimate: Estimate | None = None
     """value with its interval over samples; None where nothing was measured, or not sample by sample"""
+    p: float = math.nan
+    """p-value of value against threshold, over samples; NaN where no verdict could be given"""
+
+
+def holm(found: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts of one page, of which a false one is to turn up on at most 5 % of pages (Holm 1979).
+
+    Those that have a p-value count. A verdict that does not stand the correction for their number holds None, and its
+    sentence says so.
+    """
+    ranked = sorted((verdict.p, place) for place, verdict in enumerate(found) if not math.isnan(verdict.p))
+    kept, worst = list(found), 0.0
+    for left, (p, place) in zip(range(len(ranked), 0, -1), ranked, strict=True):
+        worst = max(worst, left * p)
+        verdict = found[place]
+        if verdict.holds is not None and worst > 1 - LEVEL:
+            words = f"p = {p:.2g}, which cannot tell among the {len(ranked)} statements that are judged here"
+            kept[place] = replace(verdict, holds=None, sentence=f"{verdict.sentence.rpartition(': ')[0]}: {words}.")
+    return kept
 
 
 def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdict:
@@ -45,7 +65,8 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         raise ValueError(f"events are numbers of at least 0, (sample, ..., position): got shape {count.shape}.")
     verdict = partial(Verdict, "sinks only at the start", threshold=threshold)
     count_SP = count.sum(tuple(range(1, count.ndim - 1)))
-    found = median_over(ratio(count_SP[:, :first].sum(1), count_SP.sum(1)))
+    share_S = ratio(count_SP[:, :first].sum(1), count_SP.sum(1))
+    found, p = median_over(share_S), median_p(share_S, threshold)
     if not found.samples:
         return verdict(holds=None, value=math.nan, sentence="There is no sink, so none sits at the start.")
     chance = min(first, count.shape[-1]) / count.shape[-1]
@@ -55,53 +76,89 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
     )
     holds, words = _against(found, threshold, "only at the start", "not only at the start")
     if chance > threshold:
-        holds, words = None, "the sequence is too short to tell"
-    return verdict(holds=holds, value=found.value, sentence=f"{where}: {words}.", estimate=found)
+        holds, words, p = None, "the sequence is too short to tell", math.nan
+    return verdict(holds=holds, value=found.value, sentence=f"{where}: {words}.", estimate=found, p=p)
 
 
-def masking_cost(
-    plain: tuple[float, float],
-    masked: tuple[float, float],
-    *,
-    measure: str = "loss",
-    threshold: float = 0.05,
-    paired_error: float | None = None,
-) -> Verdict:
+def masking_cost(plain: Any, masked: Any, *, measure: str = "loss", threshold: float = 0.05) -> Verdict:
     """Failure signature «masking the sinks costs more than 5 %» (Rulli et al.): dependence as in autoregressive models.
 
-    plain, masked: (value, standard error) without and with the sinks masked. measure: "loss" (rising is worse) or
-    "accuracy" (falling is worse). The cost is the relative change for the worse. paired_error: standard error of the
-    difference where the two were measured on the same items; None: the two errors are taken as independent.
-    Holds or not only when two standard errors of the cost leave no doubt; else None and «cannot tell».
-    Raises ValueError for another measure or a plain value that is not above 0.
+    plain, masked: (sample,) what each row or problem scores without and with the sinks masked. measure: "loss" (rising
+        is worse) or "accuracy" (falling is worse).
+    The cost is the relative change of the mean for the worse. Holds or not when its interval over samples lies on one
+    side of the threshold, else None; differences are paired, and the mean of ``plain`` counts to first order (the delta
+    method). Raises ValueError for another measure, for shapes that differ, and for a plain mean that is not above 0.
     """
     if measure not in ("loss", "accuracy"):
         raise ValueError(f"masking_cost judges 'loss' or 'accuracy': got {measure!r}.")
-    (base, base_error), (changed, changed_error) = plain, masked
+    before_S, after_S = _paired("masking_cost", plain, masked)
     verdict = partial(Verdict, "masking is costly", threshold=threshold)
-    if math.isnan(base) or math.isnan(changed):
+    if not len(before_S):
         return verdict(holds=None, value=math.nan, sentence="Masking the sinks was not measured.")
+    samples, base, changed = len(before_S), float(before_S.mean()), float(after_S.mean())
     if not base > 0:
         raise ValueError(f"A relative cost needs a plain {measure} above 0: got {base}.")
-    sign = 1 if measure == "loss" else -1
-    value = sign * (changed - base) / base
-    # First order in the ratio changed / base, or the paired error of the difference.
-    error = math.hypot(changed_error, changed / base * base_error) if paired_error is None else paired_error
-    reach = 2 * error / base
-    numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, " + (
-        f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
+    worse_S = (after_S - before_S) * (1 if measure == "loss" else -1)
+    value = float(worse_S.mean()) / base
+    if measure == "accuracy" and samples >= FEWEST:
+        # few problems change: one more each way, or an interval of none would have no width (Bonett and Price 2012)
+        before_S, worse_S = np.append(before_S, [1, 0]), np.append(worse_S, [1, -1])
+    # each sample's part in the ratio of two means
+    cost_S = value + (worse_S - value * before_S) / base
+    found = replace(mean_over(cost_S), value=value, samples=samples)
+    limit = f"the limit of {_percent(threshold)}"
+    change = f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
+    numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, {change} ({_over_samples(found, 'mean')})"
+    holds, words = _against(found, threshold, f"over {limit}", f"within {limit}")
+    sentence, p = f"With the sinks masked the {numbers}: {words}.", mean_p(cost_S, threshold)
+    return verdict(holds=holds, value=value, sentence=sentence, estimate=found, p=p)
+
+
+def recovery(sink: Any, control: Any, *, held: tuple[float, float] | None = None, threshold: float = 0.1) -> Verdict:
+    """Failure signature «no recovery after part of the context was hidden» (Rulli et al.): fixed anchors.
+
+    Judged by what is written after the cut: how much less likely the model finds the tokens that its uncut twin writes
+    then. Hiding context costs something wherever it lies; what counts is what hiding the stretch around the main sink
+    costs beyond hiding one of the same length where few heads have a sink. A study with ``truncate`` tabulates both.
+
+    sink, control: (sample,) log-probability that a token of the twin loses on average, in nats, with the one or the
+        other stretch hidden; NaN where a sample has no such stretch.
+    held: shares of attention that the two stretches held, for the sentence.
+    threshold: in nats; at 0.1 each token is a tenth less likely.
+    Holds (a bad sign) when the interval of the mean difference over samples lies above the threshold, False when below,
+    else None. Raises ValueError when shapes differ.
+    """
+    sink_S, control_S = _paired("recovery", sink, control)
+    verdict = partial(Verdict, "no recovery", threshold=threshold)
+    if not len(sink_S):
+        unknown = (
+            "No sample had both a sink and an equally long stretch with few to hide, so recovery cannot be judged."
+        )
+        return verdict(holds=None, value=math.nan, sentence=unknown)
+    found, p = mean_over(sink_S - control_S), mean_p(sink_S - control_S, threshold)
+    shares = [f" ({_percent(one)} of attention)" for one in held] if held else ["", ""]
+    sentence = (
+        f"With the stretch around its main sink{shares[0]} hidden, the model finds each token that it writes uncut "
+        f"{sink_S.mean():.3g} nats less likely, with one where few heads have a sink{shares[1]} {control_S.mean():.3g} "
+        f"(difference {found.value:.3g}, {_over_samples(found, 'mean', _nats)})"
     )
-    doubt = "no error is known" if math.isnan(reach) else f"± {_percent(reach)}"
-    holds = value > threshold if abs(value - threshold) > reach else None
-    told = {None: f" ({doubt}): cannot tell whether that is over", True: ": over", False: ": within"}
-    sentence = f"With the sinks masked the {numbers}{told[holds]} the limit of {_percent(threshold)}."
-    return verdict(holds=holds, value=value, sentence=sentence)
+    holds, words = _against(found, threshold, "it does not recover", "it recovers", _nats)
+    return verdict(holds=holds, value=found.value, sentence=f"{sentence}: {words}.", estimate=found, p=p)
 
 
-def recovery(
+def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the samples that have both. Raises ValueError when shapes differ."""
+    first_S, second_S = (np.asarray(values, dtype=float) for values in (one, other))
+    if first_S.ndim != 1 or first_S.shape != second_S.shape:
+        raise ValueError(f"{what} needs two (sample,): got shapes {first_S.shape} and {second_S.shape}.")
+    there_S = ~np.isnan(first_S + second_S)
+    return first_S[there_S], second_S[there_S]
+
+
+def new_sinks(
     lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None, threshold: float = 0.25
 ) -> Verdict:
-    """Failure signature «no recovery after the middle of the context was hidden» (Rulli et al.): fixed anchors.
+    """The statement that heads whose sink was hidden build a new one; what they write then is another matter.
 
     Attention sums to 1, so when a sink is hidden the others receive more, and one of them may pass the rule without
     anything having been rebuilt. Heads count that have no sink by such renormalisation, and those that lost their sink
@@ -113,14 +170,15 @@ def recovery(
     recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A study with ``truncate``
         tabulates all three.
     within: number of steps it was given, for the sentence.
-    Holds (a bad sign) when in the typical sample (median) the share that recovered is less than ``threshold`` above the
-    base rate; None when the interval over samples contains the threshold. Samples without heads of both kinds do not
-    count. Raises ValueError when shapes differ.
+    Holds when in the typical sample (median) the share that has a new one is more than ``threshold`` above the base
+    rate; None when the interval over samples contains the threshold. Samples without heads of both kinds do not count.
+    Raises ValueError when shapes differ.
     """
     gone, passes, back = (np.asarray(one, dtype=bool) for one in (lost, renormalised, recovered))
     if gone.ndim != 2 or not gone.shape == passes.shape == back.shape:
-        raise ValueError(f"recovery needs three (sample, head): got shapes {gone.shape}, {passes.shape}, {back.shape}.")
-    verdict = partial(Verdict, "no recovery", threshold=threshold)
+        shapes = f"{gone.shape}, {passes.shape}, {back.shape}"
+        raise ValueError(f"new_sinks needs three (sample, head): got shapes {shapes}.")
+    verdict = partial(Verdict, "new sinks", threshold=threshold, signature=False)
     if not gone.any():
         return verdict(holds=None, value=math.nan, sentence="No head had its main sink in what was hidden.")
     losers, others = gone & ~passes, ~gone & ~passes
@@ -130,16 +188,18 @@ def recovery(
         alone = f"All {gone.sum()} heads whose main sink was hidden have another by renormalisation alone"
         if losers.any():
             alone = "There is no head without a sink to take the base rate from"
-        return verdict(holds=None, value=math.nan, sentence=f"{alone}, so recovery cannot be judged.")
+        return verdict(
+            holds=None, value=math.nan, sentence=f"{alone}, so it cannot be said that heads build new sinks."
+        )
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
     rate, base = (_percent(float(np.median(one_S[~np.isnan(rate_S - base_S)]))) for one_S in (rate_S, base_S))
     sentence = (
         f"{rate} of the heads that were left without a sink when theirs was hidden have a new one{soon}, {base} of "
         f"those that had none (difference {_percent(found.value)}, {_over_samples(found)})"
     )
-    holds, words = _against(found, threshold, "they recover", "they do not recover")
-    stuck = None if holds is None else not holds
-    return verdict(holds=stuck, value=found.value, sentence=f"{sentence}: {words}.", estimate=found)
+    holds, words = _against(found, threshold, "heads build new sinks", "heads build no new sinks")
+    p = median_p(rate_S - base_S, threshold)
+    return verdict(holds=holds, value=found.value, sentence=f"{sentence}: {words}.", estimate=found, p=p)
 
 
 def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:
@@ -153,29 +213,37 @@ def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) 
         return verdict(holds=None, sentence="No attention was recorded, so nothing was filtered.")
     holds, words = _against(found, threshold, f"at least {_percent(threshold)}", f"fewer than {_percent(threshold)}")
     shares = f"Epsilon {epsilon:g} leaves out {_percent(found.value)} of the tokens ({_over_samples(found)})"
-    return verdict(holds=holds, sentence=f"{shares}: {words}.", estimate=found)
-
-
-def _over_samples(found: Estimate) -> str:
-    """Where the samples lie: the interval, or the range of too few."""
-    if found.samples == 1:
-        return "1 sample"
-    span = f"{_percent(found.low)} to {_percent(found.high)}"
-    return (
-        f"median of {found.samples} samples, 95\u00a0% interval {span}"
-        if found.is_interval
-        else f"{found.samples} samples, {span}"
-    )
-
-
-def _against(found: Estimate, threshold: float, above: str, below: str) -> tuple[bool | None, str]:
-    """Whether it is above the threshold, and the words for it."""
-    if not found.is_interval:
-        return None, f"too few samples to tell (at least {FEWEST})"
-    holds = found.above(threshold)
-    return holds, f"cannot tell on which side of {_percent(threshold)}" if holds is None else above if holds else below
+    p = median_p(filtered, threshold)
+    return verdict(holds=holds, sentence=f"{shares}: {words}.", estimate=found, p=p)
 
 
 def _percent(share: float) -> str:
     number = 100 * share
     return f"{number:.0f} %" if abs(number) >= 100 else f"{number:.3g} %"
+
+
+def _nats(number: float) -> str:
+    return f"{number:.2g} nats"
+
+
+def _over_samples(found: Estimate, centre: str = "median", shown: Callable[[float], str] = _percent) -> str:
+    """Where the samples lie: the interval, or the range of too few."""
+    if found.samples == 1:
+        return "1 sample"
+    span = f"{shown(found.low)} to {shown(found.high)}"
+    return (
+        f"{centre} of {found.samples} samples, 95\u00a0% interval {span}"
+        if found.is_interval
+        else f"{found.samples} samples, {span}"
+    )
+
+
+def _against(
+    found: Estimate, threshold: float, above: str, below: str, shown: Callable[[float], str] = _percent
+) -> tuple[bool | None, str]:
+    """Whether it is above the threshold, and the words for it; where that cannot be told, what could have been."""
+    if not found.is_interval:
+        return None, f"too few samples to tell (at least {FEWEST})"
+    holds = found.above(threshold)
+    unknown = f"cannot tell on which side of {shown(threshold)} (could have seen ±{shown(found.reach)})"
+    return holds, unknown if holds is None else above if holds else below

@@ -13,6 +13,7 @@ import matplotlib
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
+from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures as registered
@@ -192,12 +193,15 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
-    """The verdicts: which statement was held against which run and its answer, whether it holds, the sentence."""
+    """The verdicts: which statement was held against which run and its answer, whether it holds, the sentence.
+
+    They are corrected for the number of all that stand on the page.
+    """
+    found = [(study, verdict) for study in studies if study.layers for verdict in study.verdicts]
+    corrected = holm([verdict for _, verdict in found])
     return [
         (say.told("answer", study, verdict, len(studies) == 1)[0], verdict.holds, verdict.sentence)
-        for study in studies
-        if study.layers
-        for verdict in study.verdicts
+        for (study, _), verdict in zip(found, corrected, strict=True)
     ]
 
 

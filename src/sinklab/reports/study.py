@@ -2,7 +2,7 @@
 
 # N samples, T steps, L layers, H heads, K keys (added sinks first, then canvas positions)
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter, methodcaller
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.verdicts import Verdict, masking_cost, ninety_six, recovery, start_only
+from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -19,17 +19,35 @@ WITHIN = 8
 """steps that heads are given to find another sink"""
 
 
-def _recovered(truncation: pd.DataFrame | None) -> Verdict:
-    if truncation is None:
-        unknown = "No part of the context was hidden, so recovery was not measured."
-        return Verdict("no recovery", None, math.nan, math.nan, unknown)
-    if "renormalised" not in truncation:
-        unknown = "The run does not say which heads have a sink by renormalisation alone, so recovery cannot be judged."
-        return Verdict("no recovery", None, math.nan, math.nan, unknown)
+def _unknown(name: str, why: str) -> Verdict:
+    return Verdict(name, None, math.nan, math.nan, why)
+
+
+def _recovered(study: "Study") -> Verdict:
+    """Judged by the tokens of the uncut text; where attention went is told beside it."""
+    stretches, tokens = study.table("truncated"), study.table("recovery")
+    if study.truncation is None:
+        return _unknown("no recovery", "No part of the context was hidden, so recovery was not measured.")
+    if stretches is None or "arm" not in stretches:
+        why = "The run hid the middle of the context, wherever the sinks were, so recovery cannot be judged."
+        return _unknown("no recovery", why)
+    if tokens is None:
+        return recovery([], [])
+    costs = [tokens["logprob"] - tokens[f"logprob_{arm}"] for arm in ("sink", "control")]
+    sink, control = (one.groupby(tokens["sample"]).mean() for one in costs)
+    judged = stretches[stretches["sample"].isin(sink.index)].groupby("arm")["held"].mean()
+    verdict = recovery(sink, control, held=(judged["sink"], judged["control"]))
+    return replace(verdict, sentence=f"{_rebuilt(study.truncation)} {verdict.sentence}")
+
+
+def _rebuilt(truncation: pd.DataFrame) -> str:
+    """How many heads have a new sink, in a sentence; a description, no verdict."""
     first = truncation.groupby("sample")["step"].transform("min")
     soon = truncation[truncation["step"] < first + WITHIN]
     heads = soon.groupby(["sample", "layer", "head"])[["lost", "renormalised", "recovered"]].any()
-    return recovery(*(heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads), within=WITHIN)
+    columns = (heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads)
+    said = new_sinks(*columns, within=WITHIN).sentence
+    return f"{said.rpartition(': ')[0] or said.removesuffix('.')}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +68,7 @@ class Study(Reader):
         "generations": {"sample", "prompt", "completion"},
         "heldout": {"k", "control", "loss", "stderr"},
         "truncation": {"sample", "step", "layer", "head", "lost", "recovered"},
+        "recovery": {"sample", "logprob", "logprob_sink", "logprob_control"},
     }
 
     family = cached_property[str](lambda study: str(study.run.info.model.get("family", "diffusion")))
@@ -96,7 +115,7 @@ class Study(Reader):
     """sample, prompt, completion, and what else the run noted."""
 
     truncation = cached_property[pd.DataFrame | None](methodcaller("table", "truncation"))
-    """What hiding the middle of the context did to the main sinks, per step, layer and head."""
+    """What hiding a part of the context did to the main sinks, per step, layer and head."""
 
     removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
     """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""
@@ -105,7 +124,10 @@ class Study(Reader):
     def heldout(self) -> pd.DataFrame | None:
         """Loss over hidden sinks: k, control, loss, stderr; ``delta`` against k = 0 is added where it is missing."""
         frame = self.table("heldout")
-        if frame is None or "delta" in frame:
+        if frame is None:
+            return None
+        frame = frame.drop(columns="losses", errors="ignore")
+        if "delta" in frame:
             return frame
         base = frame[frame["k"] == 0]
         loss, error = (base["loss"].iloc[0], base["stderr"].iloc[0]) if len(base) else (np.nan, np.nan)
@@ -137,18 +159,22 @@ class Study(Reader):
     def verdicts(self) -> list[Verdict]:
         """The failure signatures and the 96 % statement, each with a sentence; what was not measured holds None.
 
-        The cost of masking is that of the fewest sinks that were masked (one, in a study with the usual settings); its
-        error is that of the paired differences.
+        They are corrected for their number (``holm``). The cost of masking is that of the fewest sinks that were masked
+        (one, in a study with the usual settings), over rows of held-out text.
         """
-        heldout, filtered_N = self.heldout, self.measured.filtered_N
-        plain, masked, error = (math.nan, math.nan), (math.nan, math.nan), None
-        if heldout is not None:
-            base, hidden = heldout[heldout["k"] == 0], heldout[heldout["control"] == "sinks"].sort_values("k")
-            if len(base) and len(hidden):
-                plain, masked = (
-                    (float(rows["loss"].iloc[0]), float(rows["stderr"].iloc[0])) for rows in (base, hidden)
-                )
-                error = float(hidden["delta_stderr"].iloc[0])
-        found = [start_only(self.measured.events_NS), masking_cost(plain, masked, paired_error=error)]
-        found.append(_recovered(self.truncation))
-        return found + ([ninety_six(filtered_N)] if filtered_N else [])
+        filtered_N = self.measured.filtered_N
+        found = [start_only(self.measured.events_NS), self._masking, _recovered(self)]
+        return holm(found + ([ninety_six(filtered_N)] if filtered_N else []))
+
+    @property
+    def _masking(self) -> Verdict:
+        table = self.table("heldout")
+        if table is None:
+            return masking_cost([], [])
+        base, hidden = table[table["k"] == 0], table[table["control"] == "sinks"].sort_values("k")
+        if not len(base) or not len(hidden):
+            return masking_cost([], [])
+        if "losses" not in table:
+            why = "The run kept no losses of single rows, so it cannot be told whether masking the sinks is costly."
+            return _unknown("masking is costly", why)
+        return masking_cost(base["losses"].iloc[0], hidden["losses"].iloc[0])

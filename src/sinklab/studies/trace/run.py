@@ -22,48 +22,11 @@ from sinklab.scoring.heldout import HeldoutRows, check_heldout, heldout_curve, h
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment, sample_seed, seeded
-from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.base import Work, columns_of, heldout_text, labels_of, text_of
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection
 from sinklab.studies.trace.study import StudySettings
-
-
-def truncation_table(
-    arrays: dict[str, np.ndarray], hidden: slice, selection: Selection, sample: int
-) -> dict[str, np.ndarray]:
-    """One row per (step since some keys are hidden, layer, head); of the arrays the first step is the last whole one.
-
-    Columns: hidden_share_before, the share of attention that the hidden keys held at the last whole step;
-    main_before, main_after: the key that receives most, there and at this step; score_before, score_after: what it
-    receives as a multiple of an even share; lost: main_before was a sink (the default rule) and is hidden now;
-    renormalised: of the keys that are left one was a sink if what they received is divided by what was not hidden;
-    recovered: main_after is a sink. Keys count the added sink columns first.
-    """
-    scale_T = arrays["positions"] / np.nanmax(arrays["visible"], axis=-1)
-    score_TLHK = arrays["received"].astype(np.float32) * scale_T[:, None, None, None]
-    score_TLHK = np.where(np.isnan(score_TLHK), -1.0, score_TLHK)
-    limit_T = DEFAULT.threshold(arrays["positions"])
-    main_TLH, best_TLH = score_TLHK.argmax(-1), score_TLHK.max(-1)
-    before_LHK = np.maximum(score_TLHK[0], 0)
-    hidden_LH = before_LHK[..., hidden].sum(-1) / before_LHK.sum(-1)
-    left_LH = np.delete(before_LHK, hidden, axis=-1).max(-1) / np.maximum(1 - hidden_LH, 1e-9)
-    inside_LH = (main_TLH[0] >= hidden.start) & (main_TLH[0] < hidden.stop)
-    columns: dict[str, Any] = {
-        "sample": sample,
-        "step": arrays["step_number"][1:, None, None],
-        "layer": np.array(selection.layers)[:, None],
-        "head": np.array(selection.heads),
-        "hidden_share_before": hidden_LH,
-        "main_before": main_TLH[0],
-        "score_before": best_TLH[0],
-        "lost": inside_LH & (best_TLH[0] > limit_T[0]),
-        "renormalised": left_LH > limit_T[0],
-        "main_after": main_TLH[1:],
-        "score_after": best_TLH[1:],
-        "recovered": best_TLH[1:] > limit_T[1:, None, None],
-    }
-    return {name: np.broadcast_to(values, main_TLH[1:].shape).reshape(-1) for name, values in columns.items()}
+from sinklab.studies.trace.truncation import looked_at, stretches, token_costs, truncation_table
 
 
 def follow(
@@ -116,7 +79,7 @@ def write_sample(
         edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
         generations.append(_generation(task, sample, edited, k, edited_log))
     if task.settings.truncate:
-        meter.stage(f"writing sample {sample + 1} again with the middle of its context hidden")
+        meter.stage(f"writing sample {sample + 1} again with the context around its sink hidden")
         _write_truncated(run, task, sample, selection, moments, meter)
     run.table("generations", columns_of(generations), part=sample)
 
@@ -124,27 +87,33 @@ def write_sample(
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
-    """The text again, with the middle quarter of its positions hidden from half of the steps on."""
+    """The text again, with the stretch around its main sink hidden from half of the steps on, and with another one."""
     cut = max(len(whole) // 2, 1)
-    # a causal model has only read so many positions when the middle is hidden
-    length = task.positions if task.is_diffusion else len(task.started()) + cut
-    start = length * 3 // 8
-    where = {"start": start, "stop": max(length * 5 // 8, start + 1), "step": cut}
-    edit = interventions.make("truncate_context", **where)
+    last = whole[cut - 1]
+    score_LHK = looked_at(task, selection, last)
+    hidden = stretches(score_LHK, last.state_S > 0)
     # watched from the last whole step on
     steps = tuple(range(cut - 1, max(len(whole), task.most_steps)))
-    settings = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
-    task = replace(task, settings=settings)
-    recorder = Recorder(task, selection)
-    moments, log = follow(task, meter, recorder, edit)
-    added = getattr(task.loaded.model.config, "sink_count", 0)
-    hidden = slice(added + where["start"], added + where["stop"])
-    run.table("truncation", truncation_table(recorder.arrays(), hidden, selection, sample), part=sample)
-    written = moments[-1].written
-    text = {"sample": sample, "prompt": task.prompt.text, "completion": text_of(task.loaded, written)}
-    text |= {"token_ids": written.tolist(), "agreement": agreement(whole[-1].written, written)}
-    text |= where | {"idle": " ".join(log.idle)}
-    run.table("truncated", columns_of([text]), part=sample)
+    watched = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
+    texts = []
+    for stretch in hidden:
+        where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
+        recorder = Recorder(replace(task, settings=watched), selection) if stretch.arm == "sink" else None
+        edit = interventions.make("truncate_context", **where)
+        moments, log = follow(replace(task, settings=watched), meter, recorder, edit)
+        if recorder is not None:
+            added = score_LHK.shape[-1] - len(last.ids_S)
+            keys = slice(added + stretch.start, added + stretch.stop)
+            run.table("truncation", truncation_table(recorder.arrays(), keys, selection, sample), part=sample)
+        written = moments[-1].written
+        text = {"sample": sample, "arm": stretch.arm, "prompt": task.prompt.text}
+        text |= {"completion": text_of(task.loaded, written), "token_ids": written.tolist()}
+        text |= {"agreement": agreement(whole[-1].written, written), "held": stretch.held, "sinks": stretch.sinks}
+        texts.append(text | where | {"idle": " ".join(log.idle)})
+    run.table("truncated", columns_of(texts), part=sample)
+    if len(hidden) == 2 and hidden[0].sinks and not task.edits and len(whole) > cut:
+        columns = token_costs(task, whole, cut, hidden)
+        run.table("recovery", {"sample": np.full(len(columns["step"]), sample), **columns}, part=sample)
 
 
 def agreement(one: np.ndarray, other: np.ndarray) -> float:
@@ -288,7 +257,7 @@ def _heldout_rows(loaded: Loaded, settings: StudySettings, progress: Progress) -
 def write_samples(work: Work) -> None:
     """Write this process's samples."""
     settings, tasks, roles = work.settings, work.plan.tasks, special_roles(work.loaded)
-    texts = len(work.samples) * (1 + len(settings.mask_sinks) + settings.truncate)
+    texts = len(work.samples) * (1 + len(settings.mask_sinks) + 2 * settings.truncate)
     meter = Meter(work.progress, texts, settings.steps or settings.new_tokens)
     for sample in work.samples:
         meter.stage(f"writing sample {sample + 1} of {len(tasks)} under observation")

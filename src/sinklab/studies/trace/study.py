@@ -73,7 +73,9 @@ class StudySettings(DecodingSettings, Checked):
     """Autoregressive models: recompute the whole text at every step (column sums of the causal attention map) instead
     of the last token on top of the KV cache (its last row)."""
     truncate: bool = False
-    """Also decode each sample with the middle quarter of its positions hidden in the second half of the steps."""
+    """Also decode each sample with the stretch around its main sink (a sixteenth of the positions) hidden in the second
+    half of the steps, and with one where few heads have a sink; score the tokens of the uncut text with either hidden.
+    """
     mask_sinks: tuple[int, ...] = (5,)
     """Also decode each sample with this many most attended keys of the previous step hidden per layer and head, and
     keep the text.
@@ -243,8 +245,8 @@ study = Trace()
 """Trace a model while it writes, score it with its sinks hidden, and keep everything: one part per sample.
 
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``generations`` (``removals`` under edits,
-``truncation`` and ``truncated`` with ``truncate``), and ``heldout`` for diffusion models. Under ``accelerate
-launch`` the samples are sharded over the processes and their folders merged at the end.
+``truncation``, ``truncated`` and ``recovery`` with ``truncate``), and ``heldout`` for diffusion models. Under
+``accelerate launch`` the samples are sharded over the processes and their folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.
