@@ -1,0 +1,137 @@
+"""README's findings on the packaged models, by one command.
+
+    python studies/findings.py           measure what is not there yet, below runs/findings (or $SINKLAB_STUDY), and write
+    python studies/findings.py write     README's table from findings.json again
+
+Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on the same canvases;
+then held-out rows are scored with keys hidden. findings.json keeps the numbers, checkpoints/packaged/curves/ the runs
+that `sinklab tour` shows.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sinklab.checkpoints import load
+from sinklab.records import open_run
+from sinklab.reports import as_studies
+from sinklab.reports.tables import measures
+from sinklab.studies.curve.figures import as_curves, masking_curve_sentences, masking_curve_table
+from sinklab.studies.curve.study import CurveSettings, masking_curve
+from sinklab.studies.trace.study import StudySettings, study
+
+RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/findings"))
+RESULTS = Path(__file__).with_suffix(".json")
+ROOT = Path(__file__).parents[1]
+PACKAGED = ROOT / "src" / "sinklab" / "checkpoints" / "packaged"
+MODELS = ("tiny", "tiny-sink", "tiny-causal")
+CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64)
+PASSAGES, WORDS = 12, 24
+BEGIN, END = "<!-- findings: `python studies/findings.py` -->", "<!-- end -->"
+TRACED = (
+    "sinks per head and step",
+    "heads with a sink, %",
+    "tokens that are no sinks at ε = 3, %",
+    "attention on the greatest text position, %",
+    "attention on the added sink, %",
+    "mobility of the main sink (0 static, 1 moving)",
+    "attention explained by class of token, %",
+    "attention explained by position, %",
+    "sinks that are masks, %",
+    "value norm, text sinks over other text",
+)
+"""Rows of README's table, among the measures of `sinklab compare`."""
+
+
+def passages() -> tuple[str, ...]:
+    """Beginnings of paragraphs of the packaged held-out text, evenly spread over its books."""
+    file = resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl")
+    books = [json.loads(line)["text"].split("\n\n") for line in file.read_text("utf-8").splitlines()]
+    long = [[text for text in book if len(text.split()) > WORDS] for book in books]
+    some = [book[len(book) * part // 3] for part in range(3) for book in long]
+    return tuple(" ".join(text.split()[:WORDS]) for text in some[:PASSAGES])
+
+
+def measure(names: tuple[str, ...]) -> None:
+    """Run folders of all models, those that are complete left alone."""
+    traced = StudySettings(prompts=passages(), mask_sinks=(), heldout="", twin=True)
+    for name in names:
+        loaded = load(name)
+        study(loaded, RUNS / "trace" / name, traced, progress=print, resume=(RUNS / "trace" / name).is_dir())
+        masking_curve(loaded, RUNS / "curve" / name, CURVE, progress=print)
+        kept = PACKAGED / "curves" / name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(RUNS / "curve" / name, kept)
+
+
+def collect(names: tuple[str, ...]) -> dict[str, Any]:
+    """Everything that README's table shows."""
+    studies = as_studies([open_run(RUNS / "trace" / name) for name in names])
+    curves = [open_run(RUNS / "curve" / name) for name in names]
+    columns = {f"`{name}`": measures(one) for name, one in zip(names, studies, strict=True)}
+    kinds = {"initialised": "freshly initialised", "permuted": "weights permuted"}
+    columns |= {f"`{names[0]}`, {kinds[kind]}": measures(twin) for kind, twin in studies[0].twins.items()}
+    heldout = {name: pd.read_parquet(PACKAGED / name / "training" / "heldout.parquet").iloc[0] for name in names}
+    columns = {
+        title: {"held-out loss, bits per byte": float(heldout[title.strip("`")]["bits_per_byte"]), **found}
+        if title.strip("`") in heldout
+        else found
+        for title, found in columns.items()
+    }
+    rows = ("held-out loss, bits per byte", *TRACED)
+    table = {row: {title: float(found.get(row, np.nan)) for title, found in columns.items()} for row in rows}
+    costs = masking_curve_table(curves)
+    return {
+        "passages": len(passages()),
+        "rows_of_text": CURVE.rows,
+        "measures": {row: {k: None if np.isnan(v) else round(v, 4) for k, v in cells.items()} for row, cells in table.items()},
+        "masking": costs[costs["k"].isin([0, 1, 10])].astype(object).where(costs.notna(), None).to_dict("records"),
+        "sentences": masking_curve_sentences(as_curves(curves)),
+    }
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """README's part."""
+    measures_table = pd.DataFrame(found["measures"]).T
+    lines = ["| | " + " | ".join(measures_table.columns) + " |", "|---" * (len(measures_table.columns) + 1) + "|"]
+    for row, cells in measures_table.iterrows():
+        lines.append(f"| {row} | " + " | ".join("–" if pd.isna(cell) else f"{cell:.3g}" for cell in cells) + " |")
+    masking = pd.DataFrame(found["masking"])
+    shown = ["model", "hidden", "k", "change", "keys", "sinks", "held", "removed", "matched"]
+    costs = masking[masking["k"] > 0].reindex(columns=shown).fillna("–")
+    lines += ["", "| " + " | ".join(shown) + " |", "|---" * len(shown) + "|"]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in costs.itertuples(index=False)]
+    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in found["sentences"])])
+
+
+def write(found: dict[str, Any]) -> None:
+    """Put the tables between the markers of README."""
+    page = ROOT / "README.md"
+    text = re.sub(
+        f"{re.escape(BEGIN)}.*?{re.escape(END)}",
+        lambda _: f"{BEGIN}\n{as_markdown(found)}\n{END}",
+        page.read_text("utf-8"),
+        flags=re.S,
+    )
+    page.write_text(text, "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["measure", "write"], nargs="?", default="measure")
+    if parser.parse_args().command == "measure":
+        measure(MODELS)
+        RESULTS.write_text(json.dumps(collect(MODELS), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write(json.loads(RESULTS.read_text("utf-8")))
+
+
+if __name__ == "__main__":
+    main()
