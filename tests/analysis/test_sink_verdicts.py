@@ -155,34 +155,26 @@ def heads(samples: int, lost: int, back: int, others: int = 10, others_back: int
 
 
 def test_new_sinks_are_held_against_the_base_rate():
-    found = new_sinks(*heads(6, 20, 16), within=4)
-    assert found.holds is True and found.value == 0.8 and not found.signature
-    assert found.sentence == (
+    assert new_sinks(*heads(6, 20, 16), within=4) == (
         "80 % of the heads that were left without a sink when theirs was hidden have a new one within 4 steps, 0 % of "
-        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% interval 80 % to 80 %): heads build new "
-        "sinks."
+        "those that had none (difference 80 %, median of 6 samples, 95\u00a0% interval 80 % to 80 %)."
     )
-    stuck = new_sinks(*heads(6, 20, 2, 10, 1), within=1)
-    assert stuck.holds is False and "within 1 step, 10 % of those" in stuck.sentence
-    assert stuck.sentence.endswith("heads build no new sinks.")
-    # as many of those that lost nothing: no recovery, though 80 % have a sink
-    assert new_sinks(*heads(6, 20, 16, 10, 8)).holds is False
-    few = new_sinks(*heads(3, 20, 16))
-    assert few.holds is None and few.sentence.endswith("too few samples to tell (at least 6).")
+    assert "within 1 step, 10 % of those" in new_sinks(*heads(6, 20, 2, 10, 1), within=1)
+    # as many of those that lost nothing
+    assert "(difference 0 %," in new_sinks(*heads(6, 20, 16, 10, 8))
+    assert new_sinks(*heads(3, 20, 16)).endswith("(difference 80 %, 3 samples, 80 % to 80 %).")
 
 
 def test_renormalisation_builds_no_sink():
     lost, renormalised, recovered = heads(6, 20, 16)
     renormalised[:, :16] = True
-    assert new_sinks(lost, renormalised, recovered).holds is False
+    assert new_sinks(lost, renormalised, recovered).startswith("0 % of the heads that were left without a sink")
     renormalised[:, :20] = True
     all_of_them = new_sinks(lost, renormalised, recovered)
-    assert all_of_them.holds is None and math.isnan(all_of_them.value)
-    assert all_of_them.sentence.startswith("All 120 heads whose main sink was hidden have another by renormalisation")
+    assert all_of_them == "All 120 heads whose main sink was hidden have another by renormalisation alone."
     none = new_sinks(*(np.zeros((6, 2), dtype=bool) for _ in range(3)))
-    assert none.holds is None and none.sentence == "No head had its main sink in what was hidden."
-    alone = new_sinks(*heads(6, 20, 16, 0))
-    assert alone.holds is None and "to take the base rate from" in alone.sentence
+    assert none == "No head had its main sink in what was hidden."
+    assert "to take the base rate of new ones from" in new_sinks(*heads(6, 20, 16, 0))
     with pytest.raises(ValueError, match=r"three \(sample, head\): got shapes \(2,\), \(3,\), \(2,\)"):
         new_sinks([True] * 2, [True] * 3, [True] * 2)
 

@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 from test_report_page import read
 
 from sinklab.analysis import mean_over
+from sinklab.analysis.estimates import Estimate
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports import (
     NotRecorded,
@@ -34,7 +35,7 @@ from sinklab.reports import (
 )
 from sinklab.reports.build import Picture
 from sinklab.reports.drawing import drawn_as
-from sinklab.reports.sentences import signed
+from sinklab.reports.sentences import losses_of, signed
 from sinklab.reports.style import THEMES
 from sinklab.reports.training import first_for_good
 
@@ -125,7 +126,8 @@ def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) 
     expected = mean_over(4 + np.linspace(-1, 1, ROWS))
     np.testing.assert_allclose([plain.loss.value, *plain.loss.interval], [4, *expected.interval])
     # paired, the rows differ by a constant
-    np.testing.assert_allclose(sink.against(plain), (-0.1, 0), atol=1e-12)
+    apart = sink.against(plain)
+    np.testing.assert_allclose([apart.value, apart.low, apart.high], -0.1, atol=1e-9)
     bare = as_trainings(made(tmp_path / "no-rows", leave_out=("heldout_rows",)))[0]
     assert bare.loss is not None and bare.loss.value == 4 and math.isnan(bare.loss.low)
     assert bare.against(plain) is None
@@ -137,7 +139,7 @@ def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) 
 def test_differences_have_the_digits_of_their_error() -> None:
     shown = [(-0.000759, 0.0033), (0.244, 0.055), (1.5, 12.0), (0.123, 0.0), (0.0, 0.0)]
     expected = ["−0.0008 ± 0.0033", "+0.244 ± 0.055", "+2 ± 12", "+0.12 ± 0.00", "+0 ± 0"]
-    assert [signed(*each) for each in shown] == expected
+    assert [signed(Estimate(gap, gap - reach / 2, gap + reach, 9)) for gap, reach in shown] == expected
 
 
 def test_a_takeover_must_last(pair: list[Run], tmp_path: Path) -> None:
@@ -170,7 +172,23 @@ def test_the_page_tells_the_numbers(pair: list[Run], tmp_path: Path) -> None:
         "Loss over training", "Massive activations", "Run by run", "one: added sinks", "sinklab",
     ):  # fmt: skip
         assert said in page.content, said
-    assert "no difference beyond chance" not in page.content
+    assert "(± is over rows: seeds are not in it)." in page.content
+
+
+def test_a_variant_is_judged_over_seeds(tmp_path: Path) -> None:
+    plain = [made(tmp_path / f"p{seed}", seed=seed, loss=4 + 0.1 * seed) for seed in range(6)]
+    for name, gaps, said in (
+        ("worse", (0.1, 0.12, 0.09, 0.11, 0.1, 0.08), ": worse)"),
+        ("even", (0.1, -0.12, 0.09, -0.11, 0.1, -0.08), ": cannot tell, could have seen ±0.1"),
+    ):
+        more = [
+            made(tmp_path / f"{name}{seed}", added=1, seed=seed, loss=4 + 0.1 * seed + gaps[seed]) for seed in range(6)
+        ]
+        found = losses_of(as_trainings([*plain, *more])[6:], as_trainings([*plain, *more]))
+        assert "over 6 seeds 95\u00a0% from" in found["word"] and said in found["word"]
+    # six seeds of one variant against a single run: its own seed is in every difference
+    alone = as_trainings([plain[0], *more])
+    assert losses_of(alone[1:], alone)["word"] == " (± is over rows: seeds are not in it)"
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -185,7 +203,8 @@ def test_repeats_share_their_sentences(tmp_path: Path) -> None:
     assert "plain (2 runs) score 4.000 (95 % 3.662 to 4.338, 16 rows) and 4.200" in sentences
     # each is held against the plain run of its own seed
     assert "against p0 and p1 on the same rows that is +0.1" in sentences
-    assert "and −0.2" in sentences and "not of one sign" in sentences
+    assert "and −0.2" in sentences
+    assert "(± is over rows; over 2 seeds from −0.2000 to +0.1000, too few for a verdict)." in sentences
     assert (
         "In 2 sinks (2 runs), the 2 added sinks draw more than 2 times an even share (of 7.7 %) "
         "from the first measurement on (step 0) and from step 30 on; at the end 30.0 % of all attention, "

@@ -59,7 +59,6 @@ def test_with_fewer_than_six_samples_nothing_is_said() -> None:
     for samples in (1, 3, 5):
         assert trials.starts(20, samples, 0.97, 0.02).told == 0
         assert trials.filters(20, samples, 0.975, 0.0015).told == 0
-        assert trials.rebuilding(20, samples, rebuilt=0.7).told == 0
         assert trials.recoveries(20, samples, 0.3).told == trials.costs(20, samples, 0.1).told == 0
         assert trials.semantic(3, samples, on_class=0.9).told == 0
         summary = trials.MotionSummary.pooled(

@@ -14,11 +14,10 @@ import torch
 from scipy import optimize
 
 from sinklab.analysis import linear_probes as probes
-from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import Estimate, mean_interval
 from sinklab.analysis.explained import Explained, explained_mass
 from sinklab.analysis.movement import MotionSummary, motion
-from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
+from sinklab.analysis.verdicts import Verdict, holm, masking_cost, ninety_six, recovery, start_only
 
 
 @dataclass(frozen=True)
@@ -136,38 +135,6 @@ def filters(worlds: int, samples: int, median: float, spread: float) -> Rates:
 
 
 # --- recovery ---
-
-
-@cache
-def _excess(rebuilt: float, base: float, scaled: float, alike: float) -> float:
-    """The typical sample's share of heads that recover less the base rate, from many samples."""
-    rng = np.random.default_rng(10**6)
-    cut = planted.cuts(rng, 20_001, rebuilt=rebuilt, base=base, scaled=scaled, alike=alike)
-    kinds = (cut.lost & ~cut.renormalised, ~cut.lost & ~cut.renormalised)
-    rate_N, base_N = (ratio((kind & cut.after).sum(1), kind.sum(1)) for kind in kinds)
-    return float(np.nanmedian(rate_N - base_N))
-
-
-def rebuilding(
-    worlds: int,
-    samples: int,
-    rebuilt: float = 0.0,
-    base: float = 0.1,
-    scaled: float = 0.6,
-    alike: float = 0.3,
-    boundary: bool = False,
-) -> Rates:
-    """«New sinks» in worlds of ``planted.cuts``: yes where heads build some beyond the base rate, no where they do not.
-
-    ``boundary``: the threshold lies at the true value, so that any verdict is a false alarm.
-    """
-    truth = _excess(rebuilt, base, scaled, alike)
-
-    def judge(rng: np.random.Generator) -> Verdict:
-        cut = planted.cuts(rng, samples, rebuilt=rebuilt, base=base, scaled=scaled, alike=alike)
-        return new_sinks(cut.lost, cut.renormalised, cut.after, threshold=truth if boundary else 0.25)
-
-    return _judged(worlds, judge, truth)
 
 
 def _rewritten(samples: int, beyond: float) -> Judge:
@@ -367,18 +334,6 @@ VERDICTS = (
         "the model recovers",
         "they lose 0.3 nats, whatever heads have for sinks (alarm: «it recovers»); no more than in the control",
         lambda worlds, n: recoveries(worlds, n, 0.3), lambda worlds, n: recoveries(worlds, n, 0.0), _no, alarms=_no,
-    ),
-    Row(
-        "heads build new sinks",
-        "a share above the base rate that is just the threshold; 70 points above it",
-        lambda worlds, n: rebuilding(worlds, n, rebuilt=0.25, boundary=True),
-        lambda worlds, n: rebuilding(worlds, n, rebuilt=0.7), _yes,
-    ),
-    Row(
-        "heads build no new sinks",
-        "renormalisation alone gives 80 % of heads a sink (alarm: «they build some»); it gives 60 %",
-        lambda worlds, n: rebuilding(worlds, n, scaled=0.8), lambda worlds, n: rebuilding(worlds, n, scaled=0.6), _no,
-        alarms=_yes,
     ),
     Row(
         "masking is costly",

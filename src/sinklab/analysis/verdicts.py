@@ -155,10 +155,8 @@ def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
     return first_S[there_S], second_S[there_S]
 
 
-def new_sinks(
-    lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None, threshold: float = 0.25
-) -> Verdict:
-    """The statement that heads whose sink was hidden build a new one; what they write then is another matter.
+def new_sinks(lost: Any, renormalised: Any, recovered: Any, *, within: int | None = None) -> str:
+    """How many heads whose sink was hidden have a new one, in a sentence: a description, whatever they write then.
 
     Attention sums to 1, so when a sink is hidden the others receive more, and one of them may pass the rule without
     anything having been rebuilt. Heads count that have no sink by such renormalisation, and those that lost their sink
@@ -169,37 +167,28 @@ def new_sinks(
         divided by what was not hidden.
     recovered: boolean, same shape: afterwards the head had a main sink that passes the rule. A study with ``truncate``
         tabulates all three.
-    within: number of steps it was given, for the sentence.
-    Holds when in the typical sample (median) the share that has a new one is more than ``threshold`` above the base
-    rate; None when the interval over samples contains the threshold. Samples without heads of both kinds do not count.
-    Raises ValueError when shapes differ.
+    within: number of steps it was given.
+    Samples without heads of both kinds do not count. Raises ValueError when shapes differ.
     """
     gone, passes, back = (np.asarray(one, dtype=bool) for one in (lost, renormalised, recovered))
     if gone.ndim != 2 or not gone.shape == passes.shape == back.shape:
         shapes = f"{gone.shape}, {passes.shape}, {back.shape}"
         raise ValueError(f"new_sinks needs three (sample, head): got shapes {shapes}.")
-    verdict = partial(Verdict, "new sinks", threshold=threshold, signature=False)
     if not gone.any():
-        return verdict(holds=None, value=math.nan, sentence="No head had its main sink in what was hidden.")
+        return "No head had its main sink in what was hidden."
     losers, others = gone & ~passes, ~gone & ~passes
     rate_S, base_S = (ratio((kind & back).sum(1), kind.sum(1)) for kind in (losers, others))
     found = median_over(rate_S - base_S)
+    if not losers.any():
+        return f"All {gone.sum()} heads whose main sink was hidden have another by renormalisation alone."
     if not found.samples:
-        alone = f"All {gone.sum()} heads whose main sink was hidden have another by renormalisation alone"
-        if losers.any():
-            alone = "There is no head without a sink to take the base rate from"
-        return verdict(
-            holds=None, value=math.nan, sentence=f"{alone}, so it cannot be said that heads build new sinks."
-        )
+        return "There is no head without a sink to take the base rate of new ones from."
     soon = "" if within is None else f" within {within} step{'s' if within != 1 else ''}"
     rate, base = (_percent(float(np.median(one_S[~np.isnan(rate_S - base_S)]))) for one_S in (rate_S, base_S))
-    sentence = (
+    return (
         f"{rate} of the heads that were left without a sink when theirs was hidden have a new one{soon}, {base} of "
-        f"those that had none (difference {_percent(found.value)}, {_over_samples(found)})"
+        f"those that had none (difference {_percent(found.value)}, {_over_samples(found)})."
     )
-    holds, words = _against(found, threshold, "heads build new sinks", "heads build no new sinks")
-    p = median_p(rate_S - base_S, threshold)
-    return verdict(holds=holds, value=found.value, sentence=f"{sentence}: {words}.", estimate=found, p=p)
 
 
 def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) -> Verdict:

@@ -269,7 +269,7 @@ def _outcome(trainings: list[Training]) -> Table:
             "seed": run.run.info.seed,
             "held-out loss": "–" if loss is None else number(loss.value, 4),
             "95 % interval": "" if loss is None else interval(loss),
-            "against plain": "" if gap is None else say.signed(*gap),
+            "against plain": "" if gap is None else say.signed(gap),
             "share of added sinks": percent(float(last.get("added_share", math.nan))) if run.sink_count else "",
             "from step": start if run.sink_count and len(last) else "",
             "mobility": number(float(last.get("mobility", math.nan))),

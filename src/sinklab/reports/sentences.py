@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
 from sinklab.reports.samples import ADDED
@@ -104,16 +105,21 @@ def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any
         "is_final": all(run.has_ended for run in group if run.loss is not None),
         "missing": [run.label for run in group if run.loss is None],
         "against": list(dict.fromkeys(other.label for _, other in gaps)),
-        "differences": [signed(*gap) for gap, _ in gaps],
-        "word": _judged([gap for gap, _ in gaps]),
+        "differences": [signed(gap) for gap, _ in gaps],
+        "word": _over_seeds([gap.value for gap, _ in gaps], len({other.label for _, other in gaps})),
     }
 
 
-def _judged(gaps: list[tuple[float, float]]) -> str:
-    if all(abs(gap) <= reach for gap, reach in gaps):
-        return ", no difference beyond chance"
-    both = any(gap > 0 for gap, _ in gaps) and any(gap < 0 for gap, _ in gaps)
-    return ", which is not of one sign" if both else ""
+def _over_seeds(gaps: list[float], partners: int) -> str:
+    """What differences of pairs of runs, a seed each, say of a variant; errors over rows say nothing of that."""
+    found = mean_over(gaps)
+    if partners < 2:
+        return " (± is over rows: seeds are not in it)"
+    span = f"from {found.low:+.4f} to {found.high:+.4f}".replace("-", "−")
+    if not found.is_interval:
+        return f" (± is over rows; over {found.samples} seeds {span}, too few for a verdict)"
+    words = {True: "worse", False: "better", None: f"cannot tell, could have seen ±{found.reach:.4f}"}[found.above()]
+    return f" (± is over rows; over {found.samples} seeds 95\u00a0% {span}: {words})"
 
 
 def last_rows(group: list[Training]) -> dict[Any, list[float]]:
@@ -181,11 +187,12 @@ def compared_with(run: Training, trainings: list[Training]) -> Training | None:
     return next((other for other in alike if other.run.info.seed == run.run.info.seed), base)
 
 
-def signed(gap: float, reach: float) -> str:
-    """A difference with half of its 95 % interval, both to the second digit of the latter."""
-    size = reach if reach > 0 else abs(gap)
+def signed(gap: Estimate) -> str:
+    """A difference with half of its 95 % interval (the longer one), both to the second digit of the latter."""
+    reach = max(gap.high - gap.value, gap.value - gap.low)
+    size = reach if reach > 0 else abs(gap.value)
     digits = max(0, 1 - math.floor(math.log10(size))) if size > 0 else 0
-    return f"{gap:+.{digits}f} ± {reach:.{digits}f}".replace("-", "−")
+    return f"{gap.value:+.{digits}f} ± {reach:.{digits}f}".replace("-", "−")
 
 
 def listed(words: Iterable[str]) -> str:

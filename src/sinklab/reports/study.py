@@ -41,13 +41,12 @@ def _recovered(study: "Study") -> Verdict:
 
 
 def _rebuilt(truncation: pd.DataFrame) -> str:
-    """How many heads have a new sink, in a sentence; a description, no verdict."""
+    """How many heads have a new sink, in a sentence."""
     first = truncation.groupby("sample")["step"].transform("min")
     soon = truncation[truncation["step"] < first + WITHIN]
     heads = soon.groupby(["sample", "layer", "head"])[["lost", "renormalised", "recovered"]].any()
     columns = (heads[name].unstack(["layer", "head"]).to_numpy(bool) for name in heads)
-    said = new_sinks(*columns, within=WITHIN).sentence
-    return f"{said.rpartition(': ')[0] or said.removesuffix('.')}."
+    return new_sinks(*columns, within=WITHIN)
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,8 +118,8 @@ class Training(Reader):
         known = final["loss"] if final is not None else () if history is None else history["heldout_loss"].dropna()
         return Estimate(float([*known][-1]), math.nan, math.nan, 0) if len(known) else None
 
-    def against(self, other: Training) -> tuple[float, float] | None:
-        """Held-out loss less that of another run and half of its 95 % interval, paired by rows of text.
+    def apart(self, other: Training) -> np.ndarray | None:
+        """Held-out loss less that of another run, of each row of text (R,): how two runs differ, whatever their seeds.
 
         None where the rows were not kept, are of other text, or fewer than 6.
         """
@@ -130,8 +130,12 @@ class Training(Reader):
         both = mine.merge(theirs, on="row", suffixes=("", "_other"))
         if len(both) != len(mine) or len(both) != len(theirs):
             return None
-        apart_R = (both["loss"] - both["loss_other"]).to_numpy(float)
-        return float(apart_R.mean()), float(1.96 * apart_R.std(ddof=1) / math.sqrt(len(apart_R)))
+        return (both["loss"] - both["loss_other"]).to_numpy(float)
+
+    def against(self, other: Training) -> Estimate | None:
+        """The mean of ``apart``, with its interval over rows."""
+        apart_R = self.apart(other)
+        return None if apart_R is None else mean_over(apart_R)
 
     @cached_property
     def takeover(self) -> int | None:

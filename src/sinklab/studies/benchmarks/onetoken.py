@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from sinklab.analysis.estimates import mean_over
 from sinklab.reports.printed import Printed, write_printed
 from sinklab.reports.runs import as_trainings
 from sinklab.reports.training import FREE, Training, variant
@@ -27,8 +27,10 @@ RUNS_ONLY = (LOSS, LESS, SHARE)
 _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
 
 
-CELL = {"value": math.nan, "stderr": math.nan, "runs": 0, "samples": 0, "task": "", "metric": "", "command": ""}
-"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured."""
+CELL = {"value": math.nan, "stderr": math.nan, "low": math.nan, "high": math.nan, "runs": 0, "samples": 0}
+CELL |= {"task": "", "metric": "", "command": ""}
+"""A number of a group of runs that differ in their seed alone; as it is where nothing was measured. stderr: of one run,
+over its rows or documents; low, high: of several, the 95 % interval over runs, of fewer than 6 the range."""
 
 
 @dataclass(eq=False)
@@ -43,8 +45,8 @@ class Repeats:
     def cell(self, column: str, first: Repeats, metric: str | None = None) -> dict[str, Any]:
         """A column of a table, mean over the runs, as in `CELL`, empty without runs; `first` are the table's first row.
 
-        Held-out loss in nats per token, ± one standard error over rows of text. Less that of the first row: of the same
-        seed, paired by row of text. Share of attention on the added sinks at the last look of the monitor, in percent.
+        Held-out loss in nats per token. Less that of the first row: of the same seed, paired by row of text. Share of
+        attention on the added sinks at the last look of the monitor, in percent.
         """
         if column == LOSS:
             known = [(one.loss, one.heldout_rows) for one in self.trainings if one.loss is not None]
@@ -57,8 +59,8 @@ class Repeats:
         if column != LESS:
             return self._score(column, metric)
         theirs = {} if first is self else {one.run.info.seed: one for one in first.trainings}
-        pairs = [one.against(theirs[one.run.info.seed]) for one in self.trainings if one.run.info.seed in theirs]
-        return _mean([(pair[0], pair[1] / 1.96) for pair in pairs if pair is not None])
+        pairs = [one.apart(theirs[one.run.info.seed]) for one in self.trainings if one.run.info.seed in theirs]
+        return _mean([(rows.mean(), rows.std(ddof=1) / math.sqrt(len(rows))) for rows in pairs if rows is not None])
 
     def _score(self, column: str, metric: str | None) -> dict[str, Any]:
         """A benchmark in percent; of several tasks for it the paper's own."""
@@ -152,19 +154,19 @@ def _short(count: float) -> str:
 
 
 def _mean(runs: Any) -> dict[str, Any]:
-    """Mean over runs, (value, standard error) each, with its own: seeds beyond these errors are not in it."""
+    """Of runs, (value, standard error) each: one as it is; the mean of several, with the interval over them."""
     if not len(runs):
         return {}
-    values, errors = np.array(runs).T
-    spread = float(np.sqrt((errors**2).sum()) / len(runs))
-    return {"value": float(values.mean()), "stderr": spread, "runs": len(runs)}
+    over, alone = mean_over([value for value, _ in runs]), len(runs) == 1
+    spread = {"stderr": float(runs[0][1])} if alone else {"low": over.low, "high": over.high}
+    return {"value": over.value, "runs": len(runs)} | spread
 
 
 def onetoken_numbers(blocks: Sequence[Experiment], *, metric: str | None = None) -> pd.DataFrame:
     """One row per cell: of the paper, and of every block of runs that belongs to the table.
 
-    Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr, runs, samples, task,
-    metric; and command, what would fill a cell that is missing (its value is NaN).
+    Columns: table, block, source ("published" or "measured"), row, variant, column, value, stderr, low, high, runs,
+    samples, task, metric (`CELL`); and command, what would fill a cell that is missing (its value is NaN).
     """
     rows: list[tuple[Any, ...]] = [
         (table.number, size, "published", row.name, row.variant, column, {"value": score})
@@ -228,9 +230,11 @@ def _text(cell: pd.Series) -> str:
     if pd.isna(cell["value"]):
         return "–"
     digits = 4 if cell["column"] in (LOSS, LESS) else 2
+    sign = "+" if cell["column"] == LESS else ""
+    value, low, high = (f"{cell[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
     spread = "" if pd.isna(cell["stderr"]) else f" ± {cell['stderr']:.{digits}f}"
-    number = f"{cell['value']:+.{digits}f}" if cell["column"] == LESS else f"{cell['value']:.{digits}f}"
-    return f"{number.replace('-', '−')}{spread}"
+    spread = spread if pd.isna(cell["low"]) else f" ({low} to {high})"
+    return f"{value}{spread}".replace("-", "−")
 
 
 def missing_commands(numbers: pd.DataFrame, table: int) -> list[str]:
