@@ -114,24 +114,27 @@ def write_sample(
     run.table("generations", columns_of(generations), part=sample)
 
 
+def cut_of(task: Task, steps: int) -> tuple[dict[str, int], slice]:
+    """What `truncate` hides: the middle quarter of the positions from half of the steps on; and the same as keys."""
+    step = max(steps // 2, 1)
+    # a causal model has only read so many positions when the middle is hidden
+    length = task.positions if task.is_diffusion else len(task.started()) + step
+    start = length * 3 // 8
+    stop, added = max(length * 5 // 8, start + 1), getattr(task.loaded.model.config, "sink_count", 0)
+    return {"start": start, "stop": stop, "step": step}, slice(added + start, added + stop)
+
+
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:
     """The text again, with the middle quarter of its positions hidden from half of the steps on."""
-    cut = max(len(whole) // 2, 1)
-    # a causal model has only read so many positions when the middle is hidden
-    length = task.positions if task.is_diffusion else len(task.started()) + cut
-    start = length * 3 // 8
-    where = {"start": start, "stop": max(length * 5 // 8, start + 1), "step": cut}
-    edit = interventions.make("truncate_context", **where)
+    where, hidden = cut_of(task, len(whole))
     # watched from the last whole step on
-    steps = tuple(range(cut - 1, max(len(whole), task.most_steps)))
+    steps = tuple(range(where["step"] - 1, max(len(whole), task.most_steps)))
     settings = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
     task = replace(task, settings=settings)
     recorder = Recorder(task, selection)
-    moments, log = follow(task, meter, recorder, edit)
-    added = getattr(task.loaded.model.config, "sink_count", 0)
-    hidden = slice(added + where["start"], added + where["stop"])
+    moments, log = follow(task, meter, recorder, interventions.make("truncate_context", **where))
     run.table("truncation", truncation_table(recorder.arrays(), hidden, selection, sample), part=sample)
     written = moments[-1].written
     text = {"sample": sample, "prompt": task.prompt.text, "completion": text_of(task.loaded, written)}
@@ -210,6 +213,11 @@ class Plan:
 def prepare(loaded: Loaded, settings: StudySettings, progress: Progress) -> Plan:
     """The texts to write and the text to score. Raises ValueError for what can be refused without running the model."""
     selection = Selection.of(loaded.model.config, settings)
+    if settings.twin and settings.values()["cache"] is not None and (settings.every > 1 or settings.only_steps):
+        raise ValueError(
+            f"untrained twins follow a cache step by step, but with cache={settings.cache} only some steps are "
+            "recorded; leave out every and only_steps, or the cache, or the twins"
+        )
     return Plan(selection, _tasks(loaded, settings), _heldout_rows(loaded, settings, progress))
 
 
