@@ -29,6 +29,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
         heldout=str(corpus),
         heldout_rows=4,
         heldout_length=16,
+        twin=False,
     )
 
 

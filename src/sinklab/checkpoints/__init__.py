@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = exports(
     __name__,
     convert="from_causal",
     families="CheckpointPlan Family Published SpecialIds",
-    loading="Loaded ModelInfo describe load",
+    loading="Loaded ModelInfo describe load untrained_twins",
     published="PUBLISHED",
     sinkfile="SinkFile attach_sink save_sink sink_file_of",
     tokens="check_vocabulary",

@@ -1,9 +1,11 @@
-"""One line to load a model, one to see what it is and needs. No code of a checkpoint is run.
+"""One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
 
 Read are the packaged pair, our own format, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM and «One Token»,
 the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
 """
 
+import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -298,3 +300,56 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),
     )
+
+
+def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
+    """The same architecture, freshly initialised as its class does it before training.
+
+    The numbers follow from the seed alone, whatever the device and type of the model. The host holds the weights once
+    more, in float32, while this takes.
+
+    Raises:
+        ValueError: for a class that cannot be made from the model's config, or makes other tensors than the model has.
+    """
+    fault = (
+        f"{type(loaded.model).__name__} cannot be initialised from the config of {loaded.name} alone, so there is no "
+        "freshly initialised twin; the one with permuted weights needs no class"
+    )
+    twin = copy.deepcopy(loaded.model).eval()
+    with refused(fault), torch.random.fork_rng(devices=[]):
+        # not the seed itself: a model made under it would be its own twin
+        torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
+        twin.load_state_dict(type(loaded.model)(copy.deepcopy(loaded.model.config)).state_dict())
+    return replace(loaded, model=twin, name=f"{loaded.name} (freshly initialised)")
+
+
+@torch.no_grad()
+def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
+    """The model with the numbers of each tensor in random order: their sizes are the trained ones, nothing else is.
+
+    Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
+    the seed alone.
+    """
+    twin = copy.deepcopy(loaded.model).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in twin.parameters():
+        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+        parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
+
+
+UNTRAINED: dict[str, Callable[[Loaded, int], Loaded]] = {"initialised": initialised, "permuted": permuted}
+"""Name of an untrained twin -> what makes it, for who wants one at a time in memory."""
+
+
+def untrained_twins(loaded: Loaded, seed: int = 0) -> dict[str, Loaded]:
+    """Both twins of a model, by name; the model stays as it is.
+
+    What they show as well, training has not made. Where the model's class cannot initialise itself there is only
+    "permuted", whose ``notes`` say why.
+    """
+    twin = permuted(loaded, seed)
+    try:
+        return {"initialised": initialised(loaded, seed), "permuted": twin}
+    except ValueError as error:
+        return {"permuted": replace(twin, notes=(*loaded.notes, str(error)))}

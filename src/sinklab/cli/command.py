@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -141,6 +141,13 @@ def typed(settings: Any, *hidden: str) -> Any:
         elif dataclasses.is_dataclass(value):
             value = typed(value, *hidden)
             hint = MARK.OmitArgPrefixes[type(value)]
+        if hint == bool | None and value is None:
+            # neither on nor off: a flag for each
+            hint, value, negated = MARK.FlagCreatePairsOff[bool], False, f"no_{field.name}"
+            defaults[negated], annotations[negated] = (
+                False,
+                Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")],
+            )
         defaults[field.name] = value
         annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
@@ -152,9 +159,11 @@ def typed(settings: Any, *hidden: str) -> Any:
 def checked(given: Any, **changes: Any) -> Any:
     """The settings that `typed` stands for, with these changes. Raises ValueError for what makes no sense."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(given):
+    for field in dataclasses.fields(type(given).__mro__[1]):
         value = getattr(given, field.name)
         is_group = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        if hasattr(given, f"no_{field.name}"):
+            value = False if getattr(given, f"no_{field.name}") else value or None
         values[field.name] = checked(value, **changes) if is_group else changes.get(field.name, value)
     return type(given).__mro__[1](**values)
 

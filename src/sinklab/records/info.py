@@ -142,3 +142,8 @@ STUDY_DIMS: dict[str, tuple[str, ...]] = {
     "noop_bound": ("step", "state", "layer", "head"),
 }
 """Axes of the arrays "attention"; only the first four are in every study."""
+
+
+def of_twin(name: str, twin: str) -> str:
+    """What a table or file of arrays of an untrained twin is called; ``name`` itself where ``twin`` is empty."""
+    return f"{name}-{twin}" if twin else name

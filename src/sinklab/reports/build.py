@@ -24,7 +24,7 @@ from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
 from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
-from sinklab.reports.tables import compare, enrichment_table, rules_table, write_tables
+from sinklab.reports.tables import compare, enrichment_table, rules_table, twins_table, write_tables
 from sinklab.reports.training import Training
 from sinklab.reports.words import interval, number, percent, words_of
 from sinklab.sinks.rules import Rule
@@ -200,7 +200,11 @@ def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
     found = [(study, verdict) for study in studies if study.layers for verdict in study.verdicts]
     corrected = holm([verdict for _, verdict in found])
     return [
-        (say.told("answer", study, verdict, len(studies) == 1)[0], verdict.holds, verdict.sentence)
+        (
+            say.told("answer", study, verdict, len(studies) == 1)[0],
+            verdict.holds,
+            " ".join([verdict.sentence, *say.told("as_much", study, verdict.name)]),
+        )
         for (study, _), verdict in zip(found, corrected, strict=True)
     ]
 
@@ -217,6 +221,9 @@ def _of_studies(studies: list[Study]) -> list[Part]:
     if len(recorded) == 2:
         frame = compare(*recorded).set_index("measure").map(FORMS["measure"])
         found.append(_part("compared", [Card("", tables=[as_it_is(frame)])]))
+    if beside := [study for study in recorded if study.twins]:
+        cards = [Card(run.label, tables=[as_it_is(_beside_twins(run))]) for run in beside]
+        found.append(_part("twins", cards))
     if known := [study for study in recorded if study.sink_tokens is not None]:
         cards = [Card(study.label, tables=_token_tables(study)) for study in known]
         found.append(_part("tokens", cards, say.told_of(known, "tokens", "explained")))
@@ -224,6 +231,10 @@ def _of_studies(studies: list[Study]) -> list[Part]:
         tables = [table_of("rules", rules_table(study).set_index("rule")) for study in recorded]
         found.append(_part("rules", [Card(run.label, tables=[one]) for run, one in zip(recorded, tables, strict=True)]))
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
+
+
+def _beside_twins(study: Study) -> pd.DataFrame:
+    return twins_table(study).set_index("measure").map(FORMS["measure"]).rename(columns=words_of("page", "twins"))
 
 
 def _token_tables(study: Study) -> list[Table]:
@@ -332,13 +343,14 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
+    notes = ("status", "edited", "twins") if is_study else ("status", "edited")
     return {
         "title": words["title"],
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
         "parts": parts_of(runs),
-        "status": [line for run in runs for name in ("status", "edited") for line in say.told(name, run)],
+        "status": [line for run in runs for name in notes for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
         "explored": bool(explored),

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from sinklab.analysis.tokens import STATES, token_ages, token_classes
-from sinklab.records.info import STUDY_DIMS
+from sinklab.records.info import STUDY_DIMS, of_twin
 from sinklab.records.reading import Run
+from sinklab.records.storage import ARRAYS
 from sinklab.registry import rules
 from sinklab.sinks.normalize import even_share, main_sink
 from sinklab.sinks.rules import Rule, find_sinks
@@ -98,6 +99,12 @@ class Sample:
     """added sink columns in front of the keys"""
     rule: Rule
     """what counts as a sink"""
+    twin: str = ""
+    """whose attention it is: of the run's own model, or of this untrained twin on the same canvases"""
+
+    @property
+    def _attention(self) -> str:
+        return of_twin("attention", self.twin)
 
     def _has(self, name: str) -> bool:
         """Whether the run has a part of this table or file of arrays for the sample."""
@@ -106,14 +113,14 @@ class Sample:
     @cached_property
     def names(self) -> frozenset[str]:
         """Names of the recorded arrays; empty when no attention was recorded. ValueError for axes of another layout."""
-        if not self._has("attention"):
+        if not self._has(self._attention):
             return frozenset()
-        dims = self.run.dims("attention", part=self.index)
+        dims = self.run.dims(self._attention, part=self.index)
         needed = {"received", "visible", "positions", "step_number"}
         wrong = [key for key, axes in STUDY_DIMS.items() if (key in dims or key in needed) and dims.get(key) != axes]
         if wrong:
             raise ValueError(
-                f"{self.run.path / f'attention-{self.index:04d}.safetensors'} is not that of a study: {wrong[0]!r} has "
+                f"{self.run.path / ARRAYS.file(self._attention, self.index)} is not that of a study: {wrong[0]!r} has "
                 f"axes {dims.get(wrong[0])}, expected {STUDY_DIMS[wrong[0]]}."
             )
         return frozenset(dims)
@@ -122,7 +129,7 @@ class Sample:
         """A recorded array in single precision (integers as they are), None when it was not recorded. Not kept."""
         if name not in self.names:
             return None
-        array = self.run.array("attention", name, part=self.index)
+        array = self.run.array(self._attention, name, part=self.index)
         return array.astype(np.float32) if array.dtype.kind == "f" else array
 
     def _needed(self, name: str) -> np.ndarray:
@@ -300,8 +307,8 @@ class Sample:
 class Samples:
     """The samples of a run. Each access gives a new Sample, so that what one has read goes when it is let go."""
 
-    def __init__(self, run: Run, added: int, rule: Rule) -> None:
-        self._run, self._added, self._rule = run, added, rule
+    def __init__(self, run: Run, *of_each: Any) -> None:
+        self._run, self._of_each = run, of_each
         known = [name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)]
         self.numbers = sorted({number for name in known for number in run.parts(name)})
 
@@ -309,7 +316,7 @@ class Samples:
         return len(self.numbers)
 
     def __getitem__(self, place: int) -> Sample:
-        return Sample(self._run, self.numbers[place], self._added, self._rule)
+        return Sample(self._run, self.numbers[place], *self._of_each)
 
     def __iter__(self) -> Iterator[Sample]:
         return map(self.__getitem__, range(len(self)))

@@ -16,15 +16,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.movement import motion_word
-from sinklab.analysis.tokens import Enrichment
-from sinklab.reports.samples import ADDED
+from sinklab.reports.findings import hiding, richest, trend_word
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
 from sinklab.reports.training import OVER_EVEN, Training
 from sinklab.reports.words import interval, number, percent, quoted, same, times_chance
-
-# A class with fewer places or events than this share is too rare to speak of.
-RARE = 0.01
 
 
 @lru_cache(maxsize=1)
@@ -34,11 +30,18 @@ def _statements() -> Any:
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     filters = [number, percent, quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
-    filters += [groups, hiding, losses_of]
+    filters += [groups, hiding, losses_of, trend_word]
     words.filters |= {each.__name__: each for each in filters} | {"mean": np.nanmean}
+    words.tests["in_twins"] = _is_in_twins
     words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same, "many": are_many}
     words.globals["over_even"] = OVER_EVEN
     return words.get_template("sentences.jinja").module
+
+
+def _is_in_twins(study: Study, *names: str) -> bool:
+    """Whether untrained twins show as much of all that was found of these."""
+    shown = [study.in_twins[name] for name in names if name in study.in_twins]
+    return bool(shown) and all(shown)
 
 
 def told(statement: str, *about: Any, **facts: Any) -> list[str]:
@@ -56,14 +59,6 @@ def told_of(runs: list[Any], *statements: str) -> list[str]:
     return [text for run in runs for name in statements for text in told(name, run)]
 
 
-def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
-    """``what``, label, frequency, occupancy and enrichment of the most enriched label that is not rare, if any is."""
-    rows = zip(found.label, found.frequency, found.occupancy, found.enrichment, strict=True) if found else ()
-    text = [row for row in rows if row[0] not in (ADDED, "sink") and min(row[1], row[2]) >= RARE]
-    best = max(text, key=lambda row: float(row[3]), default=None)
-    return [] if best is None or same(float(best[3]), 1) or best[3] < 1 else [(what, *best)]
-
-
 def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
     """What each edit of a run took away, mean over samples and forward passes."""
     if removals is None:
@@ -71,25 +66,6 @@ def mean_of_edits(removals: pd.DataFrame | None) -> list[tuple[Any, pd.Series]]:
     numbers = ["removed", "mass", "realised", "overlap"]
     means = removals.reindex(columns=["edit", *numbers]).groupby("edit", sort=False)[numbers].mean()
     return list(means.iterrows())
-
-
-def hiding(study: Study) -> dict[str, Any]:
-    """Loss with nothing hidden, with the most sinks hidden and with as many random columns, and their gap."""
-    frame = study.heldout
-    if frame is None:
-        return {"base": None, "hidden": None}
-    frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
-    base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
-    random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
-    gap = error = math.nan
-    if hidden is not None and random is not None:
-        gap = hidden["loss"] - random["loss"]
-        error = math.hypot(hidden["delta_stderr"], random["delta_stderr"])
-    return {"base": base, "hidden": hidden, "random": random, "gap": gap, "error": error}
-
-
-def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:
-    return None if frame.empty else frame.iloc[place]
 
 
 def losses_of(group: list[Training], trainings: list[Training]) -> dict[str, Any]:

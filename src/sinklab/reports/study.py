@@ -5,12 +5,14 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter, methodcaller
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
 
 from sinklab.analysis.verdicts import Verdict, holm, masking_cost, new_sinks, ninety_six, recovery, start_only
+from sinklab.records.info import of_twin
+from sinklab.reports.findings import Finding, findings_of, in_twins
 from sinklab.reports.measured import Measured
 from sinklab.reports.samples import Reader, Sample, Samples, rule_name
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -25,7 +27,9 @@ def _unknown(name: str, why: str) -> Verdict:
 
 def _recovered(study: "Study") -> Verdict:
     """Judged by the tokens of the uncut text; where attention went is told beside it."""
-    stretches, tokens = study.table("truncated"), study.table("recovery")
+    # of a twin too: it reads the run's canvases with the same stretches hidden
+    stretches = study.run.table("truncated") if "truncated" in study.run.tables else None
+    tokens = study.table("recovery")
     if study.truncation is None:
         return _unknown("no recovery", "No part of the context was hidden, so recovery was not measured.")
     if stretches is None or "arm" not in stretches:
@@ -59,6 +63,8 @@ class Study(Reader):
 
     rule: Rule = DEFAULT
     """what counts as a sink"""
+    twin: str = ""
+    """whose numbers these are: of the run's own model, or of this untrained twin on the same canvases"""
 
     kind: ClassVar[str] = "study"
     origin: ClassVar[str] = "a study"
@@ -78,7 +84,23 @@ class Study(Reader):
         """The sink rule in words."""
         return "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
 
-    samples = cached_property[Samples](lambda study: Samples(study.run, study.sink_count, study.rule))
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table of the run, or of its twin."""
+        return super().table(of_twin(name, self.twin))
+
+    @cached_property
+    def twins(self) -> dict[str, Self]:
+        """The untrained twins that the run has, by name, as studies of their own on the same canvases."""
+        made = super().table("twins")
+        names = [] if made is None or self.twin else made.loc[made["made"], "twin"]
+        return {name: replace(self, twin=name) for name in names}
+
+    findings = cached_property[dict[str, Finding]](findings_of)
+    """What statements may say of the study, by name."""
+    in_twins = cached_property[dict[str, bool]](in_twins)
+    """Of each finding that is said and each verdict, by name, whether an untrained twin shows as much."""
+
+    samples = cached_property[Samples](lambda study: Samples(study.run, study.sink_count, study.rule, study.twin))
     """The samples, a new object at each access."""
 
     @cached_property

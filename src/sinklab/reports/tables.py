@@ -80,6 +80,20 @@ def curve_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame({"epsilon": curve.epsilon, "filtered": curve.filtered, **columns})
 
 
+def twins_table(study: Study) -> pd.DataFrame:
+    """Measures of a study, column ``trained``, beside those of its untrained twins; no row where there are none."""
+    if not study.twins:
+        return pd.DataFrame()
+    columns = {name: pd.Series(measures(one)) for name, one in {"trained": study, **study.twins}.items()}
+    return pd.DataFrame(columns).iloc[1:].dropna(how="all").rename_axis("measure").reset_index()
+
+
+def verdicts_table(study: Study) -> pd.DataFrame:
+    """Verdicts; ``in_twins``: whether an untrained twin shows as much, missing where that is not known."""
+    shown = [study.in_twins.get(verdict.name) for verdict in study.verdicts]
+    return pd.DataFrame(study.verdicts).assign(in_twins=shown).astype({"holds": "boolean", "in_twins": "boolean"})
+
+
 TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     # which tokens sinks are (analysis paper, Table 2): events, frequency, occupancy, enrichment of every token
     "sink_tokens": lambda study: enrichment_table(study.sink_tokens, "token"),
@@ -90,7 +104,8 @@ TABLES: dict[str, Callable[[Study], pd.DataFrame]] = {
     "rules": rules_table,
     "curve": curve_table,
     # failure signatures and statements: whether they hold, the number that decides, what it is held against
-    "verdicts": lambda study: pd.DataFrame(study.verdicts).astype({"holds": "boolean"}),
+    "verdicts": verdicts_table,
+    "twins": twins_table,
 }
 
 

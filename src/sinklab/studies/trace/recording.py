@@ -88,14 +88,17 @@ class Recorder:
         return tuple(dict.fromkeys(names))
 
     @contextmanager
-    def watching(self, step: int) -> Iterator[Recording]:
-        """The trace under which the model runs at this step."""
+    def watching(self, step: int, rows: int = 1) -> Iterator[Recording]:
+        """The trace under which the model runs at this step; with more rows, on so many canvases at once."""
         # the trace lasts one step, its number 0; a second forward (guidance) is not measured
         chosen: dict[str, Any] = {"steps": (0,), **self._selection.for_trace()}
         if maps := self._maps(step):
             chosen["maps"] = [(0, layer, head) for layer, head in maps]
         if self._needs_states:
-            chosen |= {"canvas": self._canvas(step), "state_of": "predicted" if self._task.is_diffusion else "own"}
+            chosen |= {
+                "canvas": self._canvas(step, rows),
+                "state_of": "predicted" if self._task.is_diffusion else "own",
+            }
         with trace(self._task.loaded.model, self._traced, **chosen) as recording:
             yield recording
 
@@ -104,36 +107,38 @@ class Recorder:
         keys, layers = self._task.settings.map_keys, self._selection.of_layers
         return [(layer % layers, head) for number, layer, head in keys if number == step]
 
-    def _canvas(self, step: int) -> Any:
+    def _canvas(self, step: int, rows: int) -> Any:
         task = self._task
         if task.is_diffusion:
-            return task.canvas()
+            canvas = task.canvas()
+            over = {name: getattr(canvas, name).expand(rows, -1) for name in ("open_BS", "attention_BS")}
+            return SimpleNamespace(**over, mask_id=canvas.mask_id)
         # an autoregressive model has no mask: the open positions are those that it wrote
         start = len(task.started())
         open_1S = torch.arange(start + step)[None] >= start
         return SimpleNamespace(open_BS=open_1S, attention_BS=torch.ones_like(open_1S), mask_id=-1)
 
-    def add(self, recording: Recording, moment: Moment) -> None:
-        """Keep what one step showed."""
+    def add(self, recording: Recording, moment: Moment, row: int = 0) -> None:
+        """Keep what one step showed, that of this row."""
         step: dict[str, Any] = {"positions": np.float32(len(moment.ids_S)), "step_number": np.int32(moment.index)}
-        # one row, one forward; under guidance the first of two, which saw the real prompt
+        # one forward; under guidance the first of two, which saw the real prompt
         main = "last_row" if self._by_last_row else "received"
-        received_LHK = _first(recording, main)
-        visible_K = recording.visible[0][0].float().numpy()
+        received_LHK = _first(recording, main, row)
+        visible_K = recording.visible[0][row].float().numpy()
         step["visible"] = (visible_K > 0).astype(np.float32) if self._by_last_row else visible_K
         step["received"] = received_LHK
         if {"main_by_state", "received_by_state"} & self._wanted:
-            step |= self._by_state(recording, received_LHK, int(moment.state_S[-1]))
-        self._of_states(recording, step, moment.state_S)
+            step |= self._by_state(recording, received_LHK, row, int(moment.state_S[-1]))
+        self._of_states(recording, step, row, moment.state_S)
         for name, axes in self._axes.items():
             if name in (main, "received_by_state") or name not in self._wanted:
                 continue
             if columns := self._kinds[name].columns:
-                self._of_table(name, columns, _first(recording, name), step, moment.state_S)
+                self._of_table(name, columns, _first(recording, name, row), step, moment.state_S)
                 continue
-            step[name] = _first(recording, name)
+            step[name] = _first(recording, name, row)
             if "position" in axes:
-                state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][0].numpy()
+                state_Q = moment.state_S[-1:] if self._by_last_row else recording.query_state[0][row].numpy()
                 # of a first forward over the whole prompt, a last row is the last query
                 rows_Q = np.moveaxis(step[name], axes.index("position"), -1)[..., -len(state_Q) :]
                 step[name] = _means(rows_Q, state_Q)
@@ -142,12 +147,12 @@ class Recorder:
         for layer, head in self._maps(moment.index):
             self.maps[f"step{moment.index}-layer{layer}-head{head}"] = recording.map(0, layer, head)[0].float().numpy()
 
-    def _by_state(self, recording: Recording, received_LHK: np.ndarray, last: int) -> dict[str, np.ndarray]:
+    def _by_state(self, recording: Recording, received_LHK: np.ndarray, row: int, last: int) -> dict[str, np.ndarray]:
         if self._by_last_row:
             by_state_GLHK = np.zeros((len(STATES), *received_LHK.shape), np.float32)
             by_state_GLHK[last] = received_LHK
         else:
-            by_state_GLHK = _first(recording, "received_by_state")
+            by_state_GLHK = _first(recording, "received_by_state", row)
         found: dict[str, np.ndarray] = {}
         if "main_by_state" in self._wanted:
             main_GLH = by_state_GLHK.argmax(-1)
@@ -161,14 +166,14 @@ class Recorder:
             found["received_by_state"] = by_state_GLHK
         return found
 
-    def _of_states(self, recording: Recording, step: dict[str, Any], state_S: np.ndarray) -> None:
+    def _of_states(self, recording: Recording, step: dict[str, Any], row: int, state_S: np.ndarray) -> None:
         """A row per layer and state: means over the positions in the state, and over heads."""
         counts = step["visible"], step["positions"]
         per_key = {"received": even_share(step["received"], *counts)[0].mean(1)}
         if "received_from_masked" in self._axes:
-            received_LHK = _first(recording, "received_from_masked")
+            received_LHK = _first(recording, "received_from_masked", row)
             per_key["received_from_masked"] = even_share(received_LHK, *counts)[0].mean(1)
-        per_key |= {name: _first(recording, name) for name in ("value_norm", "key_norm") if name in self._axes}
+        per_key |= {name: _first(recording, name, row) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
             here_S, rows = state_S == state, {"step": step["step_number"], "layer": self._selection.layers}
             rows |= {"state": STATES[state], "positions": here_S.sum()}
@@ -226,8 +231,8 @@ class Recorder:
         }
 
 
-def _first(recording: Recording, name: str) -> np.ndarray:
-    return recording.values(name)[0][0].float().numpy()
+def _first(recording: Recording, name: str, row: int) -> np.ndarray:
+    return recording.values(name)[0][row].float().numpy()
 
 
 def _means(rows_Q: np.ndarray, state_Q: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.errors import Checked, limited, unknown
+from sinklab.records.reading import open_run
 from sinklab.registry import interventions, studies
 from sinklab.registry import statistics as known_statistics
 from sinklab.sampling.settings import DecodingSettings
@@ -88,6 +89,10 @@ class StudySettings(DecodingSettings, Checked):
     """Rows of held-out text."""
     heldout_length: int = 256
     """Tokens in a row of held-out text."""
+    twin: bool | None = limited(None, free=True)
+    """Trace two untrained twins on the same canvases too, of the model freshly initialised and with its weights
+    permuted; what they show as well is no finding. When left out, where both take less than a minute or a fifth of the
+    run."""
 
     def __post_init__(self) -> None:
         DecodingSettings.__post_init__(self)
@@ -188,7 +193,13 @@ class Trace(Study):
     shards = True
     prepare = deferred("sinklab.studies.trace.run:prepare")
     run = deferred("sinklab.studies.trace.run:write_samples")
-    finish = deferred("sinklab.studies.trace.run:score")
+    finish = deferred("sinklab.studies.trace.twins:finish")
+
+    def settings_of(self, folder: str | Path) -> Any:
+        """With the untrained twins that the run has. Raises ValueError for a run of another kind."""
+        settings, run = super().settings_of(folder), open_run(folder)
+        has_twins = "twins" in run.tables and bool(run.table("twins")["made"].any())
+        return replace(settings, twin=True) if has_twins else settings
 
     def samples(self, plan: Any) -> int:
         """One a prompt."""

@@ -1,0 +1,198 @@
+"""Untrained twins of a traced model, teacher-forced on the canvases that the run stepped through."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.attention.context import decoding
+from sinklab.checkpoints.loading import UNTRAINED, Loaded
+from sinklab.probing.intervention import intervene
+from sinklab.probing.interventions.positions import TruncateContext
+from sinklab.probing.statistics import STATES
+from sinklab.records.info import of_twin
+from sinklab.records.reading import Run, open_run
+from sinklab.records.storage import weights_hash
+from sinklab.sampling.caches import evaluator
+from sinklab.sampling.canvas import numbered_blocks
+from sinklab.scoring.heldout import heldout_curve
+from sinklab.scoring.task import Task
+from sinklab.scoring.writing import Moment, needs_clean_pass
+from sinklab.studies.base import Work, columns_of
+from sinklab.studies.trace.recording import DTYPES, Recorder, Selection
+from sinklab.studies.trace.run import score
+from sinklab.studies.trace.truncation import Stretch, token_costs, truncation_table
+
+LITTLE = 60.0
+"""Seconds: twins that take less are made without being asked for."""
+SMALL = 0.2
+"""Share of what the run itself computes: the same."""
+CANVASES = 16
+"""Canvases of a text that run at once, where none depends on another."""
+MAKING = 1e-7
+"""Seconds that it takes to initialise or permute a parameter."""
+
+
+def finish(work: Work) -> None:
+    """What needs all samples: the held-out text scored with sinks hidden, and the untrained twins."""
+    started = time.perf_counter()
+    score(work)
+    write_twins(work, time.perf_counter() - started)
+
+
+def write_twins(work: Work, scoring: float) -> None:
+    """Trace both twins on the run's canvases and score them on its held-out text, where that costs little or is wanted.
+
+    Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``, written last, says which
+    there are, or why not.
+
+    Args:
+        scoring: seconds that it took to score the held-out text.
+    """
+    settings, run, seed = work.settings, work.run, work.settings.seed or 0
+    done = open_run(run.path)
+    if settings.twin is False or "attention" not in done.array_files:
+        return
+    if run.has("twins") and (settings.twin is None or done.table("twins")["made"].all()):
+        return
+    hindrance, rows = _hindrance(work, done, scoring), []
+    for kind, make in UNTRAINED.items():
+        why, own_hash = hindrance, None
+        if not why:
+            work.progress.stage(f"tracing an untrained twin ({kind}) on the same canvases")
+            try:
+                twin = make(work.loaded, seed)
+            except ValueError as error:
+                why = str(error)
+            else:
+                own_hash = weights_hash(twin.model.state_dict())
+                _write_twin(work, twin, done, kind)
+        if why:
+            work.progress.stage(f"no untrained twin ({kind}): {why}")
+        rows.append({"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why})
+    run.table("twins", columns_of(rows))
+
+
+def _hindrance(work: Work, done: Run, scoring: float) -> str:
+    """Why no twin is made, in words; empty where nothing speaks against it."""
+    settings, tokens, steps = work.settings, done.table("tokens"), done.table("steps")
+    recorded = tokens.drop_duplicates(["sample", "step"])
+    if len(recorded) < len(steps) and settings.values()["cache"] is not None:
+        return "a cache is followed step by step, and the run did not record all of them"
+    if settings.twin:
+        return ""
+    # the trained model traces some canvases once more
+    some = done.table("tokens", part=0).query(f"step <= {tokens['step'].unique()[:CANVASES][-1]}")
+    started = time.perf_counter()
+    retraced(work.plan.tasks[0], some, work.plan.selection)
+    canvases = (time.perf_counter() - started) * len(tokens) / len(some)
+    own = canvases * (1 + len(settings.mask_sinks) + settings.truncate) * len(steps) / len(recorded) + scoring
+    seconds = 2 * (canvases * (1 + settings.truncate / 2) + scoring + MAKING * work.loaded.model.num_parameters())
+    if seconds < LITTLE or seconds < SMALL * own:
+        return ""
+    return (
+        f"both would take about {seconds / 60:.0f} min; they are made where they are asked for (--twin, in Python "
+        "twin=True)"
+    )
+
+
+def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
+    run, selection, settings = work.run, work.plan.selection, work.settings
+    for sample, task in enumerate(work.plan.tasks):
+        tokens = done.table("tokens", part=sample)
+        task = replace(task, loaded=twin)
+        recorder = retraced(task, tokens, selection)
+        if arrays := recorder.arrays():
+            dims = {name: recorder.dims(name) for name in arrays}
+            run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
+        if settings.truncate and len(tokens):
+            _write_truncated(work, task, done, sample, kind)
+    if work.plan.text is not None:
+        table = heldout_curve(twin, work.plan.text, ks=settings.ks, seed=settings.seed or 0)
+        run.table(of_twin("heldout", kind), table)
+
+
+def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:
+    """What hiding the run's own stretches does to the twin; nothing where steps were not recorded that this takes."""
+    tokens, texts = done.table("tokens", part=sample), done.table("truncated", part=sample)
+    hidden = [Stretch(row.arm, row.start, row.stop, row.held, row.sinks) for row in texts.itertuples()]
+    cut, steps = int(texts["step"].iloc[0]), int(tokens["step"].max()) + 1
+    rest = tokens[tokens["step"] >= cut - 1]
+    # the first of these canvases is whole; without all of them there is no telling when a sink comes back
+    if rest["step"].nunique() < steps - cut + 1:
+        return
+    added = getattr(task.loaded.model.config, "sink_count", 0)
+    keys = slice(added + hidden[0].start, added + hidden[0].stop)
+    edit = TruncateContext(hidden[0].start, hidden[0].stop, step=1)
+    arrays = retraced(task, rest, work.plan.selection, edit).arrays()
+    work.run.table(
+        of_twin("truncation", kind), truncation_table(arrays, keys, work.plan.selection, sample), part=sample
+    )
+    if len(hidden) == 2 and hidden[0].sinks and not task.edits and tokens["step"].nunique() == steps > cut:
+        whole = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
+        written = done.table("generations", part=sample).query("masked_sinks == 0")["token_ids"].iloc[0]
+        whole[-1] = replace(whole[-1], written=np.asarray(written))
+        columns = token_costs(task, whole, cut, hidden)
+        columns = {"sample": np.full(len(columns["step"]), sample), **columns}
+        work.run.table(of_twin("recovery", kind), columns, part=sample)
+
+
+def retraced(task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits: Any) -> Recorder:
+    """What the task's model does on canvases that are there: nothing is chosen or written.
+
+    Args:
+        tokens: table of that name of one sample, of the steps to run.
+        more_edits: besides those of the task.
+    """
+    recorder = Recorder(replace(task, settings=replace(task.settings, maps=())), selection)
+    edits = *task.edits, *more_edits
+    moments = [_moment(int(step), rows) for step, rows in tokens.groupby("step")]
+    alone = bool(edits) or not task.is_diffusion or task.settings.values()["cache"] is not None
+    size = 1 if alone else CANVASES
+    run = _denoising(task) if task.is_diffusion else _continuing(task)
+    with intervene(task.loaded.model, *edits, measure=False, allow_idle=True) if edits else nullcontext() as log:
+        for start in range(0, len(moments), size):
+            some = moments[start : start + size]
+            ids_BS = torch.from_numpy(np.stack([moment.ids_S for moment in some])).to(task.loaded.model.device)
+            with decoding(recorder):
+                if log is not None and needs_clean_pass(edits):
+                    with log.probing():
+                        run(ids_BS)
+                with recorder.watching(some[0].index, len(some)) as recording:
+                    run(ids_BS)
+            for row, moment in enumerate(some):
+                recorder.add(recording, moment, row)
+    return recorder
+
+
+def _moment(step: int, rows: pd.DataFrame) -> Moment:
+    ids_S, state_S = rows["token_id"].to_numpy(), pd.Index(STATES).get_indexer(rows["state"])
+    return Moment(step, 0, ids_S, state_S, 0, ids_S[:0])
+
+
+def _denoising(task: Task) -> Callable[[Tensor], object]:
+    """One evaluation of canvases, under the cache of the task, which follows those of a text one by one."""
+    model: Any = task.loaded.model
+    canvas, settings = task.canvas().to(model.device), task.settings
+    block_BS = numbered_blocks(canvas.open_BS, settings.block_length)[1]
+    evaluate = evaluator(model.denoiser(), settings.values()["cache"], block_BS)
+    before = [0, -1]
+
+    def run(ids_BS: Tensor) -> None:
+        masked_BS = canvas.open_BS & (ids_BS == canvas.mask_id)
+        block = int(block_BS.expand_as(ids_BS)[masked_BS].min())
+        before[:] = (block, before[1] + 1) if block == before[0] else (block, 0)
+        evaluate(ids_BS, masked_BS & (block_BS == block), *before)
+
+    return run
+
+
+def _continuing(task: Task) -> Callable[[Tensor], object]:
+    """A forward over a whole text, without the model's cache: the row of its last token is the same."""
+    return torch.inference_mode()(lambda ids_BS: task.loaded.model(ids_BS, use_cache=False, logits_to_keep=1))

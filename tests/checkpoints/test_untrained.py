@@ -1,0 +1,106 @@
+"""Untrained twins: the same tensors, none of what was learned."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sinklab.checkpoints import Loaded, untrained_twins
+from sinklab.checkpoints.loading import initialised
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.records.storage import weights_hash
+from tiny_diffusion import tiny_backbone, tiny_loaded
+from tiny_llama import tiny_llama
+
+
+def trained(**settings: object) -> Loaded:
+    """A model with a sink and gates whose numbers are those of no fresh one."""
+    loaded = tiny_loaded(2, gate="elementwise", **settings)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(1.5).add_(0.1)
+    return loaded
+
+
+@pytest.mark.parametrize("loaded", [trained(), tiny_llama()], ids=["diffusion", "causal"])
+def test_twins_have_the_tensors_of_the_model_and_leave_it_alone(loaded: Loaded) -> None:
+    before = weights_hash(loaded.model.state_dict())
+    twins = untrained_twins(loaded, 3)
+    assert list(twins) == ["initialised", "permuted"]
+    assert weights_hash(loaded.model.state_dict()) == before
+    ours = loaded.model.state_dict()
+    for twin in twins.values():
+        theirs = twin.model.state_dict()
+        assert {name: tensor.shape for name, tensor in theirs.items()} == {name: ours[name].shape for name in ours}
+        assert type(twin.model) is type(loaded.model)
+        assert not any(torch.equal(theirs[name], ours[name]) for name in ours if name.endswith("proj.weight"))
+        assert twin.name.startswith(loaded.name)
+        assert not twin.model.training
+    permuted = twins["permuted"].model.state_dict()
+    for name, tensor in ours.items():
+        assert torch.equal(permuted[name].flatten().sort().values, tensor.flatten().sort().values), name
+    # rows are mixed with rows, not only among themselves
+    name = next(name for name in ours if name.endswith("q_proj.weight"))
+    assert not torch.equal(permuted[name].sort(1).values, ours[name].sort(1).values)
+
+
+def test_sinks_and_gates_are_permuted_and_initialised_like_all_others() -> None:
+    loaded = trained(gate_bias=1.0)
+    twins = {name: twin.model.state_dict() for name, twin in untrained_twins(loaded).items()}
+    ours = loaded.model.state_dict()
+    for name in ("sink_embeddings", "gates.0.weight"):
+        assert not any(torch.equal(tensors[name], ours[name]) for tensors in twins.values())
+    assert torch.equal(twins["initialised"]["gates.0.bias"], torch.ones(32))
+    assert torch.equal(twins["initialised"]["model.norm.weight"], torch.ones(32))
+    weight = twins["initialised"]["model.layers.1.mlp.up_proj.weight"]
+    assert abs(weight.std().item() / 0.3 - 1) < 0.1, "as wide as the config says"
+
+
+def test_twins_follow_from_the_seed_alone() -> None:
+    loaded = trained()
+    state = torch.get_rng_state()
+    one, same, other = (untrained_twins(loaded, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name in one:
+        first, again, different = (weights_hash(twins[name].model.state_dict()) for twins in (one, same, other))
+        assert first == again != different
+    # a model that was made under this very seed is no twin of itself
+    fresh = tiny_loaded(seed=1)
+    twin = initialised(fresh, 1)
+    assert weights_hash(twin.model.state_dict()) != weights_hash(fresh.model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["initialised", "permuted"])
+def test_types_and_ties_stay(name: str) -> None:
+    config = DiffusionLMConfig(tiny_backbone(tie_word_embeddings=True), mask_token_id=3)
+    loaded = replace(tiny_loaded(), model=DiffusionLM(config).to(torch.bfloat16).eval())
+    model = untrained_twins(loaded)[name].model
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.lm_head.weight is not loaded.model.lm_head.weight
+
+
+class Foreign(DiffusionLM):
+    """A class that its config does not make."""
+
+    def __init__(self, config: object, tables: object) -> None:
+        raise AssertionError("never made here")
+
+
+def test_a_class_that_cannot_initialise_itself_has_the_other_twin_alone() -> None:
+    loaded = tiny_loaded()
+    loaded.model.__class__ = Foreign
+    with pytest.raises(
+        ValueError, match=r"^Foreign cannot be initialised from the config of tiny test model alone.*'tables'"
+    ):
+        initialised(loaded)
+    twins = untrained_twins(loaded)
+    assert list(twins) == ["permuted"]
+    assert "no freshly initialised twin" in twins["permuted"].notes[-1]
+
+
+def test_a_class_that_makes_other_tensors_is_named() -> None:
+    loaded = tiny_loaded()
+    loaded.model.lm_head.extra = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"cannot be initialised .* Missing key\(s\) in state_dict: \"lm_head.extra\""):
+        initialised(loaded)

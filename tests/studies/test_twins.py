@@ -1,0 +1,175 @@
+"""Untrained twins of a traced model: on the run's own canvases, stored with it, made where that costs little."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sinklab.checkpoints import Loaded
+from sinklab.records import Run, open_run
+from sinklab.studies.processes import Progress
+from sinklab.studies.trace import twins
+from sinklab.studies.trace.run import prepare
+from sinklab.studies.trace.study import StudySettings, Trace, study
+from tiny_diffusion import TEXT, tiny_loaded
+from tiny_llama import tiny_llama
+
+QUICK = StudySettings(
+    prompts=("The old man", "The sea"),
+    new_tokens=6,
+    block_length=3,
+    mask_sinks=(),
+    heldout="",
+    statistics=("value_norm", "main_by_state", "row_entropy"),
+)
+CASES = {
+    "plain": (lambda: tiny_loaded(1), {}),
+    "shifted": (lambda: tiny_loaded(logit_shift=True), {"every": 2}),
+    "cached": (lambda: tiny_loaded(1), {"cache": "dual"}),
+    "refreshed": (tiny_loaded, {"cache": "prefix", "refresh_every": 2}),
+    "edited": (lambda: tiny_loaded(1), {"edits": ("mask_sinks:k=2",)}),
+    "clean pass": (tiny_loaded, {"edits": ("mask_sinks:k=2,source=clean_pass",)}),
+    "causal": (tiny_llama, {"block_length": 32}),
+    "causal, whole": (tiny_llama, {"block_length": 32, "full_forward": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_its_own_canvases_a_model_does_what_it_did(tmp_path: Path, case: str) -> None:
+    make, changes = CASES[case]
+    loaded, settings = make(), replace(QUICK, twin=False, **changes)
+    study(loaded, tmp_path / "run", settings)
+    run, plan = open_run(tmp_path / "run"), prepare(loaded, settings, Progress())
+    for sample, task in enumerate(plan.tasks):
+        before = run.arrays("attention", part=sample)
+        again = twins.retraced(task, run.table("tokens", part=sample), plan.selection).arrays()
+        assert before.keys() == again.keys()
+        for name, array in before.items():
+            # as it is stored; canvases that ran together differ in the last digits of float32
+            np.testing.assert_allclose(again[name].astype(float), array.astype(float), rtol=2e-3, atol=1e-3)
+
+
+def arrays_of(run: Run) -> dict[tuple[str, int, str], np.ndarray]:
+    names = run.array_files
+    files = [(name, part) for name in names for part in run.parts(name)]
+    return {(name, part, key): one for name, part in files for key, one in run.arrays(name, part=part).items()}
+
+
+def same(one: Run, other: Run) -> bool:
+    mine, theirs = arrays_of(one), arrays_of(other)
+    assert mine.keys() == theirs.keys()
+    assert sorted(one.tables) == sorted(other.tables)
+    is_same = all(np.array_equal(mine[key], theirs[key], equal_nan=True) for key in mine if mine[key].dtype.kind == "f")
+    return is_same and all(one.table(name).equals(other.table(name)) for name in one.tables)
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> StudySettings:
+    (tmp_path / "held.txt").write_text(TEXT * 20)
+    heldout = {"heldout": str(tmp_path / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 2)}
+    return replace(QUICK, truncate=True, **heldout)
+
+
+def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) -> None:
+    loaded = tiny_loaded(1)
+    study(loaded, tmp_path / "run", scored)
+    run = open_run(tmp_path / "run")
+    table = run.table("twins")
+    assert table["twin"].tolist() == ["initialised", "permuted"]
+    assert table["made"].all()
+    hashes = {run.info.model["weights_sha256"], *table["weights_sha256"]}
+    assert len(hashes) == 3
+    assert "twin" not in run.info.settings, "what costs little may be added later"
+    for kind in table["twin"]:
+        assert run.parts(f"attention-{kind}") == run.parts("attention") == (0, 1)
+        for part in (0, 1):
+            ours, theirs = run.arrays("attention", part=part), run.arrays(f"attention-{kind}", part=part)
+            assert {name: one.shape for name, one in ours.items()} == {name: one.shape for name, one in theirs.items()}
+            assert run.dims(f"attention-{kind}", part=part) == run.dims("attention", part=part)
+            for name in ("visible", "positions", "step_number"):
+                assert np.array_equal(ours[name], theirs[name]), "the canvases are the same"
+            assert not np.allclose(ours["received"], theirs["received"], atol=0.05)
+        heldout, other = run.table("heldout"), run.table(f"heldout-{kind}")
+        assert heldout[["k", "control", "tokens"]].equals(other[["k", "control", "tokens"]])
+        assert not np.isclose(heldout["loss"], other["loss"]).any()
+        lost, also = run.table("truncation"), run.table(f"truncation-{kind}")
+        assert lost[["sample", "step", "layer", "head"]].equals(also[["sample", "step", "layer", "head"]])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_killed_run_resumes_with_its_twins(
+    scored: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    study(tiny_loaded(1), tmp_path / "whole", scored)
+    left, whole = [times], twins.retraced
+
+    def killed(task, *given):
+        left[0] -= task.loaded.name.endswith(("initialised)", "permuted)"))
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return whole(task, *given)
+
+    monkeypatch.setattr(twins, "retraced", killed)
+    with pytest.raises(KeyboardInterrupt):
+        study(tiny_loaded(1), tmp_path / "run", scored)
+    assert "twins" not in open_run(tmp_path / "run").tables
+    monkeypatch.setattr(twins, "retraced", whole)
+    study(tiny_loaded(1), tmp_path / "run", scored, resume=True)
+    assert same(open_run(tmp_path / "run"), open_run(tmp_path / "whole"))
+
+
+def reasons(run: Run) -> list[str]:
+    assert run.array_files == ("attention",)
+    return run.table("twins")["why"].unique().tolist()
+
+
+def test_twins_that_cost_much_are_made_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins, "LITTLE", 0.0)
+    said: list[str] = []
+    study(tiny_loaded(), tmp_path / "run", QUICK, progress=said.append)
+    (why,) = reasons(open_run(tmp_path / "run"))
+    assert why.startswith("both would take about 0 min; they are made where they are asked for (--twin")
+    assert f"no untrained twin (permuted): {why}" in said
+    assert Trace().settings_of(tmp_path / "run").twin is None
+    # the finished run gets them
+    study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=True), resume=True)
+    run = open_run(tmp_path / "run")
+    assert run.array_files == ("attention", "attention-initialised", "attention-permuted")
+    assert Trace().settings_of(tmp_path / "run").twin is True, "a reproduction has them too"
+    written = (tmp_path / "run" / "twins.parquet").stat().st_mtime_ns
+    study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=True), resume=True)
+    assert (tmp_path / "run" / "twins.parquet").stat().st_mtime_ns == written
+    # of a run that writes each text many times over, little is a share
+    monkeypatch.setattr(twins, "SMALL", 10.0)
+    study(tiny_loaded(), tmp_path / "share", QUICK)
+    assert open_run(tmp_path / "share").table("twins")["made"].all()
+
+
+def test_twins_can_be_left_out(tmp_path: Path) -> None:
+    study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=False))
+    assert open_run(tmp_path / "run").array_files == ("attention",)
+    assert "twins" not in open_run(tmp_path / "run").tables
+
+
+def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path: Path) -> None:
+    thinned = replace(QUICK, cache="dual", every=2)
+    study(tiny_loaded(), tmp_path / "run", thinned)
+    assert reasons(open_run(tmp_path / "run")) == [
+        "a cache is followed step by step, and the run did not record all of them"
+    ]
+    with pytest.raises(ValueError, match=r"untrained twins follow a cache step by step.*leave out every"):
+        study(tiny_loaded(), tmp_path / "refused", replace(thinned, twin=True))
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_model_whose_class_cannot_initialise_itself_has_one_twin(tmp_path: Path) -> None:
+    loaded = tiny_loaded()
+    loaded.model.lm_head.extra = type(loaded.model.lm_head.weight)(loaded.model.lm_head.weight[:1].clone())
+    study(Loaded(loaded.model, loaded.tokenizer, "foreign", None, "diffusion"), tmp_path / "run", QUICK)
+    run = open_run(tmp_path / "run")
+    assert run.table("twins")["made"].tolist() == [False, True]
+    assert "cannot be initialised" in run.table("twins")["why"][0]
+    assert run.array_files == ("attention", "attention-permuted")
