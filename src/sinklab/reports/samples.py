@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -98,6 +98,8 @@ class Sample:
     """added sink columns in front of the keys"""
     rule: Rule
     """what counts as a sink"""
+    received: str = "received"
+    """the array that the rule, and all that is said of received attention, reads"""
 
     def _has(self, name: str) -> bool:
         """Whether the run has a part of this table or file of arrays for the sample."""
@@ -138,15 +140,20 @@ class Sample:
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
-        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not there."""
+        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not there.
+
+        0 for all keys of a step at which too few masked queries ran to say what they attend to, where these are asked.
+        """
         visible_TK = self._needed("visible")
+        if self.received != "received":
+            visible_TK = visible_TK * ~np.isnan(self._needed(self.received)).all((1, 2, 3))[:, None]
         return even_share(visible_TK, visible_TK, self.positions_T)[0]
 
     @cached_property
     def received_TLHK(self) -> np.ndarray:
         """Received attention a_j, as if all positions had run: an even share is 1."""
         visible_TK, positions_T = self._needed("visible"), self.positions_T
-        return even_share(self._needed("received"), visible_TK[:, None, None], positions_T[:, None, None])[0]
+        return even_share(self._needed(self.received), visible_TK[:, None, None], positions_T[:, None, None])[0]
 
     exists_TK = cached_property[np.ndarray](lambda sample: np.nan_to_num(sample.visible_TK) > 0)
     """Whether some query sees the key."""
@@ -300,8 +307,9 @@ class Sample:
 class Samples:
     """The samples of a run. Each access gives a new Sample, so that what one has read goes when it is let go."""
 
-    def __init__(self, run: Run, added: int, rule: Rule) -> None:
-        self._run, self._added, self._rule = run, added, rule
+    def __init__(self, run: Run, *how: Any) -> None:
+        """`how`: the other fields of a sample."""
+        self._run, self._how = run, how
         known = [name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)]
         self.numbers = sorted({number for name in known for number in run.parts(name)})
 
@@ -309,7 +317,7 @@ class Samples:
         return len(self.numbers)
 
     def __getitem__(self, place: int) -> Sample:
-        return Sample(self._run, self.numbers[place], self._added, self._rule)
+        return Sample(self._run, self.numbers[place], *self._how)
 
     def __iter__(self) -> Iterator[Sample]:
         return map(self.__getitem__, range(len(self)))
