@@ -524,3 +524,15 @@ def test_a_rule_is_for_studies_alone(tmp_path):
         pass
     with pytest.raises(ValueError, match="a rule is for runs of kind 'study'"):
         report(open_run(tmp_path / "run"), tmp_path / "out", rule=Top(1))
+
+
+def test_massive_activations_are_told_with_the_sinks_at_their_positions(make_study, tmp_path):
+    assert told("activations", one(make_study())) == []
+    rows = {"step": [0, 0], "layer": [1, 1], "rank": [0, 1], "value": [-250.0, 3.0], "channel": [17.0, 2.0]}
+    rows |= {"ratio": [1500.0, 18.0], "sink_heads": [0.75, 0.25], "sink_heads_any": [0.05, 0.05]}
+    run = make_study("massive")
+    with RunWriter(tmp_path / "whole", kind="study", model=run.info.model, settings={}, seed=3) as writer:
+        writer.table("massive_activations", rows)
+    (said,) = told("activations", one(open_run(tmp_path / "whole")))
+    assert "-250 in channel 17 after layer 1, 1500 times the median" in said.replace("−", "-")
+    assert "1 of the 2 greatest" in said and "sinks in 50.0 % of heads" in said.replace("\xa0", " ")

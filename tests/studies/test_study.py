@@ -97,7 +97,7 @@ def test_what_is_stored_is_what_a_trace_sees(settings: StudySettings, tmp_path: 
     loaded = tiny_loaded(1)
     study(loaded, tmp_path / "run", replace(settings, prompts=PROMPTS[:1], heldout="", mask_sinks=()))
     run = open_run(tmp_path / "run")
-    assert run.tables == ("tokens", "steps", "generations")
+    assert run.tables == ("tokens", "steps", "states", "massive_activations", "generations")
     tokens = run.table("tokens")
     for step in (0, 3):
         ids = torch.tensor(tokens["token_id"][tokens["step"] == step].tolist())[None]

@@ -11,6 +11,10 @@ import torch.nn.functional as F
 
 from sinklab.checkpoints import Loaded
 from sinklab.records import Run, open_run
+from sinklab.reports import report
+from sinklab.reports.runs import as_shown
+from sinklab.sinks import find_sinks
+from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
@@ -245,6 +249,7 @@ def test_the_tables_tell_states_apart_and_massive_activations(tmp_path: Path, si
                 assert row.ratio == pytest.approx(abs(row.value) / median, rel=1e-4)
                 assert row.state == ("masked", "committed", "prompt")[state_S[position]]
                 assert row.sink_heads == pytest.approx(sinks_LHS[..., position].mean())
+                assert row.sink_heads_any == pytest.approx(sinks_LHS.mean())
                 expected = sinks_LHS[1, :, position].mean() if not layers and layer == 0 else np.nan
                 assert row.sink_heads_next == pytest.approx(expected, nan_ok=True)
     assert np.isnan(arrays["received_from_masked"]).any() and np.isfinite(arrays["received_from_masked"]).any()
@@ -260,3 +265,28 @@ def test_clipped_channels_are_a_table(tmp_path: Path) -> None:
     assert run.table("removals").empty
     study(tiny_loaded(), tmp_path / "plain", QUICK)
     assert "clipped" not in open_run(tmp_path / "plain").tables
+
+
+def test_a_report_reads_what_masked_queries_give(tmp_path: Path) -> None:
+    settings = replace(QUICK, new_tokens=16, steps=8, block_length=None, statistics=RECORDED)
+    study(tiny_loaded(2), tmp_path / "run", settings)
+    run = open_run(tmp_path / "run")
+    (shown,) = as_shown(run, received="received_from_masked")
+    sample = shown.samples[0]
+    received = run.array("attention", "received_from_masked", part=0).astype(np.float32)
+    there_T = np.array([(step_of(run, step)[1] == 0).sum() >= 8 for step in range(8)])
+    assert there_T.sum() == 5
+    sinks = find_sinks(received[there_T], DEFAULT, run.array("attention", "visible", part=0)[there_T][:, None, None])
+    assert sinks.any() and np.array_equal(sample.sinks_TLHK[there_T], sinks)
+    assert not sample.sinks_TLHK[~there_T].any() and (sample.main_TLH[~there_T] == -1).all()
+    facts = shown.over("layer")
+    assert facts["mains"].tolist() == [4 * 5] * 2 and facts["events"].sum() == sinks.sum()
+    assert facts["added_share"].tolist() == pytest.approx(
+        (received[there_T][..., :2].sum(-1).mean((0, 2)) / run.array("attention", "positions", part=0)[0]).tolist()
+    )
+    assert "of masked queries alone" in shown.rule_words
+    page = report(run, tmp_path / "page", received="received_from_masked", figures=(), tables=("csv",))
+    assert "of masked queries alone" in page.read_text("utf-8")
+    study(tiny_loaded(2), tmp_path / "plain", replace(settings, statistics=("received",)))
+    with pytest.raises(ValueError, match=r"read received_from_masked, which .*plain did not record; add it"):
+        report(open_run(tmp_path / "plain"), tmp_path / "other", received="received_from_masked", figures=())

@@ -66,7 +66,8 @@ def test_holders_mobility_and_values_of_a_constructed_text() -> None:
         received[0, level, 1, 0, key] = 5.0
     values = np.full((1, 4, 2, 11), 2.0, np.float32)
     values[..., 0], values[..., 1] = 0.25, 1.0
-    layers, overall = measured_heads(received, values, np.full((1, 4, 11), 10.0), 1)
+    masked = np.zeros((1, 4, 10), bool)
+    layers, overall = measured_heads(received, values, np.full((1, 4, 11), 10.0), masked, 1)
     holders = {
         "main_added": [0.5, 0],
         "main_first": [0, 0.75],
@@ -84,6 +85,14 @@ def test_holders_mobility_and_values_of_a_constructed_text() -> None:
     np.testing.assert_allclose(layers["value_sink"], [2, 1])
     np.testing.assert_allclose(layers["value_other"], [72 / 38, 73 / 37])
     assert layers["sink_share"] == pytest.approx([(5 + 5 + 0.5 + 0.5) / 40, 0.05])
+    assert np.isnan(layers["value_masked"]).all()
+    # the last five tokens, one of which is a sink of the first layer, are masks of short values: told apart
+    masked[..., 5:] = True
+    values[..., 6:] = 0.5
+    layers, _ = measured_heads(received, values, np.full((1, 4, 11), 10.0), masked, 1)
+    np.testing.assert_allclose(layers["value_masked"], [0.5, 0.5])
+    np.testing.assert_allclose(layers["value_sink"], [2, 1])
+    np.testing.assert_allclose(layers["value_other"], [(4 * 1 + 15 * 2) / 19, (1 + 16 * 2) / 17])
 
 
 def test_activations_are_those_of_the_hidden_states() -> None:

@@ -79,6 +79,7 @@ def report(
     figures: tuple[str, ...] = ("png", "svg"),
     tables: tuple[str, ...] = ("parquet", "csv", "md"),
     sink_rule: str | None = None,
+    sink_input: Literal["received", "received_from_masked"] | None = None,
 ) -> None:
     """Turn run folders into one page, report.html, with figures and tables beside it.
 
@@ -91,6 +92,7 @@ def report(
         sinklab report runs/house --figures --tables
         sinklab report runs/laptop-scratch runs/laptop-scratch-sink --out runs/curves
         sinklab report runs/house --sink-rule excess:epsilon=6
+        sinklab report runs/masked --sink-input received_from_masked
 
     Args:
         runs: run folders of `sinklab trace`, or of `sinklab train`; one kind at a time.
@@ -98,6 +100,9 @@ def report(
         figures: formats of the static figures beside the page, of png, svg and pdf; none after a bare --figures.
         tables: formats of the tables beside the page, of parquet, csv and md; none after a bare --tables.
         sink_rule: what counts as a sink in runs of `sinklab trace`, NAME:field=value; excess:epsilon=3 when left out.
+        sink_input: what that rule reads: received (from all queries) when left out, or received_from_masked, from the
+            masked queries alone, which decide the tokens; `sinklab trace --statistics value_norm received_from_masked`
+            records it. Steps with fewer than 8 masked queries are left out.
     """
     from sinklab.records.reading import open_run
     from sinklab.registry import rules
@@ -106,7 +111,8 @@ def report(
     if not runs:
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     rule = None if sink_rule is None else rules.parse(sink_rule)
-    print(f"report: {build([open_run(run) for run in runs], out, rule=rule, figures=figures, tables=tables)}")
+    opened = [open_run(run) for run in runs]
+    print(f"report: {build(opened, out, rule=rule, received=sink_input, figures=figures, tables=tables)}")
 
 
 def compare(

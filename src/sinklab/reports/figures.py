@@ -105,7 +105,8 @@ def massive_activations(axes: Axes, look: Theme) -> None:
 def trained_norms(axes: Axes, look: Theme) -> None:
     """Norm of values by layer at the end, relative to that of other text: added sinks, dashed text sinks (as Fig. 3a).
 
-    Runs of other widths and layers of other scales share one axis so; 1 is like any other token.
+    Both of visible text (where the monitor has no value_masked, masks are among the other text). Runs of other widths
+    and layers of other scales share one axis so; 1 is like any other token.
     """
     axes.axhline(1, color=look.muted, linestyle=":", linewidth=1)
 

@@ -18,13 +18,21 @@ READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
 """kinds of run that have a page"""
 
 
-def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None, any_kind: bool = False) -> list[Any]:
+def as_shown(
+    sources: Runs,
+    kind: str | None = None,
+    *,
+    rule: Rule | None = None,
+    received: str | None = None,
+    any_kind: bool = False,
+) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
 
     Args:
         sources: runs, or readers of runs, which stay as they are.
         kind: what they must be; None for studies or training runs, whichever they are.
         rule: what counts as a sink in studies; None for the default.
+        received: what the rule reads, "received" (None) or "received_from_masked".
         any_kind: runs of a kind that has no page are let through too.
 
     Raises:
@@ -52,9 +60,9 @@ def as_shown(sources: Runs, kind: str | None = None, *, rule: Rule | None = None
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
-    if rule is not None and reader is not Study:
+    settings = {name: given for name, given in (("rule", rule), ("received", received)) if given is not None}
+    if settings and reader is not Study:
         raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
-    settings = {} if rule is None else {"rule": rule}
     return [
         reader(run, name, same, **settings) if isinstance(source, Run) else source
         for source, run, name, same in zip(given, runs, names, alike, strict=True)

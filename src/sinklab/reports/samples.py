@@ -99,6 +99,8 @@ class Sample:
     """added sink columns in front of the keys"""
     rule: Rule
     """what counts as a sink"""
+    received: str = "received"
+    """the array that the rule, and all that is said of received attention, reads"""
     twin: str = ""
     """whose attention it is: of the run's own model, or of this untrained twin on the same canvases"""
 
@@ -145,15 +147,20 @@ class Sample:
 
     @cached_property
     def visible_TK(self) -> np.ndarray:
-        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not there."""
+        """Queries that see the key, as if all positions had run; 0 or NaN where the key is not there.
+
+        0 for all keys of a step at which too few masked queries ran to say what they attend to, where these are asked.
+        """
         visible_TK = self._needed("visible")
+        if self.received != "received":
+            visible_TK = visible_TK * ~np.isnan(self._needed(self.received)).all((1, 2, 3))[:, None]
         return even_share(visible_TK, visible_TK, self.positions_T)[0]
 
     @cached_property
     def received_TLHK(self) -> np.ndarray:
         """Received attention a_j, as if all positions had run: an even share is 1."""
         visible_TK, positions_T = self._needed("visible"), self.positions_T
-        return even_share(self._needed("received"), visible_TK[:, None, None], positions_T[:, None, None])[0]
+        return even_share(self._needed(self.received), visible_TK[:, None, None], positions_T[:, None, None])[0]
 
     exists_TK = cached_property[np.ndarray](lambda sample: np.nan_to_num(sample.visible_TK) > 0)
     """Whether some query sees the key."""
@@ -308,6 +315,7 @@ class Samples:
     """The samples of a run. Each access gives a new Sample, so that what one has read goes when it is let go."""
 
     def __init__(self, run: Run, *of_each: Any) -> None:
+        """`of_each`: the other fields of a sample."""
         self._run, self._of_each = run, of_each
         known = [name for name in ("attention", "tokens") if name in (*run.array_files, *run.tables)]
         self.numbers = sorted({number for name in known for number in run.parts(name)})

@@ -63,6 +63,8 @@ class Study(Reader):
 
     rule: Rule = DEFAULT
     """what counts as a sink"""
+    received: str = "received"
+    """what the rule reads, "received" or "received_from_masked" """
     twin: str = ""
     """whose numbers these are: of the run's own model, or of this untrained twin on the same canvases"""
 
@@ -82,7 +84,8 @@ class Study(Reader):
     @property
     def rule_words(self) -> str:
         """The sink rule in words."""
-        return "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
+        words = "received attention above 1 + 3 (S−1)/S" if self.rule == DEFAULT else rule_name(self.rule)
+        return words if self.received == "received" else f"{words}, of masked queries alone"
 
     def table(self, name: str) -> pd.DataFrame | None:
         """A table of the run, or of its twin."""
@@ -100,13 +103,21 @@ class Study(Reader):
     in_twins = cached_property[dict[str, bool]](in_twins)
     """Of each finding that is said and each verdict, by name, whether an untrained twin shows as much."""
 
-    samples = cached_property[Samples](lambda study: Samples(study.run, study.sink_count, study.rule, study.twin))
+    samples = cached_property[Samples](
+        lambda study: Samples(study.run, study.sink_count, study.rule, study.received, study.twin)
+    )
     """The samples, a new object at each access."""
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
         """Places in ``samples`` of those with attention."""
-        return tuple(place for place, sample in enumerate(self.samples) if sample.names)
+        places = tuple(place for place, sample in enumerate(self.samples) if sample.names)
+        if places and self.received not in self.samples[places[0]].names:
+            raise ValueError(
+                f"the sink rule is to read {self.received}, which {self.run.path} did not record; add it to the "
+                f"statistics of a diffusion model's run: sinklab trace --statistics value_norm {self.received}"
+            )
+        return places
 
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
     """The first sample with attention."""
@@ -137,6 +148,9 @@ class Study(Reader):
 
     truncation = cached_property[pd.DataFrame | None](methodcaller("table", "truncation"))
     """What hiding a part of the context did to the main sinks, per step, layer and head."""
+
+    massive = cached_property[pd.DataFrame | None](methodcaller("table", "massive_activations"))
+    """The greatest hidden states by step and layer, and in which heads their positions are sinks."""
 
     removals = cached_property[pd.DataFrame | None](methodcaller("table", "removals"))
     """What the edits of the run took away: removed columns, their attention, the overlap with the step before."""

@@ -45,6 +45,7 @@ FIELDS = {
     "value_added": "added_norm",
     "value_sink": "sink_norm",
     "value_other": "rest_norm",
+    "value_masked": "mask_norm",
 }
 """columns of the monitor -> the names that the same facts have in a study"""
 OVER_EVEN = 2.0

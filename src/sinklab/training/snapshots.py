@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sinklab.analysis.counts import ratio
 from sinklab.analysis.movement import motion
 from sinklab.attention.context import is_observed, running
+from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.sinks.normalize import main_sink
 from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
@@ -94,7 +95,12 @@ HOLDERS = ("added", "first", "early", "other")
 
 
 def measured_heads(
-    received_RTLHK: np.ndarray, value_RTLK: np.ndarray, visible_RTK: np.ndarray, added: int, rule: Rule = DEFAULT
+    received_RTLHK: np.ndarray,
+    value_RTLK: np.ndarray,
+    visible_RTK: np.ndarray,
+    masked_RTS: np.ndarray,
+    added: int,
+    rule: Rule = DEFAULT,
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The measures of every layer (L,), and the mobility of all layers together.
 
@@ -102,6 +108,7 @@ def measured_heads(
         received_RTLHK: column sums; keys begin with the added sinks.
         value_RTLK: norms of the values.
         visible_RTK: number of queries that see each key.
+        masked_RTS: text positions that hold a mask: these are told apart from visible text where norms are compared.
         added: N.
         rule: what counts as a sink.
     """
@@ -118,7 +125,7 @@ def measured_heads(
         "text_sinks": sinks_RTLHK[..., added:].sum(-1).mean(over),
     }
     layers |= _holders(received_RTLHK, sinks_RTLHK, added)
-    layers |= _values(value_RTLK, sinks_RTLHK.sum(3), received_RTLHK.shape[3], added)
+    layers |= _values(value_RTLK, sinks_RTLHK.sum(3), masked_RTS[:, :, None], received_RTLHK.shape[3], added)
     overall = {}
     for name, start in (("mobility", 0), ("text_mobility", added)):
         moved = motion(received_RTLHK[..., start:], seen[..., start:], added=added - start, rule=rule)
@@ -136,7 +143,9 @@ def _holders(received: np.ndarray, sinks: np.ndarray, added: int) -> dict[str, n
     return shares | {"main_none": (~counts).mean((0, 1, 3))}
 
 
-def _values(value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, heads: int, added: int) -> dict[str, np.ndarray]:
+def _values(
+    value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, masked_RT1S: np.ndarray, heads: int, added: int
+) -> dict[str, np.ndarray]:
     """Norms by kind of key; a token that is a sink of some heads counts to both sides by their number."""
 
     def mean(norm: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -145,8 +154,9 @@ def _values(value_RTLK: np.ndarray, sinks_RTLK: np.ndarray, heads: int, added: i
     added_norm, norm, count = value_RTLK[..., :added], value_RTLK[..., added:], sinks_RTLK[..., added:]
     return {
         "value_added": mean(added_norm, np.ones_like(added_norm)),
-        "value_sink": mean(norm, count),
-        "value_other": mean(norm, heads - count),
+        "value_sink": mean(norm, count * ~masked_RT1S),
+        "value_other": mean(norm, (heads - count) * ~masked_RT1S),
+        "value_masked": mean(norm, np.broadcast_to(masked_RT1S, norm.shape)),
     }
 
 
@@ -154,7 +164,7 @@ LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 MEASURES: tuple[str, ...] = ("sink_share", "top_text_share", "first_share", "sinks", "text_sinks")
 MEASURES += (*(f"main_{name}" for name in HOLDERS), "main_none", "mobility", "text_mobility")
-MEASURES += ("value_added", "value_sink", "value_other")
+MEASURES += ("value_added", "value_sink", "value_other", "value_masked")
 MEASURES += (*(f"activation_{name}" for name in REDUCED), "activation_ratio")
 """What a snapshot holds of every layer, NaN where there is no such thing; norms are means over heads.
 
@@ -167,7 +177,9 @@ main_added, main_first, main_early, main_other: share of (row, level, head) whos
 main_none: share where no key is a sink; the five add up to 1.
 mobility: chance that two mask ratios have their main sinks at different positions, 0 static; NaN without sinks.
 text_mobility: the same among the tokens of the text alone.
-value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the other text.
+value_added, value_sink, value_other: norm of the values of the added sinks, of text sinks, of the other text; both of
+    visible text alone, since masks carry other values.
+value_masked: the same of masks.
 activation_added: greatest |x| of the residual stream after the layer, at the added sinks.
 activation_first, activation_other: the same at the first token, and at the other tokens.
 activation_median: median |x| over the text.
@@ -251,15 +263,21 @@ def snapshot(
                 for shown_BS in shown_TBS:
                     _run(model, shown_BS.to(device), mask_id is not None, causal)
                     recording.mark()
-            parts.append(tuple(recording.array(name).swapaxes(0, 1) for name in ("received", "value_norm", "visible")))
+            parts.append(_by_row(recording, shown_TBS == (-1 if clean else mask_id)))
             added = recording.prefix
-    received, values, visible = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    layers, mobility = measured_heads(received, values, visible, added, rule)
+    received, values, visible, masked = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layers, mobility = measured_heads(received, values, visible, masked, added, rule)
     layers |= measured_activations(activations, received.shape[2])
     overall = {name: _overall(name, values_L) for name, values_L in layers.items()} | mobility
     seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
     layers, overall = {name: layers[name] for name in MEASURES}, {name: overall[name] for name in MEASURES}
     return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
+
+
+def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
+    """Received attention, value norms, visible queries, and where masks are; rows first."""
+    arrays = *map(recording.array, ("received", "value_norm", "visible")), masked_TBS.numpy()
+    return tuple(array.swapaxes(0, 1) for array in arrays)
 
 
 def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int) -> Tensor:

@@ -194,6 +194,7 @@ class Recorder:
             rows = rows.assign(
                 state=np.array(STATES)[state_S[place]],
                 sink_heads=sinks_LS.mean(0)[place],
+                sink_heads_any=sinks_LS.mean(),
                 sink_heads_next=np.where(after < 0, np.nan, sinks_LS[after, place]),
             )
         rows["layer"] = np.array(self._selection.layers)[rows["layer"]]
@@ -205,8 +206,9 @@ class Recorder:
         and layer. One of each statistic that has `columns` ("massive_activations").
 
         received and received_from_masked are multiples of an even share; sink_heads is the share of all recorded heads
-        in which the position is a sink (the default rule), sink_heads_next the same in the layer that reads the hidden
-        state, NaN where that was not recorded. NaN as well where fewer than 8 masked queries ran.
+        in which the position is a sink (the default rule), sink_heads_any its mean over all positions, sink_heads_next
+        the same in the layer that reads the hidden state, NaN where that was not recorded. NaN as well where fewer than
+        8 masked queries ran.
         """
         tables = {name: pd.concat(frames, ignore_index=True) for name, frames in self._tables.items()}
         for table in tables.values():

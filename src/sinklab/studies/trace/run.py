@@ -61,14 +61,14 @@ def write_sample(
         # each map has axes of its own: their sizes differ
         axes = {name: (f"query_{name}", f"key_{name}") for name in recorder.maps}
         run.arrays("maps", recorder.maps, axes, part=sample)
+    run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
+    run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
     for name, table in recorder.tables(sample).items():
         run.table(name, table, part=sample)
     if records := state_records(log):
         run.table(
             "clipped", {"sample": [sample] * len(records), **columns_of(map(StateRecord._asdict, records))}, sample
         )
-    run.table("tokens", _tokens(task, moments, sample, roles), part=sample)
-    run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
     if task.edits:
         removals = log.table(keys=True)
         run.table("removals", {"sample": np.full(len(removals["forward"]), sample), **removals}, part=sample)

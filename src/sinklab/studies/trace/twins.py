@@ -111,6 +111,8 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
         if arrays := recorder.arrays():
             dims = {name: recorder.dims(name) for name in arrays}
             run.arrays(of_twin("attention", kind), arrays, dims, dtype=DTYPES, part=sample)
+        for name, table in recorder.tables(sample).items():
+            run.table(of_twin(name, kind), table, part=sample)
         if settings.truncate and len(tokens):
             _write_truncated(work, task, done, sample, kind)
     if work.plan.text is not None:
