@@ -252,12 +252,12 @@ def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> No
 
 
 def edited(
-    model: Any, edits: Sequence[Intervention], places: Sequence[Place]
+    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = False
 ) -> AbstractContextManager[InterventionLog | None]:
     """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
     drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
-    # what was actually removed is not read here, and would cost a pass over the scores
-    return intervene(model, *drawn, measure=False) if drawn else nullcontext()
+    # to measure what was actually removed costs a pass over the scores
+    return intervene(model, *drawn, measure=measure) if drawn else nullcontext()
 
 
 @dataclass(frozen=True)
