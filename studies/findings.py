@@ -92,7 +92,9 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "passages": len(passages()),
         "rows_of_text": CURVE.rows,
-        "measures": {row: {k: None if np.isnan(v) else round(v, 4) for k, v in cells.items()} for row, cells in table.items()},
+        "measures": {
+            row: {k: None if np.isnan(v) else round(v, 4) for k, v in cells.items()} for row, cells in table.items()
+        },
         "masking": costs[costs["k"].isin([0, 1, 10])].astype(object).where(costs.notna(), None).to_dict("records"),
         "sentences": masking_curve_sentences(as_curves(curves)),
     }

@@ -1,5 +1,6 @@
 """`curve`, `table1` and `onetoken` from the command line, on tiny models."""
 
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from sinklab.records import RunWriter, open_run
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.curve import Curve, CurveSettings
-from tiny_diffusion import TEXT, save_tiny
+from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
+from tiny_llama import tiny_llama
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +134,33 @@ def test_table1_prints_measured_beside_published(
     assert (cell["new_tokens"], cell["block_length"], cell["mask_sinks"], cell["temperature"]) == (256, 32, 5, 0.0)
     table1(render=(Path("out"),), out=Path("again"), figures=())
     assert "0.100 ± 0.030" in capsys.readouterr().out
+
+
+def test_table1_of_two_models_prints_protocols_doses_and_controls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save_tiny(Path("dlm"), 1, context=160)
+    tiny_llama(160).model.save_pretrained("ar")
+    tiny_tokenizer().save_pretrained("ar")
+    questions = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(2)]
+    Path("data/gsm8k").mkdir(parents=True)
+    Path("data/gsm8k/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    how = "--tasks gsm8k --data data --num-fewshot 0 --new-tokens 4 --block-length 4 --record-sinks 1 --ks 1"
+    more = "--protocols paper held --controls sinks random --out out --figures"
+    assert main(shlex.split(f"table1 --model dlm ar {how} {more}")) == 0
+    printed = capsys.readouterr().out
+    for words in ("1, paper", "1, held", "1.00 columns a head", "dlm, random keys", "ar, random keys"):
+        assert words in " ".join(printed.split()), words
+    assert "GSM8K, dlm and ar: cannot tell which loses more, by any protocol: " in printed
+    numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")
+    assert len(numbers) == 2 * 2 * 2
+    assert (numbers["columns"] == 1).all()
+    assert numbers["removed"].between(0, 1, inclusive="neither").all()
+    # what was chosen once stays hidden; in a closed loop it cannot be hidden twice in a row
+    overlap = numbers[numbers["control"] == "sinks"].groupby("protocol")["overlap"]
+    assert overlap.max().to_dict() == {"held": 1.0, "paper": 0.0}
 
 
 @pytest.mark.usefixtures("no_tasks")

@@ -27,6 +27,7 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
+from sinklab.studies.benchmarks.table1_contrasts import contrasts
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_figure,
@@ -90,6 +91,100 @@ def benchmark(
     return open_run(folder)
 
 
+def dosed(
+    folder: Path, right: list[int], k: int = 0, control: str = "sinks", *, gu: float | None = 0.5, **how: Any
+) -> Run:
+    """A run of the task piqa with two choices: `how` may hold a dose, a protocol, a model and its family."""
+    dose, name, family = (how.get(key) for key in ("dose", "name", "family"))
+    about = {"name": name or "tiny", "weights_sha256": name or "w", "family": family or "diffusion"}
+    settings = {"protocol": how["protocol"]} if "protocol" in how else {}
+    run = benchmark(folder, {"piqa": right}, k=k, control=control, model=about, **settings)
+    columns = {name: run.table(name) for name in run.tables}
+    columns["samples"]["logprobs"] = [[-1.0, -2.0]] * len(right)
+    columns["sinks"] = pd.DataFrame({"task": ["piqa"], "share": [0.25], "gu_rate": [gu], "removed": [math.nan]})
+    if dose:
+        columns["doses"] = pd.DataFrame([{"task": "piqa", **dose}])
+    with RunWriter(
+        folder, kind="benchmark", model=run.info.model, settings=run.info.settings, seed=0, overwrite=True
+    ) as writer:
+        for table, rows in columns.items():
+            writer.table(table, rows)
+    return open_run(folder)
+
+
+DOSE = {"columns": 2.0, "sinks": 0.25, "held": 0.3, "removed": 0.2, "overlap": 0.5, "matched": 0.8}
+
+
+def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(tmp_path: Path) -> None:
+    dosed(tmp_path / "0", flags(100, 90))
+    dosed(tmp_path / "2", flags(100, 90, lost=60), 2, dose=DOSE | {"matched": math.nan})
+    dosed(tmp_path / "2r", flags(100, 90), 2, protocol="rule", dose=dict.fromkeys(DOSE, 0.0) | {"sinks": math.nan})
+    numbers = table1_numbers(found_in([tmp_path]).benchmarks)
+    text = table1_text(numbers)
+    assert list(text.columns) == ["task", "model", "source", "none", "2, rule", "2, clean", VERDICT]
+    row = text.iloc[0]
+    # likelihoods know the clean pass alone, whatever was asked for
+    assert row["2, clean"] == (
+        "0.300 ± 0.046; 2.00 columns a head (25\u00a0% sinks), held 30.0\u00a0% of the attention, 20.0\u00a0% removed"
+    )
+    # a dose of zero is a result
+    assert row["2, rule"].endswith(
+        "0.00 columns a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed, matched in 0.0\u00a0% of heads"
+    )
+    assert row[VERDICT] == "at 2, clean"
+    said = contrasts(found_in([tmp_path]).benchmarks)
+    assert said == ["piqa: likelihoods have no step before: a clean pass over each text chooses"]
+
+
+def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such(tmp_path: Path) -> None:
+    dosed(tmp_path / "0", flags(100, 90))
+    dosed(tmp_path / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE)
+    dosed(tmp_path / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
+    what = "piqa, tiny, protocol clean, 2 most attended keys against other keys of equal mass"
+    line = contrasts(found_in([tmp_path]).benchmarks)[1]
+    # 30 of 100 more are lost, with Student's interval or a wider one
+    assert line.startswith(f"{what}, in the 80 % of heads that have such: +30.0 (+20.")
+    assert line.endswith(" points lost: they cost more")
+    few = tmp_path / "few"
+    dosed(few / "0", flags(100, 90))
+    dosed(few / "m", flags(100, 90, lost=40), 2, "matched", dose=DOSE | {"matched": 0.49})
+    dosed(few / "e", flags(100, 90, lost=10), 2, "equal_mass", dose=DOSE)
+    assert (
+        contrasts(found_in([few]).benchmarks)[1]
+        == f"{what}: cannot tell, 49 % of heads have other keys that hold as much"
+    )
+
+
+def pair(
+    root: Path, lost: tuple[int, int], *, right: int = 90, gu: tuple[float | None, float] = (0.5, 0.5)
+) -> list[str]:
+    for name, family, gone, rate in zip(("a", "b"), ("diffusion", "autoregressive"), lost, gu, strict=True):
+        about = {"name": name, "family": family, "gu": rate}
+        dosed(root / name / "0", flags(100, right), **about)
+        dosed(root / name / "5", flags(100, right, gone), 5, **about, dose=DOSE)
+    return contrasts(found_in([root]).benchmarks)[1:]
+
+
+def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(tmp_path: Path) -> None:
+    (line, *_) = pair(tmp_path / "0", (10, 60))
+    words = "piqa, both by protocol clean, 5 most attended keys: a loses 10.0 points, b 60.0 (difference −50.0 (−6"
+    assert line.startswith(words) and line.endswith("): b loses more")
+    assert pair(tmp_path / "1", (10, 10))[0].endswith("): cannot tell")
+    none = "piqa, a and b: cannot tell which loses more, by any protocol: "
+    assert pair(tmp_path / "2", (10, 60), gu=(0.5, 0.01)) == [
+        f"{none}b hardly has such sinks: one holds more than 30 % of the attention in 1.0 % of its heads (Gu rate), "
+        "and the key that receives most holds 25.0 % on average"
+    ]
+    assert pair(tmp_path / "3", (10, 60), gu=(None, 0.5)) == [
+        f"{none}the attention of a was not watched with nothing masked (record_sinks)"
+    ]
+    # chance is one in two, and two standard errors of 100 questions are 10 points
+    assert pair(tmp_path / "4", (10, 55), right=59) == [
+        f"{none}a gets 0.590 with nothing masked, no more than chance and two standard errors"
+    ]
+    assert pair(tmp_path / "5", (10, 55), right=61)[0].endswith("b loses more")
+
+
 def flags(count: int, right: int, lost: int = 0, gained: int = 0) -> list[int]:
     """The first `right` are right; of these `lost` become wrong, and `gained` of the others right."""
     return [0] * lost + [1] * (right - lost) + [1] * gained + [0] * (count - right - gained)
@@ -136,8 +231,8 @@ def test_table_1_stands_beside_the_paper(tmp_path: Path) -> None:
     rows = text.set_index(["source", "model"])
     assert rows.loc[("measured", "tiny"), "10"] == "0.125 ± 0.017"
     assert rows.loc[("measured", "tiny"), VERDICT] == "at 10; undecided at 5 (−5.0)"
-    assert rows.loc[("measured", "tiny, random columns"), "10"] == "0.500 ± 0.025"
-    assert rows.loc[("measured", "tiny, random columns"), "1"] == "–"
+    assert rows.loc[("measured", "tiny, random keys"), "10"] == "0.500 ± 0.025"
+    assert rows.loc[("measured", "tiny, random keys"), "1"] == "–"
     assert rows.loc[("published", "LLaDA-8B"), "10"] == "0.55 ± 0.01"
     assert rows.loc[("published", "LLaDA-8B"), VERDICT] == "at 10; undecided at 5 (−3.0)"
     assert rows.loc[("published", "Llama-3.1-8B"), VERDICT] == "at 1, 5, 10"
@@ -171,7 +266,7 @@ def test_runs_with_other_settings_or_weights_are_not_compared(tmp_path: Path) ->
     mine = numbers[numbers["source"] == "measured"]
     assert mine["drop"].isna().all()
     assert mine["model"].nunique() == 3
-    with pytest.raises(ValueError, match=r"a and .*d both hold gsm8k of tiny.* with 0 masked sinks; read one of them"):
+    with pytest.raises(ValueError, match=r"a and .*d both hold gsm8k of tiny.* with nothing masked; read one of them"):
         table1_numbers([Benchmark(runs[0]), Benchmark(benchmark(tmp_path / "d", {"gsm8k": flags(100, 61)}))])
 
 
@@ -199,7 +294,8 @@ def test_table_1_is_written_in_every_form(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 500 for path in printed.paths)
     text = printed.paths[0].read_text()
     assert "| GSM8K | tiny | measured | 0.500 ± 0.025 | 0.495 ± 0.025 |" in text
-    said = "GSM8K, tiny, 10 sinks: −37.5 points (−42.1 … −32.6), −75 % of the accuracy on 400 questions: drops"
+    said = "GSM8K, tiny, protocol paper, 10 most attended keys: −37.5 points (−42.1 … −32.6), −75 % of the accuracy on "
+    said += "400 questions: drops"
     assert said in text
     assert "0.01 ± 0.03" in text
     assert "presumably a misprint" in text
@@ -217,7 +313,7 @@ def test_where_nothing_is_right_nothing_can_be_lost(tmp_path: Path) -> None:
         benchmark(tmp_path / str(k), {"humaneval": [0] * 100}, k=k)
     printed = write_table1([tmp_path], tmp_path / "out", ())
     assert printed.text[VERDICT][0] == "not 5 points right"
-    assert "HumanEval, tiny: too little is right for 5 points to be lost" in printed.notes
+    assert "HumanEval, tiny: too little is right with nothing masked for a loss to be told" in printed.notes
 
 
 def test_latex_escapes() -> None:

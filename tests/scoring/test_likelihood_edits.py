@@ -5,9 +5,10 @@ import pytest
 import torch
 from likelihood_twin import ids
 
-from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
+from sinklab.probing import Dose, MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
 from sinklab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
 from sinklab.scoring.requests import monte_carlo
+from sinklab.sinks import Excess
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -38,6 +39,30 @@ def test_batches_order_and_company_do_not_matter_under_an_edit(name: str, model:
     clean = logprobs(loaded, REQUESTS, SETTINGS)
     assert all(abs(one - other) > 1e-3 for one, other in zip(whole, clean, strict=True))
     assert logprobs(loaded, REQUESTS, SETTINGS) == clean, "the model is left alone"
+
+
+@pytest.mark.parametrize("guided", [0.0, 0.5])
+def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
+    loaded, (context, _) = tiny_loaded(), REQUESTS[0]
+    # of one token there is one noisy copy; the first layer does not depend on what is hidden in it
+    edit = MaskSinks(k=2, layers=(0,), counted_by=Excess(0.9))
+    settings = replace(SETTINGS, cfg_scale=guided)
+    company = [(context, [3]), *REQUESTS]
+    found = score(loaded, company, settings, edits=[edit], measure=True)[0]
+    mask_id = loaded.model.config.mask_token_id
+    read = [[*context, mask_id], [mask_id] * (len(context) + 1)][: 1 + bool(guided)]
+    with torch.no_grad(), trace(loaded.model, layers=(0,)) as recording:
+        loaded.model(torch.tensor(read))
+    received_BHS = recording.received[0][:, 0]
+    keys = received_BHS.shape[-1]
+    best_BHM = received_BHS.topk(2).values
+    dose = Dose(found.dose)
+    assert dose.columns == 2 and dose.weight == best_BHM.shape[0] * best_BHM.shape[1]
+    assert dose.held == dose.removed == pytest.approx(float(best_BHM.sum(-1).mean()) / keys, rel=1e-5)
+    assert dose.sinks == float((best_BHM > 1 + 0.9 * (keys - 1) / keys).float().mean())
+    assert math.isnan(Dose(score(loaded, company, settings, edits=[edit])[0].dose).removed)
+    assert score(loaded, company[:1], settings)[0].dose == {}
+    assert Dose(rolling(loaded, context, SETTINGS, edits=[edit]).dose).columns == 2
 
 
 @pytest.mark.parametrize("shift", [False, True])

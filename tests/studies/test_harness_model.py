@@ -13,8 +13,11 @@ from lm_eval.api.registry import get_model
 from tokenizers.processors import TemplateProcessing
 
 from sinklab.checkpoints import Loaded
+from sinklab.probing import PROTOCOLS, MaskSinks
 from sinklab.registry import interventions
 from sinklab.scoring import exact, rolling, score
+from sinklab.sinks import Gu
+from sinklab.studies.base import from_record
 from sinklab.studies.benchmarks import requests
 from sinklab.studies.benchmarks.harness_model import SinklabLM
 from sinklab.studies.benchmarks.requests import likelihood_settings
@@ -185,7 +188,7 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
         "pretrained=tiny,mask_sinks=2,tasks=piqa", {"batch_size": 3, "device": "cpu"}
     )
     assert (model.settings.mask_sinks, model.settings.batch, model.settings.tasks) == (2, 3, ("piqa",))
-    assert model.edits == (interventions.parse("mask_sinks:k=2"),)
+    assert model.edits == (MaskSinks.by_protocol("paper", 2),)
     assert SinklabLM(tiny_loaded(), cache="dual").settings.cache == "dual"
     assert (model.rank, model.world_size, model.loaded.name) == (0, 1, "tiny")
     assert model.eot_token_id == model.tokenizer.eos_token_id
@@ -194,7 +197,28 @@ def test_lm_eval_finds_it_by_name_and_arguments() -> None:
 
 def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
     model = SinklabLM(tiny_llama(), settings=replace(SETTINGS, mask_sinks=2, control="recent"))
-    assert model.edits == (interventions.parse("mask_sinks:k=2,control=recent,selector=last_row"),)
+    assert model.edits == (MaskSinks.by_protocol("paper", 2, control="recent", selector="last_row"),)
+    assert model.scored_edits == (MaskSinks.by_protocol("paper", 2, control="recent"),)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_protocol_and_the_rule_make_the_edit(protocol: str) -> None:
+    settings = replace(SETTINGS, mask_sinks=2, protocol=protocol, sink_rule="gu:weight=0.2", control="equal_mass")
+    model = SinklabLM(tiny_loaded(), settings=settings)
+    assert model.edits == (MaskSinks.by_protocol(protocol, 2, Gu(0.2), control="equal_mass"),)
+    (edit,) = replace(settings, control="matched", sink_rule=None).interventions()
+    assert edit == MaskSinks.by_protocol(protocol, 2, control="sinks", matched=True)
+
+
+def test_what_older_runs_do_not_say_is_recorded_where_it_differs() -> None:
+    settings = replace(SETTINGS, mask_sinks=2)
+    assert not {"protocol", "sink_rule"} & settings.kept().keys()
+    other = replace(settings, protocol="held", sink_rule="excess:epsilon=2")
+    assert {name: other.kept()[name] for name in ("protocol", "sink_rule")} == {
+        "protocol": "held", "sink_rule": "excess:epsilon=2.0",
+    }  # fmt: skip
+    for one in (settings, other):
+        assert from_record(EvalSettings(), one.kept() | {"resume": False}) == one
 
 
 @pytest.mark.parametrize(
@@ -204,7 +228,10 @@ def test_an_autoregressive_model_is_masked_by_its_last_row() -> None:
         ({"pretraind": "x"}, "did you mean 'pretrained'?"),
         ({"edits": "mask_snks:k=2"}, "unknown intervention 'mask_snks'"),
         ({"control": "randon"}, "control must be one of .*; did you mean 'random'?"),
-        ({"control": "random"}, "mask_sinks is not given"),
+        ({"control": "random"}, "control=random says what is hidden and how, but mask_sinks is not given"),
+        ({"protocol": "held"}, "protocol=held says what is hidden and how, but mask_sinks is not given"),
+        ({"mask_sinks": 1, "protocol": "hold"}, "protocol must be one of paper, .*; did you mean 'held'?"),
+        ({"mask_sinks": 1, "sink_rule": "exces"}, "unknown sink rule 'exces'; .*did you mean 'excess'"),
         ({"mask_sinks": 0}, "mask_sinks must be at least 1 or left out, but is 0"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"record_sinks": -1}, "record_sinks must be at least 0"),

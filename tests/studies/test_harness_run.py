@@ -24,7 +24,11 @@ from tiny_tasks import toy_tasks
 SETTINGS = EvalSettings(block_length=None, mc_samples=4, limit=4, batch=2, mask_sinks=1, record_sinks=2)
 
 
+CHOSEN = ", hidden keys chosen in a clean pass over each text"
+
+
 def run_toys(folder: Path, settings: EvalSettings = SETTINGS, loaded: Any = None, **named: Any) -> Run:
+    folder.mkdir(exist_ok=True)
     loaded = tiny_loaded(1) if loaded is None else loaded
     return open_run(evaluate(settings, loaded, folder / "run", task_objects=toy_tasks(folder), **named))
 
@@ -103,8 +107,43 @@ def test_lines_say_what_was_not_found(finished: Run) -> None:
     expected = f"; no answer found in {missing:.0%}" if missing else ""
     assert lines[0].startswith("toy_texts: exact_match (vowel) 0.0000 ± ")
     assert lines[0].endswith(f"on 4 documents{expected}")
-    assert len(lines) == 3
+    assert len(lines) == 6
     assert score_lines(finished.path) == lines
+    rests = "on 4 documents (what was removed: on 2)"
+    assert lines[3].startswith("toy_texts: masked by protocol paper (most attended keys): 1.00 columns a head (")
+    assert lines[3].endswith(f"removed, {rests}")
+    said = (
+        "masked by protocol clean (most attended keys), chosen in a clean pass over each text, as likelihoods have no"
+    )
+    assert lines[4].startswith(f"toy_choices: {said} step before: 1.00 columns a head (")
+    assert lines[5].endswith(rests)
+
+
+def test_the_dose_of_each_task_is_recorded(finished: Run) -> None:
+    doses = finished.table("doses").set_index("task")
+    assert doses["protocol"].to_dict() == {"toy_texts": "paper", "toy_choices": "clean", "toy_ends": "clean"}
+    used = {"toy_texts": "mask_sinks:k=1,source=closed_loop"} | dict.fromkeys(
+        ("toy_choices", "toy_ends"), "mask_sinks:k=1,source=clean_pass"
+    )
+    assert doses["edits"].to_dict() == used
+    assert (doses["columns"] == 1).all()
+    assert doses[["documents", "measured"]].to_numpy().tolist() == [[4, 2]] * 3
+    # what was removed agrees with the facts of the same requests, which have it by layer
+    sinks = finished.table("sinks")
+    assert doses["removed"]["toy_texts"] == pytest.approx(sinks[sinks["task"] == "toy_texts"]["removed"].mean())
+
+
+def test_edits_of_ones_own_have_a_dose_and_windows_have_none(tmp_path: Path) -> None:
+    settings = replace(
+        SETTINGS, mask_sinks=None, limit=1, edits=("mask_sinks:k=2,source=now", "window_attention:radius=9")
+    )
+    run = run_toys(tmp_path, settings)
+    assert set(run.table("doses")["protocol"]) == {""}
+    assert (run.table("doses")["columns"] == 2).all()
+    line = "toy_texts: masked by mask_sinks:k=2,source=now window_attention:radius=9: 2.00 columns a head"
+    assert score_lines(run)[3].startswith(line)
+    bare = run_toys(tmp_path / "other", replace(settings, edits=settings.edits[1:]))
+    assert "doses" not in bare.tables
 
 
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -126,7 +165,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def same(one: Run, other: Run) -> None:
-    for name in ("scores", "samples", "sinks"):
+    for name in ("scores", "samples", "sinks", "doses"):
         left, right = one.table(name), other.table(name)
         assert left.equals(right), (name, left, right)
 
@@ -149,9 +188,9 @@ def test_an_interrupted_run_asks_for_what_is_missing(
     assert sum(sizes) == 3 * 4, "two choices and one end for each document, and no text again"
     assert said == [
         "writing 4 answers",
-        "scoring 12 continuations",
+        f"scoring 12 continuations{CHOSEN}",
         "writing 4 answers, 4 of them there already",
-        "scoring 12 continuations",
+        f"scoring 12 continuations{CHOSEN}",
     ]
     assert resumed.info.status == "complete"
     same(resumed, finished)

@@ -10,12 +10,14 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from sinklab.checkpoints import Loaded
-from sinklab.probing import MaskSinks, WindowAttention, trace
+from sinklab.probing import Dose, MaskSinks, WindowAttention, trace
+from sinklab.probing.dose import MEASURED
 from sinklab.sampling import Canvas
 from sinklab.scoring.answers import Answer, needs_own_batch, write_batch
 from sinklab.scoring.prompts import Prompt
 from sinklab.scoring.task import Task
-from sinklab.scoring.writing import WritingRequest, ended, is_over, seeded
+from sinklab.scoring.writing import Writing, WritingRequest, ended, is_over, seeded
+from sinklab.sinks import Excess
 from sinklab.studies.benchmarks.requests import fitted, paced, sampled
 from sinklab.studies.benchmarks.study import EvalSettings
 from sinklab.studies.processes import Meter, Progress
@@ -72,6 +74,7 @@ def test_an_answer_of_one_step_has_no_step_before_to_choose_in(family: str) -> N
 
 def close(one: Answer, other: Answer) -> None:
     assert len(one.sinks) == len(other.sinks) > 0
+    assert Dose(one.dose).row() == pytest.approx(Dose(other.dose).row(), abs=1e-4, nan_ok=True)
     for left, right in zip(one.sinks, other.sinks, strict=True):
         assert left == pytest.approx(right, abs=1e-4, nan_ok=True)
 
@@ -86,6 +89,47 @@ def test_facts_of_a_row_do_not_depend_on_its_neighbours(sink: int) -> None:
     assert [answer.ids for answer in together] == [answer.ids for answer in plain], "watching changes nothing"
     for request, answer in zip(requests, together, strict=True):
         close(answer, write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)[0])
+
+
+@pytest.mark.parametrize("protocol", ["paper", "held", "rule", "clean"])
+def test_the_dose_of_an_answer_is_that_of_its_log(protocol: str) -> None:
+    loaded = tiny_loaded(1)
+    edits = (MaskSinks.by_protocol(protocol, 2, Excess(1.5)), WindowAttention(radius=4))
+    request = asked(loaded)[1]
+    (answer,) = write_batch(loaded, [request], SETTINGS, NEW, edits, watch=True)
+    entries: dict[str, list[float]] = {name: [] for name in MEASURED}
+    with Writing(
+        loaded, [request], replace(SETTINGS, seed=request.seed), NEW, seeded(edits, request.seed)
+    ).begin() as writer:
+        for _ in writer.steps():
+            for removal in writer.log.removals:
+                if removal.label == "mask_sinks":
+                    for name, values in entries.items():
+                        values += getattr(removal, f"{name}_BLH").flatten().tolist()
+            writer.log.removals.clear()
+    dose, means = Dose(answer.dose), {name: np.nanmean(values) for name, values in entries.items() if name != "matched"}
+    # two layers with four heads, and no column goes at the first step but in a clean pass
+    assert dose.weight == (NEW if protocol == "clean" else NEW - 1) * 8
+    assert dose.columns == pytest.approx(means["removed"]) and dose.columns <= 2
+    assert (dose.held, dose.removed) == pytest.approx((means["mass"], means["realised"]))
+    assert dose.sinks == pytest.approx(np.nansum(entries["sinks"]) / np.nansum(entries["chosen"]))
+    assert (dose.sinks == 1) == (protocol == "rule")
+    unwatched = Dose(write_batch(loaded, [request], SETTINGS, NEW, edits)[0].dose)
+    assert np.isnan(unwatched.removed) and unwatched.held == pytest.approx(dose.held)
+
+
+def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
+    loaded = tiny_loaded()
+    edits = (MaskSinks.by_protocol("rule", 2, Excess(50.0)),)
+    (answer,) = write_batch(loaded, asked(loaded)[:1], SETTINGS, NEW, edits, watch=True)
+    dose = Dose(answer.dose)
+    assert (dose.columns, dose.held, dose.removed) == (0, 0, 0) and dose.weight > 0
+    assert Dose.from_row(dose.row()).row() == pytest.approx(dose.row(), nan_ok=True)
+    assert (
+        str(Dose.from_row(dose.row()))
+        == str(dose)
+        == "0.00 columns a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
+    )
 
 
 @pytest.mark.parametrize("sink", [0, 2])
@@ -107,6 +151,8 @@ def test_facts_are_those_of_the_attention_itself(sink: int) -> None:
         above = received_TLHK[:, layer] > 1 + 3 * (length - 1) / length
         assert facts["sinks"] == pytest.approx(above.sum(-1).mean(), abs=1e-6)
         assert facts["with_sink"] == pytest.approx(above.any(-1).mean(), abs=1e-6)
+        strong = (share_TLHK[:, layer].max(-1) > 0.3) & above.any(-1)
+        assert facts["gu_rate"] == pytest.approx(strong.mean(), abs=1e-6)
         main_TH = received_TLHK[:, layer].argmax(-1) - sink
         places, counts = np.unique(main_TH, return_counts=True)
         assert facts["positions"] == len(places)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from sinklab.records import RunWriter, open_run
+from sinklab.studies.benchmarks.offline import LIKELIHOODS
+from sinklab.studies.benchmarks.rows import SOURCES
 from sinklab.studies.benchmarks.run import cell_name, table1
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
 from tiny_diffusion import tiny_loaded
@@ -53,7 +55,7 @@ def test_the_paper_s_protocol_a_folder_a_cell(asked: list[EvalSettings], tmp_pat
     }
     # nor does a cell depend on what is allowed for another
     assert [cell.run_code for cell in asked[3:]] == [False, False, True, True]
-    assert said[:2] == ["a, gsm8k, nothing masked", "a, gsm8k, 5 sinks masked"]
+    assert said[:2] == ["a, gsm8k, nothing masked", "a, gsm8k, protocol paper, 5 most attended keys masked"]
 
 
 def test_controls_stand_beside_and_tokens_can_be_given(asked: list[EvalSettings], tmp_path: Path) -> None:
@@ -65,6 +67,41 @@ def test_controls_stand_beside_and_tokens_can_be_given(asked: list[EvalSettings]
     assert [(cell.control, cell.new_tokens, cell.chat) for cell in asked[3:]] == [
         ("sinks", 7, True), ("sinks", 7, True), ("random", 7, True),
     ]  # fmt: skip
+
+
+def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
+    asked: list[EvalSettings], tmp_path: Path
+) -> None:
+    asked += [SETTINGS] * 3
+    plan = Plan(ks=(5,), protocols=("paper", "held", "rule"), controls=("sinks", "equal_mass"), sink_rule="gu")
+    settings = replace(SETTINGS, tasks=("gsm8k", "piqa"), new_tokens=7)
+    folders = table1({"a": tiny_loaded}, settings, tmp_path, plan)
+    arms = ("", "-matched", "-equal_mass")
+    assert [path.name for path in folders] == [
+        "gsm8k-k0", *(f"gsm8k-k5{own}{arm}" for own in ("", "-held", "-rule") for arm in arms),
+        "piqa-k0", *(f"piqa-k5{own}{arm}" for own in ("", "-rule") for arm in arms),
+    ]  # fmt: skip
+    held = next(cell for cell in asked if cell.protocol == "held" and cell.control == "matched")
+    assert (held.mask_sinks, held.sink_rule) == (5, "gu")
+    plain = [cell for cell in asked[3:] if cell.mask_sinks is None]
+    assert {(cell.protocol, cell.control, cell.sink_rule) for cell in plain} == {("paper", "sinks", None)}
+    # a cell of other masking is another run
+    moved = tmp_path / "b" / "gsm8k-k5"
+    moved.parent.mkdir()
+    (tmp_path / "a" / "gsm8k-k5-held").rename(moved)
+    with pytest.raises(ValueError, match="gsm8k-k5 was scored with protocol='held', and now it is 'paper'"):
+        table1({"b": tiny_loaded}, replace(settings, tasks=("gsm8k",)), tmp_path, replace(plan, protocols=("paper",)))
+
+
+def test_the_tasks_of_likelihoods_are_those_that_lm_eval_calls_so() -> None:
+    lm_eval = pytest.importorskip("lm_eval")
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    root = Path(lm_eval.__file__).parent / "tasks"
+    kinds = {
+        name: load_yaml(root / one.include, resolve_func=False).get("output_type") for name, one in SOURCES.items()
+    }
+    assert {name for name, kind in kinds.items() if kind != "generate_until"} == LIKELIHOODS
 
 
 def test_an_interrupted_table_goes_on(asked: list[EvalSettings], tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MEASURED = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
 """What a `RemovalRecord` says of each head, as `removed_BLH`, …"""
@@ -47,6 +48,13 @@ class Dose:
                 before, known = totals.get(name, (0.0, 0.0))
                 totals[name] = (before + total, known + entries)
         return cls(totals)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Dose:
+        """That of which a table holds the means (`row`), as one entry: to be told. What is missing is not known."""
+        names = {"columns": "removed", "held": "mass", "removed": "realised"}
+        known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
+        return cls({names.get(name, name): (value, 1.0) for name, value in known.items() if not math.isnan(value)})
 
     def _mean(self, name: str) -> float:
         total, entries = self.totals.get(name, (0.0, 0.0))

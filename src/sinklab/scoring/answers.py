@@ -1,9 +1,9 @@
 """Answers to several prompts at once, each up to its end, and what sinks did while they were written."""
 
-# B batch rows, L layers, H heads, K keys (sink columns first), S positions
+# B batch rows, L layers, H heads, K keys (sink columns first), S positions, N numbers of `MEASURED`, E entries
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,16 +11,49 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.checkpoints.loading import Loaded
+from sinklab.probing.dose import MEASURED
 from sinklab.probing.intervention import InterventionLog
+from sinklab.probing.interventions.keys import KeyIntervention
 from sinklab.probing.recording import Recording
 from sinklab.probing.tracing import trace
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.writing import Writer, Writing, WritingRequest, ended, is_random, seeded
-from sinklab.sinks.rules import DEFAULT, find_sinks
+from sinklab.sinks.rules import DEFAULT, Gu, find_sinks
 from sinklab.sinks.states import STATES
 
 PLACES = (*STATES, "sink")
 """Where a main sink stands: on a position in one of the states, or on a column that was added to the model."""
+
+
+Totals = Mapping[str, Sequence[float]]
+"""Of a `Dose`, as JSON keeps them."""
+
+
+def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
+    """What edits that choose keys took from each row: sums and numbers of entries (B, N, 2); 0 where nothing is logged.
+
+    Args:
+        log: of one step or forward.
+        active_B: rows that it was for, bool; None for all.
+    """
+    sums: Any = 0
+    for removal in log.removals:
+        # a window and named positions are no choice: they have no dose
+        if isinstance(removal.edit, KeyIntervention):
+            parts = [getattr(removal, f"{name}_BLH").flatten(1) for name in MEASURED]
+            part_BNE = torch.stack(parts, 1).double()
+            both_BN2 = torch.stack([part_BNE.nansum(-1), (~part_BNE.isnan()).sum(-1).double()], -1)
+            sums = sums + (both_BN2 if active_B is None else both_BN2 * active_B.cpu()[:, None, None])
+    return sums
+
+
+def totals(taken_N2: Tensor | int) -> dict[str, tuple[float, float]]:
+    """The `Dose.totals` of sums that `taken` gives, of one row or several rows together; empty for nothing."""
+    if isinstance(taken_N2, int):
+        return {}
+    found = {name: (both[0], both[1]) for name, both in zip(MEASURED, taken_N2.tolist(), strict=True)}
+    # a share of the chosen keys, however they are spread over heads
+    return found | {"sinks": (found["sinks"][0], found["chosen"][0])}
 
 
 class SinkFacts:
@@ -68,6 +101,9 @@ class SinkFacts:
         self._sum("share", best_BLH.mean(-1) * weight_B1)
         self._sum("sinks", sinks_BLH.float().mean(-1) * weight_B1)
         self._sum("with_sink", (sinks_BLH > 0).float().mean(-1) * weight_B1)
+        # of few keys one may hold that much and be no sink
+        strong_BLH = (best_BLH > Gu().weight) & (sinks_BLH > 0)
+        self._sum("gu_rate", strong_BLH.float().mean(-1) * weight_B1)
         prefix_BK = torch.full((rows, self._prefix), PLACES.index("sink"), dtype=torch.int64)
         state_BK = torch.cat([prefix_BK, state_BS.cpu().long()], 1)
         state_BLH = state_BK[:, None, :].expand(rows, layers, keys).gather(2, main_BLH)
@@ -102,11 +138,12 @@ class SinkFacts:
 
         steps: how many; share: of all attention, what the main sink (the key that receives most) of a head receives,
         mean over steps and heads; sinks: number of keys that the rule calls sinks, per head and step; with_sink: share
-        of heads and steps that have one; main_position: where the main sink stood most often, counted from the row's
-        first token, -1 for an added sink column; main_constancy: the share of heads and steps in which it stood there;
-        positions: how many different places it had; in_masked, in_committed, in_prompt, in_sink: where it stood;
-        removed: share of attention that the interventions took away, None where nothing was, or where likelihoods were
-        scored, which does not measure it.
+        of heads and steps that have one; gu_rate: share of those in which a sink by the rule holds more than 30 % of
+        the attention, the threshold of Gu et al. (2410.10781), at whatever position; main_position: where the main sink
+        stood most often, counted from the row's first token, -1 for an added sink column; main_constancy: the share of
+        heads and steps in which it stood there; positions: how many different places it had; in_masked, in_committed,
+        in_prompt, in_sink: where it stood; removed: share of attention that the interventions took away, None where
+        nothing was, or where likelihoods were scored, which does not measure it.
         """
         steps = int(self._steps_B[row])
         if not steps:
@@ -117,7 +154,7 @@ class SinkFacts:
             total, column = int(places_K.sum()), int(places_K.argmax())
             seen = float(sums["removed_steps"][layer]) if "removed" in sums else 0.0
             fact: dict[str, Any] = {"layer": layer, "steps": steps}
-            fact |= {name: float(sums[name][layer]) / steps for name in ("share", "sinks", "with_sink")}
+            fact |= {name: float(sums[name][layer]) / steps for name in ("share", "sinks", "with_sink", "gu_rate")}
             fact["main_position"] = -1 if column < self._prefix else column - self._prefix - int(self._pad_B[row])
             fact |= {"main_constancy": int(places_K.max()) / total, "positions": int((places_K > 0).sum())}
             fact |= {f"in_{name}": int(count) / total for name, count in zip(PLACES, states_G, strict=True)}
@@ -151,20 +188,25 @@ class Answer:
     """Model evaluations that the row took part in; where it is 1, a closed loop took nothing away."""
     sinks: tuple[dict[str, Any], ...] = ()
     """Facts of `SinkFacts.row`; empty where the run was not watched."""
+    dose: Totals = field(default_factory=dict)
+    """What the edits took: the totals of a `Dose`, with what was really removed where the run was watched."""
 
 
-def followed(writer: Writer, *, watch: bool) -> tuple[Tensor, SinkFacts | None]:
-    """Write everything: the evaluations that each row took part in, (B,), and what sinks did where that is watched."""
+def followed(writer: Writer, *, watch: bool) -> tuple[Tensor, SinkFacts | None, list[Totals]]:
+    """Write everything: evaluations of each row, (B,), what sinks did where that is watched, and each row's dose."""
     model: Any = writer.loaded.model
     counts_B = torch.zeros(len(writer.over_B), dtype=torch.int64)
     facts = SinkFacts(writer.pad_B, getattr(model.config, "sink_count", 0)) if watch else None
+    taken_BN2: Any = 0
     for step in writer.steps((lambda index: trace(model, (writer.statistic,), steps=(0,))) if watch else None):
         counts_B += step.active_B
+        taken_BN2 = taken_BN2 + taken(writer.log, step.active_B)
         if facts is not None:
             facts.add(step.seen, writer.statistic, step.state_BS, step.active_B, writer.log)
         # what is not read would fill the memory of a long run
         writer.log.removals.clear()
-    return counts_B, facts
+    rows = taken_BN2 if isinstance(taken_BN2, Tensor) else [0] * len(counts_B)
+    return counts_B, facts, [totals(row) for row in rows]
 
 
 def write_batch(
@@ -190,10 +232,10 @@ def write_batch(
     seed = requests[0].seed
     texts = Writing(loaded, requests, replace(settings, seed=seed), new_tokens, seeded(edits, seed))
     with texts.begin(measure=watch) as writer:
-        counts_B, facts = followed(writer, watch=watch)
+        counts_B, facts, doses = followed(writer, watch=watch)
     answers = []
     for row, request in enumerate(requests):
         ids, text = ended(loaded, writer.row(row), request.until, request.ids[-1:])
         sinks = () if facts is None else tuple(facts.row(row))
-        answers.append(Answer(text, tuple(ids), int(counts_B[row]), sinks))
+        answers.append(Answer(text, tuple(ids), int(counts_B[row]), sinks, doses[row]))
     return answers

@@ -18,9 +18,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
+from sinklab.probing.dose import Dose
 from sinklab.probing.intervention import Intervention
 from sinklab.sampling.tokens import TokenSampling, proposals
 from sinklab.scoring import requests as asked
+from sinklab.scoring.answers import taken, totals
 from sinklab.scoring.requests import Ids, Place, Plan, Request, edited, scoring_edits
 from sinklab.scoring.settings import LikelihoodSettings, Scored
 from sinklab.scoring.writing import is_random, needs_clean_pass
@@ -43,6 +45,8 @@ class Job:
         self.sums_N = np.zeros(len(self.plan.masked_NL))
         self.is_likeliest = True
         """Whether every wanted token so far is the likeliest one of all; read of autoregressive models alone."""
+        self.taken_N2: Any = 0
+        """What edits took from its rows; see `taken`."""
         self.widest = max(self.plan.wanted_NL.sum(1).tolist(), default=0)
         """The most wanted tokens of a row."""
 
@@ -56,6 +60,11 @@ class Scorer:
 
     A diffusion model reads noisy copies; an autoregressive one the text without its last token, as nothing follows it.
     """
+
+    measure = False
+    """Whether what edits really take away is measured, at the cost of a pass over queries and keys a layer."""
+    taken_BN2: Any = 0
+    """What edits took in the last forward."""
 
     def __init__(self, loaded: Loaded, settings: LikelihoodSettings, edits: Sequence[Intervention] = ()) -> None:
         """Raises ValueError for a model, guidance or edits that cannot score."""
@@ -107,6 +116,7 @@ class Scorer:
         wanted = [job.plan.wanted_NL[number] for job, number in batch]
         places = [(self.seed, job.request.group, int(job.plan.numbers_N[number])) for job, number in batch]
         logits_MV, labels_M, rows_M = self.logits([job.request for job, _ in batch], masked, wanted, places)
+        taken_BN2 = self.taken_BN2
         logp_M = _log_probabilities(logits_MV, labels_M.to(logits_MV.device))
         if bool(logp_M.isnan().any()):
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
@@ -115,6 +125,9 @@ class Scorer:
         for row, (job, number) in enumerate(batch):
             job.sums_N[number] = sums_B[row]
             job.is_likeliest &= row not in wrong
+            if isinstance(taken_BN2, Tensor):
+                # guidance reads each row twice
+                job.taken_N2 = job.taken_N2 + taken_BN2[row :: len(batch)].sum(0)
             if number + 1 == len(job.sums_N):
                 yield job
 
@@ -150,11 +163,13 @@ class Scorer:
 
     def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
         run = self._denoised if self.denoises else self._continued
-        with edited(self.model, self.edits, places) as log:
+        with edited(self.model, self.edits, places, measure=self.measure) as log:
             if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
                     run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
-            return run(ids_BS, real_BS, wanted_BS)
+            logits_MV = run(ids_BS, real_BS, wanted_BS)
+        self.taken_BN2 = 0 if log is None else taken(log)
+        return logits_MV
 
     def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         device = self.model.device
@@ -238,6 +253,7 @@ def score(
     groups: Sequence[int] | None = None,
     edits: Sequence[Intervention] = (),
     greedy: bool = False,
+    measure: bool = False,
     progress: Callable[[], object] | None = None,
 ) -> list[Scored]:
     """log p(continuation | context) of each request, in nats.
@@ -259,6 +275,7 @@ def score(
             under the same noise. Left out: requests of the same context do.
         edits: interventions, as :func:`scoring_edits` makes them fit for texts that are read once.
         greedy: also find out whether greedy decoding writes the continuation.
+        measure: find out what the edits really take away, too (`Scored.dose`), for a pass over queries and keys each.
         progress: called when a request is done.
 
     Raises:
@@ -268,6 +285,7 @@ def score(
     settings = settings or LikelihoodSettings()
     is_diffusion = loaded.family == "diffusion"
     scorer = Scorer(loaded, settings, edits)
+    scorer.measure = measure
     todo = sorted(scorer.read(requests, groups), key=lambda each: -each.length)
     written = is_greedy(scorer, todo) if greedy and is_diffusion else {}
     # under a random control equal masks meet different columns
@@ -276,7 +294,8 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        results[request.number] = Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
+        about = (is_written, len(request.continuation), request.dropped, totals(job.taken_N2))
+        results[request.number] = Scored(logprob, stderr, *about)
         if progress is not None:
             progress()
     return [results[number] for number in range(len(todo))]
@@ -298,6 +317,7 @@ def rolling(
     settings: LikelihoodSettings | None = None,
     *,
     edits: Sequence[Intervention] = (),
+    measure: bool = False,
     progress: Callable[[], object] | None = None,
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
@@ -315,9 +335,9 @@ def rolling(
     chunks = [(() if is_diffusion else ids[max(start - 1, 0) : start], ids[start : start + limit]) for start in starts]
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
-    parts = score(loaded, chunks, settings, groups=groups, edits=edits, progress=progress)
-    stderr = math.sqrt(sum(part.stderr**2 for part in parts))
-    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids))
+    parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress)
+    stderr, dose = math.sqrt(sum(part.stderr**2 for part in parts)), Dose.pooled(Dose(part.dose) for part in parts)
+    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose.totals)
 
 
 def exact(

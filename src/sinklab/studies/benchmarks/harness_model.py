@@ -13,7 +13,6 @@ from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
 from sinklab.errors import known_fields
-from sinklab.registry import interventions
 from sinklab.scoring.prompts import in_chat
 from sinklab.scoring.requests import limit_of
 from sinklab.scoring.task import check_decoding
@@ -68,8 +67,8 @@ class SinklabLM(TemplateLM):
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
-        self.edits = tuple(interventions.parse(spec) for spec in settings.specs(by_last_row=not self.is_diffusion))
-        self.scored_edits = tuple(interventions.parse(spec) for spec in settings.specs())
+        self.edits = settings.interventions(by_last_row=not self.is_diffusion)
+        self.scored_edits = settings.interventions()
         """Where likelihoods are asked for."""
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
@@ -174,13 +173,19 @@ class SinklabLM(TemplateLM):
         The choices of one question share their random numbers. Whether a continuation is greedy is asked only where it
         is the only one of its document: of several choices, none of the common metrics reads it.
         """
-        answers = self.answers(continuations(self, requests), "scoring {} continuations", scored)
+        answers = self.answers(continuations(self, requests), "scoring {} continuations" + self._chosen, scored)
         return [(float(answer["logprob"]), bool(answer["greedy"])) for answer in answers]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text in nats; of a diffusion model, its Monte Carlo bound."""
-        answers = self.answers(whole_texts(self, requests), "scoring {} texts", rolled)
+        answers = self.answers(whole_texts(self, requests), "scoring {} texts" + self._chosen, rolled)
         return [float(answer["logprob"]) for answer in answers]
+
+    @property
+    def _chosen(self) -> str:
+        """What a stage of likelihoods says of masking: there is no step before to choose in."""
+        chooses = any(hasattr(edit, "read_once") for edit in self.scored_edits)
+        return ", hidden keys chosen in a clean pass over each text" if chooses else ""
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         raise NotImplementedError("loglikelihood scores ids itself")

@@ -14,6 +14,8 @@ from sinklab.studies.benchmarks.study import TWO_STAGE
 
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""
+LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if source.likelihoods)
+"""Those that ask for likelihoods, and for no text."""
 RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 
 

@@ -133,7 +133,7 @@ def written(model: Any, jobs: Iterable[Job]) -> Iterator[Part]:
             texts = write_batch(model.loaded, asked, settings, new_tokens, model.edits, watch=watched)
             yield {
                 job.key: {"text": one.text, "tokens": len(one.ids), "steps": one.steps}
-                | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(one.sinks)}
+                | {"prompt_tokens": len(job.ids), "cut": job.cut, "sinks": list(one.sinks), "dose": one.dose}
                 for job, one in zip(batch, texts, strict=True)
             }
 
@@ -188,6 +188,7 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
         for part in [*parts, *([each] for each in some if each.watched)]:
             pairs, groups = [(each.ids, each.continuation) for each in part], [each.group for each in part]
             how: dict[str, Any] = {"groups": groups, "greedy": greedy, "edits": model.scored_edits}
+            how["measure"] = part[0].watched
             run = partial(score, model.loaded, pairs, likelihood_settings(model.settings), **how)
             # a watched one is alone
             context = max(len(part[0].ids), not model.is_diffusion)
@@ -197,7 +198,7 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
     about = {"logprob": result.logprob, "stderr": result.stderr, "greedy": result.greedy, "tokens": result.tokens}
-    return about | {"cut": result.dropped, "sinks": sinks}
+    return about | {"cut": result.dropped, "sinks": sinks, "dose": result.dose}
 
 
 def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -234,4 +235,5 @@ def rolled(model: Any, asked: Sequence[Asked]) -> Iterator[Part]:
     """The likelihoods of whole texts, one at a time."""
     settings = likelihood_settings(model.settings)
     for each in asked:
-        yield {each.key: _answer(rolling(model.loaded, each.ids, settings, edits=model.scored_edits), [])}
+        how: dict[str, Any] = {"edits": model.scored_edits, "measure": each.watched}
+        yield {each.key: _answer(rolling(model.loaded, each.ids, settings, **how), [])}

@@ -187,6 +187,8 @@ class Source:
     """Split -> patterns, relative to one of the folders; the first one that is there is taken."""
     config: str | None = None
     runs_code: bool = False
+    likelihoods: bool = False
+    """Whether it asks for likelihoods, and for no text."""
     fields: Sequence[str] = ()
     labels: Sequence[Any] | None = None
     form: str | None = None

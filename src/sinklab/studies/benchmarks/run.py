@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -18,12 +19,16 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.probing.dose import Dose
+from sinklab.probing.interventions.keys import KeyIntervention
 from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import RunWriter
+from sinklab.registry import interventions
+from sinklab.scoring.requests import scoring_edits
 from sinklab.studies.base import describe
 from sinklab.studies.benchmarks import offline, tables, two_stage
-from sinklab.studies.benchmarks.study import TWO_STAGE, EvalSettings, Plan
+from sinklab.studies.benchmarks.study import LATER, MASKING, TWO_STAGE, EvalSettings, Plan
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
 from sinklab.studies.request_cache import RequestCache, request_key
 
@@ -103,7 +108,8 @@ def evaluate(
     """Score a model on benchmarks, and keep everything in a run folder of kind "benchmark".
 
     Tables: ``scores`` (a row per task, metric and filter), ``samples`` (per task, filter and document: prompt, answer,
-    target, right) and ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`). Beside them lie lm-eval's
+    target, right), ``sinks`` (per watched request and layer, see :meth:`SinkFacts.row`) and, where keys were hidden,
+    ``doses`` (per task: the protocol, the edits as carried out, and the columns of `Dose`). Beside them lie lm-eval's
     own ``results_*.json`` and ``samples_*.jsonl``, and ``requests-*.jsonl`` with every answer, from which an
     interrupted run goes on. Under ``accelerate launch`` the documents are sharded across the processes; all write into
     one folder, and the first one scores.
@@ -173,9 +179,33 @@ def _score(
     if documents:
         more = two_stage.rows(documents, answers, published=model.settings.published)
         scores, samples = [*scores, *more[0]], [*samples, *more[1]]
-    tables.write(run, scores, samples, answers)
+    doses = dose_rows(answers, model.settings, is_diffusion=model.is_diffusion)
+    tables.write(run, scores, samples, answers, doses)
     if results is not None:
         write(run.path, results, model)
+
+
+def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) -> list[dict[str, Any]]:
+    """A row per task whose texts were written or scored with keys hidden: the protocol, the edits as they were carried
+    out, the `Dose` over all answers, on how many documents it rests, and on how many of them what was removed does.
+    """
+    if not any(isinstance(edit, KeyIntervention) for edit in settings.interventions()):
+        return []
+    rows = []
+    for task in dict.fromkeys(task for task, _, _ in told):
+        # answers of an older run say nothing of it
+        some = {key: answer for key, answer in told.items() if key[0] == task and "dose" in answer}
+        doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
+        is_likelihood = any("logprob" in answer for answer in some.values())
+        edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
+        edits = scoring_edits(edits, is_diffusion=is_diffusion) if is_likelihood else edits
+        protocol = "" if settings.mask_sinks is None else settings.protocol
+        row = {"task": task, "protocol": "clean" if is_likelihood and protocol not in ("", "rule") else protocol}
+        row |= {"edits": " ".join(map(interventions.as_text, edits)), **Dose.pooled(dose for _, dose in doses).row()}
+        measured = {document for document, dose in doses if not math.isnan(dose.removed)}
+        counts = {"documents": len({document for document, _ in doses}), "measured": len(measured)}
+        rows += [row | counts | {"is_likelihood": is_likelihood}] if doses else []
+    return rows
 
 
 def _tasks(settings: EvalSettings, wanted: Sequence[Any]) -> dict[str, Any]:
@@ -226,16 +256,16 @@ def table1(
     *,
     progress: Progress | Callable[[str], object] | None = None,
 ) -> list[Path]:
-    """Score every model on every task, unmasked and with sinks masked: OUT/<model>/<task>-k<K>, one run folder a cell.
+    """Score every model on every task, unmasked and masked: OUT/<model>/<task>-k<K>, one run folder a cell.
 
     Everything is as in the paper where it says so: blocks of 32, 256 new tokens for GSM8K and 512 for HumanEval, one
-    token a step, temperature 0, the top K per layer and head of step t − 1 of the masked run itself. Cells that are
-    there are left alone, and an unfinished one goes on. A model is loaded when the first of its cells is to be written,
-    and let go before the next.
+    token a step, temperature 0; by the protocol "paper" the top K per layer and head of step t − 1 of the masked run
+    itself. All models are masked alike. Cells that are there are left alone, and an unfinished one goes on. A model is
+    loaded when the first of its cells is to be written, and let go before the next.
 
     Args:
         models: name of a folder -> what loads the model.
-        settings: of every cell; its tasks are the table's, and mask_sinks and control those of the cell.
+        settings: of every cell; its tasks are the table's, and what is masked and how is that of the cell.
         out: folder for the cells.
         plan: which cells.
         progress: shows how far it is.
@@ -247,13 +277,13 @@ def table1(
         ValueError: for a folder that holds another run, and what `evaluate` refuses; cells that are finished are kept.
     """
     plan = plan or Plan()
-    if settings.mask_sinks is not None or settings.control != "sinks":
+    if settings.mask_sinks is not None:
         raise ValueError("what is masked differs from cell to cell: leave out mask_sinks and control, and give ks")
     progress = as_progress(progress)
     cells = {
-        Path(out) / name / cell_name(*cell): (name, _cell(settings, *cell))
+        Path(out) / name / cell_name(*cell): (name, _cell(settings, plan.sink_rule, *cell))
         for name in models
-        for cell in plan.cells(settings.tasks)
+        for cell in plan.cells(settings.tasks, offline.LIKELIHOODS)
     }
     # what is wrong with a folder or a task shows before anything is scored
     todo = {folder: (name, cell) for folder, (name, cell) in cells.items() if not _is_done(folder, cell, plan.chat)}
@@ -263,7 +293,8 @@ def table1(
         loaded = cache(loads)
         for folder, (name, cell) in todo.items():
             if name == model:
-                what = f"{cell.mask_sinks} {cell.control} masked" if cell.mask_sinks else "nothing masked"
+                keys = f"{cell.mask_sinks} {tables.hidden(cell.control, cell.protocol)}"
+                what = f"protocol {cell.protocol}, {keys} masked" if cell.mask_sinks else "nothing masked"
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
                 chat = has_chat if plan.chat is None else plan.chat
@@ -272,12 +303,16 @@ def table1(
     return [*cells]
 
 
-def _cell(settings: EvalSettings, task: str, k: int, control: str) -> EvalSettings:
+def _cell(
+    settings: EvalSettings, sink_rule: str | None, task: str, k: int, control: str, protocol: str
+) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
     # a cell does not depend on what is allowed for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE
     changes: dict[str, Any] = {"tasks": (task,), "new_tokens": tokens, "run_code": runs_code}
-    return dataclasses.replace(settings, mask_sinks=k or None, control=control, **changes)
+    if k:
+        changes |= {"mask_sinks": k, "control": control, "protocol": protocol, "sink_rule": sink_rule}
+    return dataclasses.replace(settings, **changes)
 
 
 def _check_tasks(settings: EvalSettings) -> None:
@@ -286,9 +321,10 @@ def _check_tasks(settings: EvalSettings) -> None:
         offline.tasks(names, settings.data, run_code=settings.run_code, num_fewshot=settings.num_fewshot)
 
 
-def cell_name(task: str, k: int, control: str = "sinks") -> str:
+def cell_name(task: str, k: int, control: str = "sinks", protocol: str = "paper") -> str:
     """The folder of a cell."""
-    return f"{task}-k{k}" if control == "sinks" or not k else f"{task}-k{k}-{control}"
+    own = [name for name, usual in ((protocol, "paper"), (control, "sinks")) if name != usual]
+    return "-".join([f"{task}-k{k}", *(own if k else ())])
 
 
 def _is_done(folder: Path, cell: EvalSettings, chat: bool | None) -> bool:
@@ -307,10 +343,12 @@ def _looked_at(folder: Path, cell: EvalSettings, chat: bool | None) -> tuple[str
     info = read_info(folder / RUN_FILE)
     if info.kind != "benchmark":
         return f"{folder} holds a run of kind {info.kind!r}; choose another --out", False
-    asked: dict[str, Any] = json.loads(json.dumps(cell.kept()))
+    later = {name: MASKING[name] for name in LATER}
+    asked: dict[str, Any] = later | json.loads(json.dumps(cell.kept()))
+    known = later | info.settings
     asked["chat"] = info.settings.get("chat") if chat is None else chat
     for name in sorted(asked):
-        if (before := info.settings.get(name)) != asked[name]:
+        if (before := known.get(name)) != asked[name]:
             return (
                 f"{folder} was scored with {name}={before!r}, and now it is {asked[name]!r}; give the same settings, "
                 "or write the table into another --out"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import Checked, free_fields, limited
-from sinklab.registry import studies
+from sinklab.probing.scope import CONTROLS as HIDDEN
+from sinklab.probing.scope import PROTOCOLS
+from sinklab.registry import interventions, rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.settings import ESTIMATORS, NOISES
 from sinklab.studies.base import Study, deferred
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
     from sinklab.records.reading import Run
 
 
-CONTROLS = ("sinks", "random", "recent", "lowest")
+CONTROLS = (*HIDDEN, "matched")
+"""What is hidden: as `MaskSinks` names it, or its arm that equal_mass is compared with."""
+MASKING: dict[str, Any] = {"mask_sinks": None, "control": "sinks", "protocol": "paper", "sink_rule": None}
+"""The settings of masking, and their defaults. The last two are recorded where they differ: older runs lack them."""
 TWO_STAGE = "gsm8k_two_stage"
 """The sink-token paper's own protocol, no task of lm-eval."""
 
@@ -35,9 +41,20 @@ class EvalSettings(DecodingSettings, Checked):
     """Benchmarks, separated by commas or spaces: gsm8k, humaneval, hellaswag, arc_easy, arc_challenge, piqa,
     social_iqa, race, lambada_openai, gsm8k_two_stage, or any task of lm-eval."""
     mask_sinks: int | None = limited(None, at_least=1)
-    """Hide this many sinks per layer and head while the model writes and scores; none when left out."""
+    """Hide this many of the most attended keys per layer and head while the model writes and scores, sinks or not (with
+    protocol rule, at most so many, and sinks alone); none when left out."""
     control: str = limited("sinks", one_of=CONTROLS)
-    """With mask_sinks, what is hidden: sinks, or as many random, recent or lowest columns that are none."""
+    """With mask_sinks, what is hidden: sinks (the keys that the protocol names); as many random, recent or lowest keys
+    that are not among them; equal_mass, keys that are no sinks and together receive as much; or matched, the protocol's
+    keys in those heads alone that have such a control."""
+    protocol: str = limited("paper", one_of=PROTOCOLS)
+    """With mask_sinks, which keys and when: paper, those most attended at the step before (closed loop: a given key is
+    hidden at every other step); held, the keys chosen first stay hidden; rule, those of them that the sink rule names;
+    clean, chosen at the same step by a pass with nothing hidden. Likelihoods have no step before: there it is always a
+    clean pass."""
+    sink_rule: str | None = None
+    """What counts as a sink, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing else, with the
+    others the dose says how many of the hidden keys were sinks."""
     edits: tuple[str, ...] = ()
     """Further interventions, e.g. window_attention:radius=16, applied after mask_sinks."""
     limit: int | None = limited(None, at_least=1)
@@ -87,24 +104,34 @@ class EvalSettings(DecodingSettings, Checked):
             raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
         if self.published and TWO_STAGE not in names:
             raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
-        if self.control != "sinks" and self.mask_sinks is None:
+        object.__setattr__(self, "sink_rule", rule_text(self.sink_rule))
+        said = [name for name, default in MASKING.items() if getattr(self, name) != default]
+        if said and self.mask_sinks is None:
             raise ValueError(
-                f"control={self.control} says what is hidden in place of sinks, but mask_sinks is not given; give "
-                "mask_sinks, how many columns"
+                f"{said[0]}={getattr(self, said[0])} says what is hidden and how, but mask_sinks is not given; give "
+                "mask_sinks, how many keys"
             )
 
-    def specs(self, *, by_last_row: bool = False) -> tuple[str, ...]:
-        """The interventions as text, mask_sinks first.
+    def interventions(self, *, by_last_row: bool = False) -> tuple[Any, ...]:
+        """The edits, that of mask_sinks first.
 
         Args:
-            by_last_row: an autoregressive model writes: sinks are chosen by the last token's row of the step before.
+            by_last_row: an autoregressive model writes: keys are chosen by the last token's row of the step before.
         """
-        masking = f"mask_sinks:k={self.mask_sinks},control={self.control}"
-        specs = self.edits if self.mask_sinks is None else (masking, *self.edits)
         own = ",selector=last_row" if by_last_row else ""
-        return tuple(
-            spec + own if spec.startswith("mask_sinks:") and "selector" not in spec else spec for spec in specs
-        )
+        specs = [
+            spec + own if spec.startswith("mask_sinks:") and "selector" not in spec else spec for spec in self.edits
+        ]
+        edits = tuple(map(interventions.parse, specs))
+        if self.mask_sinks is None:
+            return edits
+        from sinklab.probing.interventions.mask_sinks import MaskSinks
+
+        how: dict[str, Any] = {"control": "sinks", "matched": True}
+        how = how if self.control == "matched" else {"control": self.control}
+        how |= {"selector": "last_row"} if by_last_row else {}
+        rule = self.sink_rule and rules.parse(self.sink_rule)
+        return (MaskSinks.by_protocol(self.protocol, self.mask_sinks, rule, **how), *edits)
 
     def watches(self, document: int) -> bool:
         """Whether the attention of this document's runs is recorded: by its number, in whichever process it is."""
@@ -112,7 +139,17 @@ class EvalSettings(DecodingSettings, Checked):
 
     def kept(self) -> dict[str, Any]:
         """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free_fields(self)}
+        free = {*free_fields(self), *(name for name in LATER if getattr(self, name) == MASKING[name])}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
+
+
+LATER = ("protocol", "sink_rule")
+"""Settings that older runs do not have."""
+
+
+def rule_text(rule: str | None) -> str | None:
+    """A sink rule as it is recorded. Raises ValueError for one that there is not."""
+    return None if rule is None else rules.as_text(rules.parse(rule))
 
 
 @dataclass(frozen=True)
@@ -123,34 +160,50 @@ class Plan(Checked):
     """
 
     ks: tuple[int, ...] = limited((0, 1, 5, 10), at_least=0)
-    """Numbers of masked sinks; 0 is the unmasked run that the others are compared with, and always there."""
+    """Numbers of masked keys; 0 is the unmasked run that the others are compared with, and always there."""
+    protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
+    """How they are masked, side by side as columns: paper (the most attended keys of the step before, closed loop),
+    held (those chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean (chosen by a clean pass of
+    the same step). Tasks that ask for likelihoods know the clean pass alone."""
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
-    """What is masked: sinks, and as many random, recent or lowest columns beside them."""
+    """What is masked: sinks (the keys that the protocol names); as many random, recent or lowest keys; equal_mass, keys
+    that are no sinks and receive as much together, beside matched, the protocol's keys in the same heads."""
+    sink_rule: str | None = None
+    """What counts as a sink, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
-        object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
+        object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
+        object.__setattr__(self, "sink_rule", rule_text(self.sink_rule))
+        # what is of equal mass is compared in the heads that have it
+        pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
+        object.__setattr__(self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair)))
 
-    def cells(self, tasks: Sequence[str]) -> Iterator[tuple[str, int, str]]:
-        """(task, k, control), the unmasked ones first."""
+    def cells(self, tasks: Sequence[str], likelihoods: Collection[str] = ()) -> Iterator[tuple[str, int, str, str]]:
+        """(task, k, control, protocol), the unmasked ones first; of `likelihoods` one a way to choose keys."""
         for task in tasks:
-            yield task, 0, "sinks"
-            yield from ((task, k, control) for control in self.controls for k in self.ks if k)
+            yield task, 0, "sinks", "paper"
+            # without a step before, all but "rule" are the clean pass, and stand under the default's name
+            own = {name if name == "rule" or task not in likelihoods else "paper": None for name in self.protocols}
+            for protocol, control in itertools.product(own, self.controls):
+                yield from ((task, k, control, protocol) for k in self.ks if k)
 
 
 @studies.register("eval")
 class Evaluation(Study):
-    """Score a model on benchmarks, with its sinks or without them.
+    """Score a model on benchmarks, with its most attended keys or without them.
 
     Prompts, metrics and filters are lm-eval's own. Diffusion models write by denoising and score continuations by a
     Monte Carlo bound; autoregressive ones write token after token and score exactly. --mask-sinks K hides the K keys
     that received most at the step before from every head while the model writes (where it scores: that receive most in
-    a clean pass over the same text). The run folder holds the scores, every prompt and answer, and what the sinks did
-    in the very runs that were scored; lm-eval's own result files lie beside them. Every answer is kept as it comes:
-    --resume goes on after an interruption. Under `accelerate launch` the documents are dealt to the processes.
+    a clean pass over the same text), sinks or not; --protocol names other ways. Beside each masked score stands its
+    dose: keys hidden, how many of them a rule calls sinks, the attention they held, and what was really removed. The
+    run folder holds the scores, every prompt and answer, and what the sinks did in the very runs that were scored;
+    lm-eval's own result files lie beside them. Every answer is kept as it comes: --resume goes on after an
+    interruption. Under `accelerate launch` the documents are dealt to the processes.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. HumanEval runs what the model
     wrote, in a process of its own with limits, and only with --run-code.
@@ -159,6 +212,7 @@ class Evaluation(Study):
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64
         sinklab eval --tasks piqa,arc_easy --data benchmarks --limit 20 --mc-samples 16 --out runs/choices
         sinklab eval --model tiny-sink --tasks gsm8k --data benchmarks --mask-sinks 5 --limit 8 --out runs/masked
+        sinklab eval --tasks gsm8k --data benchmarks --mask-sinks 5 --protocol rule --limit 8 --out runs/by-rule
         sinklab eval --tasks humaneval --data benchmarks --run-code --limit 4 --out runs/code
         sinklab eval --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --tasks gsm8k --chat --resume
         accelerate launch --num_processes 4 -m sinklab.cli eval --tasks hellaswag --device cuda --out runs/hellaswag

@@ -18,11 +18,13 @@ import numpy as np
 import pandas as pd
 
 from sinklab.analysis.intervals import paired_share_interval
+from sinklab.probing.dose import Dose
 from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.reports.samples import checked
-from sinklab.studies.base import columns_of
+from sinklab.studies.base import columns_of, labels_of
 from sinklab.studies.benchmarks.code import NO_ANSWER
+from sinklab.studies.benchmarks.study import MASKING
 
 Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
 """(task, document, number of the request) -> what the model answered."""
@@ -34,8 +36,10 @@ def rows_of(results: Mapping[str, Any], told: Told) -> tuple[list[dict[str, Any]
     return _scores(results, samples), samples
 
 
-def write(run: RunWriter, scores: list[dict[str, Any]], samples: list[dict[str, Any]], told: Told) -> None:
-    """Write the tables ``scores``, ``samples`` and ``sinks`` (where something was watched)."""
+def write(
+    run: RunWriter, scores: list[dict[str, Any]], samples: list[dict[str, Any]], told: Told, doses: list[dict[str, Any]]
+) -> None:
+    """Write the tables ``scores``, ``samples``, ``sinks`` (of what was watched), ``doses`` (where keys were hidden)."""
     samples = sorted(samples, key=lambda row: (row["task"], row["filter"], row["doc_id"]))
     sinks = [
         {"task": task, "doc_id": document, "request": number}
@@ -43,7 +47,7 @@ def write(run: RunWriter, scores: list[dict[str, Any]], samples: list[dict[str, 
         for (task, document, number), answer in sorted(told.items())
         for facts in answer.get("sinks", ())
     ]
-    for name, rows in (("scores", scores), ("samples", samples), ("sinks", sinks)):
+    for name, rows in (("scores", scores), ("samples", samples), ("sinks", sinks), ("doses", doses)):
         if rows:
             run.table(name, columns_of(rows))
 
@@ -130,6 +134,7 @@ def score_lines(run: Run | str | Path) -> list[str]:
         noted = "" if math.isnan(missing) or not missing else f"; no answer found in {missing:.0%}"
         number = f"{row['metric']}{filtered} {row['value']:.4f}{spread}"
         lines.append(f"{row['task']}: {number} on {row['samples']} documents{noted}")
+    lines += [_dose_line(row, opened.info.settings) for row in _rows_of(opened, "doses")]
     samples = opened.table("samples")
     for task, rows in samples.groupby("task", sort=False):
         one = rows[rows["filter"] == rows["filter"].iloc[0]]
@@ -138,6 +143,27 @@ def score_lines(run: Run | str | Path) -> list[str]:
     return lines
 
 
+def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
+    return run.table(name).to_dict("records") if name in run.tables else []
+
+
+def _dose_line(row: Mapping[Any, Any], settings: Mapping[str, Any]) -> str:
+    what = hidden(str(settings.get("control") or "sinks"), row["protocol"])
+    how = f"protocol {row['protocol']} ({what})" if row["protocol"] else row["edits"]
+    only = ", chosen in a clean pass over each text, as likelihoods have no step before" if row["is_likelihood"] else ""
+    rests = f"on {row['documents']} documents"
+    if row["measured"] < row["documents"]:
+        rests += f" (what was removed: on {row['measured']})"
+    return f"{row['task']}: masked by {how}{only}: {Dose.from_row(row)}, {rests}"
+
+
+def hidden(control: str, protocol: str) -> str:
+    """What is hidden, in words, by a protocol ("" for any): what no rule has chosen is not called a sink."""
+    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(protocol, "most attended keys")
+    return str(_HIDDEN.get(control, f"{control} keys")).format(keys=keys)
+
+
+_HIDDEN = labels_of("benchmarks")["controls"]
 _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
 
 KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
@@ -207,8 +233,6 @@ _COLUMNS = {
     "scores": {"task", "metric", "filter", "value", "stderr", "samples", "no_answer"},
     "samples": {"task", "filter", "doc_id", "right", "metrics"},
 }
-# Settings in which the masked runs of a model may differ from its unmasked one.
-MASKING = ("mask_sinks", "control")
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,13 +247,40 @@ class Benchmark:
 
     @property
     def k(self) -> int:
-        """Masked sinks; 0 for none."""
+        """Masked keys; 0 for none."""
         return int(self.run.info.settings.get("mask_sinks") or 0)
 
     @property
     def control(self) -> str:
-        """What was masked: sinks, or as many other columns."""
+        """What was masked: sinks (the keys that the protocol names), or others."""
         return str(self.run.info.settings.get("control") or "sinks")
+
+    def protocol(self, task: str) -> str:
+        """How keys were chosen: of likelihoods by a clean pass, whatever was asked; "paper" in older runs."""
+        given = str(self.run.info.settings.get("protocol") or "paper")
+        return "clean" if given != "rule" and self.is_likelihood(task) else given
+
+    def is_likelihood(self, task: str) -> bool:
+        """Whether continuations were scored, and no text was written."""
+        return any(self._continuations(task))
+
+    def dose(self, task: str) -> Dose | None:
+        """What masking took while the task was scored; None where that was not recorded, as in older runs."""
+        return next((Dose.from_row(row) for row in _rows_of(self.run, "doses") if row["task"] == task), None)
+
+    def sinks(self, task: str, name: str) -> float:
+        """A fact of the table ``sinks``, mean over watched documents and layers; NaN where it is not there."""
+        values = [row.get(name) for row in _rows_of(self.run, "sinks") if row["task"] == task]
+        return float(pd.Series(values, dtype=float).mean())
+
+    def chance(self, task: str) -> float:
+        """The share that guessing gets right: of several choices one, of a text none."""
+        return float(np.mean([1 / count if count > 1 else 0.0 for count in self._continuations(task)] or [0.0]))
+
+    def _continuations(self, task: str) -> list[int]:
+        """How many were scored, by document; 0 where a text was written."""
+        samples = self.run.table("samples") if "samples" in self.run.tables else pd.DataFrame()
+        return [*map(len, samples.loc[samples["task"] == task, "logprobs"])] if "logprobs" in samples else []
 
     @property
     def alike(self) -> str:

@@ -19,9 +19,10 @@ import torch
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.pairs import Pair
 from sinklab.errors import Checked, limited
+from sinklab.probing.dose import Dose
 from sinklab.sampling.canvas import Canvas
 from sinklab.sampling.settings import DecodingSettings
-from sinklab.scoring.answers import SinkFacts, followed, needs_own_batch
+from sinklab.scoring.answers import SinkFacts, Totals, followed, needs_own_batch
 from sinklab.scoring.writing import Writing, ended, ending, sample_seed, seeded
 from sinklab.studies.benchmarks.code import marked_answer, same_answer
 from sinklab.studies.benchmarks.offline import tasks
@@ -80,6 +81,8 @@ class TwoStageAnswer:
     """Model evaluations of both stages."""
     sinks: tuple[dict[str, Any], ...] = ()
     """Facts of the first stage, a row for each layer, where it was watched."""
+    dose: Totals = field(default_factory=dict)
+    """Of both stages, as `Answer.dose`."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +187,14 @@ class TwoStage(Checked):
         """Both stages of some questions: every row is what it is alone, but as published a batch is one."""
         tokenizer: Any = self.loaded.needed_tokenizer()
         number_of_batch = min(prompts) // BATCH if self.published else min(prompts)
-        first, evaluations, facts = self._filled(prompts, 2 * number_of_batch, watch=watch)
+        first, evaluations, facts, doses = self._filled(prompts, 2 * number_of_batch, watch=watch)
         if self.published:
             texts = {number: tokenizer.decode(row, skip_special_tokens=True) for number, row in first.items()}
             again = room = {number: tokenizer(text)["input_ids"][: self.length] for number, text in texts.items()}
         else:
             again = {number: [*ids, *self._up_to_end(first[number], ids)] for number, ids in prompts.items()}
             room = {number: ids for number, ids in again.items() if len(ids) < self.length}
-        second, more, _ = self._filled(room, 2 * number_of_batch + 1)
+        second, more, _, later = self._filled(room, 2 * number_of_batch + 1)
         sinks = () if facts is None else tuple(facts.row(0))
         for number, ids in again.items():
             row = second.get(number, ids)
@@ -199,7 +202,9 @@ class TwoStage(Checked):
                 row = [*ids, *self._up_to_end(row, ids)][len(prompts[number]) :]
             text = str(tokenizer.decode(row, skip_special_tokens=True))
             answer = marked_answer(text, published=self.published)
-            yield TwoStageAnswer(number, text, answer, True, evaluations + more * (number in second), sinks)
+            steps = evaluations + more * (number in second)
+            dose = Dose.pooled(Dose(part[number]) for part in (doses, later) if number in part)
+            yield TwoStageAnswer(number, text, answer, True, steps, sinks, dose.totals)
 
     def _up_to_end(self, row: list[int], before: list[int]) -> list[int]:
         """What was written behind these ids."""
@@ -207,11 +212,11 @@ class TwoStage(Checked):
 
     def _filled(
         self, prompts: dict[int, list[int]], stage: int, *, watch: bool = False
-    ) -> tuple[dict[int, list[int]], int, SinkFacts | None]:
-        """All rows up to the full length, masks on the right of each; the evaluations that took; facts of sinks."""
+    ) -> tuple[dict[int, list[int]], int, SinkFacts | None, dict[int, Totals]]:
+        """All rows up to the full length, masks on the right of each; the evaluations that took; facts; doses."""
         mask_id = cast(Any, self.loaded.model.config).mask_token_id
         if all(len(ids) == self.length for ids in prompts.values()):
-            return prompts, 0, None
+            return prompts, 0, None, {}
         ids_BS = torch.tensor([ids + [mask_id] * (self.length - len(ids)) for ids in prompts.values()])
         open_BS = torch.arange(self.length) >= torch.tensor([[len(ids)] for ids in prompts.values()])
         canvas = Canvas(ids_BS, torch.ones_like(open_BS), open_BS, mask_id)
@@ -219,8 +224,9 @@ class TwoStage(Checked):
         settings, edits = replace(self.decoding, seed=seed), seeded(self.edits, seed)
         texts = Writing(self.loaded, (), settings, 0, edits, ends=False, canvas=canvas)
         with torch.inference_mode(), texts.begin(measure=watch) as writer:
-            _, facts = followed(writer, watch=watch)
-        return dict(zip(prompts, writer.ids_BS.tolist(), strict=True)), writer.evaluations, facts
+            _, facts, doses = followed(writer, watch=watch)
+        rows, taken = (dict(zip(prompts, some, strict=True)) for some in (writer.ids_BS.tolist(), doses))
+        return rows, writer.evaluations, facts, taken
 
 
 @dataclass(frozen=True)
