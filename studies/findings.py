@@ -1,6 +1,6 @@
 """README's findings on the packaged models, by one command.
 
-    python studies/findings.py           measure what is not there yet, below runs/findings (or $SINKLAB_STUDY), and write
+    python studies/findings.py           measure below runs/findings (or $SINKLAB_STUDY) what is not there yet, write
     python studies/findings.py write     README's table from findings.json again
 
 Every model continues twelve passages of the held-out excerpt and is traced, its untrained twins on the same canvases;
@@ -87,7 +87,8 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
         for title, found in columns.items()
     }
     rows = ("held-out loss, bits per byte", *TRACED)
-    table = {row: {title: float(found.get(row, np.nan)) for title, found in columns.items()} for row in rows}
+    shown = pd.DataFrame(columns).reindex(rows).round(4).astype(object)
+    table = shown.where(shown.notna(), None).T.to_dict()
     costs = masking_curve_table(curves)
     return {
         "passages": len(passages()),

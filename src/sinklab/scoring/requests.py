@@ -259,16 +259,9 @@ def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Inter
 def edited(
     model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = False
 ) -> AbstractContextManager[InterventionLog | None]:
-<<<<<<< HEAD
     """The edits over one batch, as `placed` makes them; None without any."""
-    # what was actually removed is not read here, and would cost a pass over the scores
-    return intervene(model, *placed(edits, places), measure=False) if edits else nullcontext()
-=======
-    """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
-    drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
     # to measure what was actually removed costs a pass over the scores
-    return intervene(model, *drawn, measure=measure) if drawn else nullcontext()
->>>>>>> w-tables
+    return intervene(model, *placed(edits, places), measure=measure) if edits else nullcontext()
 
 
 @dataclass(frozen=True)
