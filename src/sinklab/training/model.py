@@ -139,6 +139,11 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
     """
     if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
         return
+    if settings.optimizer == "muon":
+        raise ValueError(
+            "Muon needs whole matrices, but the weights are spread over processes here; start with "
+            "launch/eight_gpus.yaml, which keeps them whole, or give optimizer='adamw'"
+        )
     # a pass of the sinks' own would leave each layer before its backward pass can gather the weights again
     trainer.model.sink_form = "sequence"
     if trainer.is_fsdp_enabled:

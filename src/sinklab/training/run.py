@@ -153,6 +153,7 @@ def _trainer(
         heldout=text.heldout,
         together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
+        muon_lr=(settings.muon_lr or settings.lr) if settings.optimizer == "muon" else None,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
