@@ -40,7 +40,7 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
         ids = _as_ids(loaded, text, chat)
         return Prompt(text, ids, (False,) * len(ids))
     if not chat:
-        # an autoregressive model is read as its tokenizer begins a text, where its sink is; a diffusion model if trained so
+        # a text begins as the tokenizer says where the model was trained so; an autoregressive model has its sink there
         begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
         given: Any = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
         return Prompt(text, tuple(given), (False,) * len(given))

@@ -70,7 +70,7 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError("muon_lr is the learning rate of Muon, but optimizer is 'adamw'; give lr, or optimizer='muon'")
     if settings.optimizer == "muon" and settings.train_only != "all":
         raise ValueError(
-            f"Muon trains the matrices of whole layers, but train_only is {settings.train_only!r}; use optimizer='adamw'"
+            f"Muon trains the matrices of all layers, but train_only is {settings.train_only!r}; use optimizer='adamw'"
         )
     if settings.row_start and (settings.streaming or settings.pairs != "none"):
         raise ValueError("row_start begins packed rows of plain text; leave it out with a stream or pairs")

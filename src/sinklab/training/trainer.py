@@ -21,8 +21,9 @@ from sinklab.data.rows import Rows, collate, place_generator
 from sinklab.diffusion import TimeSampler, corrupt, masked_token_loss, sample_times
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.head import IGNORE_INDEX
-from sinklab.models.sinks.base import sink_of, tensors_of
+from sinklab.models.sinks.base import sink_of
 from sinklab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
+from sinklab.training.model import muon_and_adamw
 from sinklab.training.recorders import Recorder
 
 # what a draw is for: neighbouring places of different kinds must not share a generator
@@ -220,32 +221,6 @@ class Objective:
         return batch.get("maskable", torch.ones_like(batch["input_ids"], dtype=torch.bool))
 
 
-class MuonAndAdamW(torch.optim.Optimizer):
-    """torch's Muon for some matrices and AdamW for the rest as one optimizer, for schedulers and checkpoints.
-
-    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), and decay at the same rate.
-    """
-
-    def __init__(self, adamw: torch.optim.AdamW, muon: torch.optim.Muon) -> None:
-        self.parts = (adamw, muon)
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step of both."""
-        for part in self.parts:
-            part.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Of each."""
-        return {type(part).__name__: part.state_dict() for part in self.parts}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of each; the groups stay those of the parts."""
-        for part in self.parts:
-            part.load_state_dict(state_dict[type(part).__name__])
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-
 NOISE_SEED = 0
 """Of held-out noise: not the run's own, so that runs of different seeds compare."""
 
@@ -370,20 +345,8 @@ class DiffusionTrainer(Trainer):
         if self.muon_lr is None or self.optimizer is not None:
             return super().create_optimizer(model)
         whole: Any = self.model
-        spared, decayed = tensors_of(whole.config), set(self.get_decay_parameter_names(whole))
-        matrices, groups = list[Tensor](), {True: list[Tensor](), False: list[Tensor]()}
-        for name, weight in whole.named_parameters():
-            is_matrix = weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in spared
-            (matrices if is_matrix else groups[name in decayed]).append(weight)
-        args, decay = self.args, self.args.weight_decay
-        adamw = torch.optim.AdamW(
-            [{"params": part, "weight_decay": decay * is_decayed} for is_decayed, part in groups.items() if part],
-            lr=args.learning_rate,
-            betas=(args.adam_beta1, args.adam_beta2),
-            fused=True,
-        )
-        muon = torch.optim.Muon(matrices, lr=self.muon_lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        self.optimizer = MuonAndAdamW(adamw, muon)
+        decayed = set(self.get_decay_parameter_names(whole))
+        self.optimizer = muon_and_adamw(whole, self.muon_lr, self.args, decayed)
         return self.optimizer
 
     def _get_output_dir(self, trial: Any) -> str:
