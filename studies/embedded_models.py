@@ -38,7 +38,7 @@ PACKAGED = Path(sinklab.__file__).parent / "checkpoints" / "packaged"
 NAMES = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 VOCAB = 4096
 """Entries before the start token."""
-STEPS = {"start": 2500, "plain": 3600, "sink": 3600, "causal": 3600}
+STEPS = {"start": 2500, "plain": 4600, "sink": 4600, "causal": 4600}
 PROMPTS, PROMPT, WRITTEN = 32, 32, 64
 """Texts, tokens of each prompt and tokens written, for what the text is like."""
 
@@ -89,9 +89,9 @@ def record(run: Path, target: Path, tables: tuple[str, ...] = ("history",)) -> N
     # names of folders on the machine that trained say nothing to a reader
     said = info["settings"]
     said |= {"corpus": "books/train", "heldout": "books/valid", "out": run.name}
-    said |= {key: Path(said[key]).parent.name or "tokenizer" for key in ("tokenizer", "init_from") if said[key]}
+    said |= {key: name for key, name in (("tokenizer", "tokenizer"), ("init_from", "start/model")) if said[key]}
     if "init_from" in info["model"]:
-        info["model"]["init_from"]["name"] = "start"
+        info["model"]["init_from"]["name"] = "start/model"
     info["tables"] = list(tables)
     (target / "run.json").write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n")
 

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args, get_type_hints
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from sinklab.data.rows import row_start
 from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
 from sinklab.records.reading import open_run
@@ -170,6 +171,7 @@ def _trainer(
             rule=rules.parse(settings.monitor_rule),
             earlier=checkpoint,
             causal_steps=clean,
+            given=len(row_start(text.tokenizer)),
             log=trainer.note,
         )
         recorders.append(monitor)
