@@ -38,7 +38,7 @@ PACKAGED = Path(sinklab.__file__).parent / "checkpoints" / "packaged"
 NAMES = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 VOCAB = 4096
 """Entries before the start token."""
-STEPS = {"start": 2500, "plain": 4600, "sink": 4600, "causal": 4600}
+STEPS = {"start": 2500, "plain": 3800, "sink": 3800, "causal": 3800}
 PROMPTS, PROMPT, WRITTEN = 32, 32, 64
 """Texts, tokens of each prompt and tokens written, for what the text is like."""
 

@@ -41,6 +41,10 @@ ARGUMENTS = {
 }
 
 
+SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
+"""How `generate` and `tour` draw tokens; studies are greedy unless told otherwise, as in the papers."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """How the weights are read."""

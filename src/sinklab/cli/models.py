@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import Reading, value_of, working
+from sinklab.cli.command import SAMPLING, Reading, value_of, working
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import text_of
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
@@ -101,7 +101,7 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
         print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
 
 
-WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0)
+WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0, **SAMPLING)
 
 
 def generate(

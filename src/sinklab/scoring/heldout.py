@@ -100,14 +100,16 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
     # the start token of a row is given, as it was in training
     start = len(row_start(loaded.tokenizer)) if loaded.tokenizer else 0
     maskable_RS = (torch.arange(ids_RS.shape[1]) >= start).expand(ids_RS.shape)
-    noise: dict[str, Any] = {"mask_id": model.config.mask_token_id, "maskable_BS": maskable_RS}
-    noisy_RS, masked_RS = corrupt(ids_RS, t_R, **noise, generator=generator)
+    noisy_RS, masked_RS = corrupt(
+        ids_RS, t_R, mask_id=model.config.mask_token_id, maskable_BS=maskable_RS, generator=generator
+    )
     denoiser = model.denoiser()
 
     def score(part: slice) -> Tensor:
         logits_MV = denoiser(noisy_RS[part].to(model.device), masked_RS[part].to(model.device))
-        given = {"maskable_BS": maskable_RS[part], "reduction": "row"}
-        return masked_token_loss(logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], **given)
+        return masked_token_loss(
+            logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], maskable_BS=maskable_RS[part], reduction="row"
+        )
 
     return score
 

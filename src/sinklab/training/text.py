@@ -110,8 +110,8 @@ def _rows(
         # a start token is given: noise and loss spare it
         start = len(row_start(tokenizer))
         maskable_RS = (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
-        documents_RS = documents_RS if settings.documents == "separate" else None
-        return Rows(ids_RS, documents_RS=documents_RS, maskable_RS=maskable_RS)
+        apart_RS = documents_RS if settings.documents == "separate" else None
+        return Rows(ids_RS, documents_RS=apart_RS, maskable_RS=maskable_RS)
     rows, counts = pair_rows(
         documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length
     )
