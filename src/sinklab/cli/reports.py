@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,38 +27,40 @@ if TYPE_CHECKING:
     from sinklab.reports.printed import Printed
 
 
-MODELS = {"plain": "tiny", "sink": "tiny-sink"}
+MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 
 
 def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
-    """See attention sinks in a real diffusion language model, in under two minutes and without a download.
+    """See attention sinks in real language models, diffusion and causal, in about a minute and without a download.
 
-    Two small models come with this package, trained alike on public-domain English books, without and with one sink
-    token. Each writes a few sentences while attention is recorded; then its sinks are hidden and held-out text is
-    scored. The result is one page, report.html.
+    Three small models come with this package, trained alike on public-domain English books: a diffusion model, one with
+    a sink token, and their causal twin. Each writes a few sentences while attention is recorded; what its untrained
+    twins show as well is marked. The result is one page, report.html. What takes longer was measured beforehand and
+    comes with the models: what hiding keys costs, beside other keys that hold as much attention.
 
     Try
         sinklab tour
         sinklab tour --quick --out first-look
 
     Args:
-        out: folder for the two run folders and the report; it must be empty or absent.
-        quick: one short sample and little held-out text, for a first look in seconds.
+        out: folder for the run folders and the report; it must be empty or absent.
+        quick: one short sample, for a first look in seconds.
     """
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report, summary
+    from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
     from sinklab.studies.trace.study import StudySettings, study
 
     console = Console()
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    settings = StudySettings(truncate=True, **SAMPLING)
+    settings = StudySettings(heldout="", mask_sinks=(), **SAMPLING)
     if quick:
-        settings = StudySettings(
-            prompts=settings.prompts[:1], new_tokens=24, block_length=None, heldout_rows=6, ks=(0, 5), **SAMPLING
-        )
+        settings = dataclasses.replace(settings, prompts=settings.prompts[:1], new_tokens=24, block_length=None)
+    measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
+    curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
     runs = []
     with working() as say:
         for label, name in MODELS.items():
@@ -64,13 +68,17 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
             runs.append(open_run(study(load(name), out / label, settings, progress=say)))
         say.stage("drawing the report")
         page = report(runs, out / "report")
+        drawn = write_masking_curves(curves, out / "masking")
     for label, run in zip(MODELS, runs, strict=True):
-        written = run.table("generations").query("sample == 0 and masked_sinks == 0").iloc[0]
+        written = run.table("generations").iloc[0]
         console.print(f"\n[bold]{label}[/bold] wrote: [dim]{escape(written.prompt)}[/dim]{escape(written.completion)}")
-    console.print("\n[bold]In short[/bold]")
-    for sentence in summary(runs):
-        console.print(f"• {escape(sentence)}")
+    told = {"In short": summary(runs), "What hiding keys costs (measured beforehand)": masking_curve_sentences(curves)}
+    for heading, sentences in told.items():
+        console.print(f"\n[bold]{heading}[/bold]")
+        for sentence in sentences:
+            console.print(f"• {escape(sentence)}")
     console.print(f"\ntook {time.perf_counter() - started:.0f} s; open [bold]{page}[/bold] in a browser")
+    console.print(f"costs over keys and over attention: {drawn[0].parent}")
 
 
 def report(
