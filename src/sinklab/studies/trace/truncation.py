@@ -1,4 +1,4 @@
-"""A text written again with part of its context hidden: where its sink is, or, as the control, where none is."""
+"""A text written again, part of its context hidden: where its sink is, or, the control, where few heads have any."""
 
 # T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the cut, V vocabulary
 from collections.abc import Iterator
