@@ -215,7 +215,7 @@ def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path: Path, chang
     assert not (tmp_path / "run").exists()
 
 
-def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path) -> None:
+def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_llama()
     prompt = "The old man sat by the sea, and the boy looked at the"
     study(loaded, tmp_path / "run", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
@@ -249,3 +249,11 @@ def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path) -> None:
             logits = loaded.model(torch.tensor([text]), attention_mask=sees[None, None]).logits[0]
         expected = logits.log_softmax(-1)[range(read, len(text) - 1), text[read + 1 :]]
         assert found[f"logprob{arm}"].tolist() == pytest.approx(expected.tolist(), abs=1e-4), arm
+
+    # what stands behind an end of text does not count
+    end = next(token for place, token in enumerate(text) if place > read + 1 and token not in text[read - 11 : place])
+    monkeypatch.setattr("sinklab.studies.trace.truncation.stop_ids", lambda loaded: {end})
+    study(loaded, tmp_path / "ended", replace(QUICK, prompts=(prompt,), new_tokens=24, truncate=True))
+    short = open_run(tmp_path / "ended")
+    last = text.index(end, read - 11)
+    assert short.table("recovery")["position"].tolist() == [*range(read + 1, last + 1)]

@@ -27,7 +27,7 @@ RUNS_ONLY = (LOSS, LESS, SHARE)
 _OF_VARIANT = frozenset({"sink_kind", "sink_count", "sink_side", "gate", "gate_bias", "init_from", "reproduce"})
 
 
-CELL = {"value": math.nan, "stderr": math.nan, "low": math.nan, "high": math.nan, "runs": 0, "samples": 0}
+CELL: dict[str, Any] = dict.fromkeys(("value", "stderr", "low", "high"), math.nan) | {"runs": 0, "samples": 0}
 CELL |= {"task": "", "metric": "", "command": ""}
 """A number of a group of runs that differ in their seed alone; as it is where nothing was measured. stderr: of one run,
 over its rows or documents; low, high: of several, the 95 % interval over runs, of fewer than 6 the range."""

@@ -79,7 +79,6 @@ def write_sample(
         edited, edited_log = follow(task, meter, None, MaskSinks(k=k, selector=selector))
         generations.append(_generation(task, sample, edited, k, edited_log))
     if task.settings.truncate:
-        meter.stage(f"writing sample {sample + 1} again with the context around its sink hidden")
         _write_truncated(run, task, sample, selection, moments, meter)
     run.table("generations", columns_of(generations), part=sample)
 
@@ -107,6 +106,7 @@ def _write_truncated(
     watched = replace(task.settings, statistics=("received",), every=1, only_steps=steps, maps=())
     texts = []
     for stretch in hidden:
+        meter.stage(f"writing sample {sample + 1} again with a part of its context hidden: {stretch.arm}")
         where = {"start": stretch.start, "stop": stretch.stop, "step": cut}
         recorder = Recorder(replace(task, settings=watched), selection) if stretch.arm == "sink" else None
         edit = interventions.make("truncate_context", **where)
@@ -121,7 +121,10 @@ def _write_truncated(
         text |= {"agreement": agreement(whole[-1].written, written), "held": stretch.held, "sinks": stretch.sinks}
         texts.append(text | where | {"idle": " ".join(log.idle)})
     run.table("truncated", columns_of(texts), part=sample)
-    if len(hidden) == 2 and hidden[0].sinks and not task.edits and len(whole) > cut:
+    if len(hidden) == 1:
+        meter.stage(f"sample {sample + 1} has no stretch with few sinks to hide as the control")
+        meter.end()
+    elif hidden[0].sinks and not task.edits and len(whole) > cut:
         columns = token_costs(task, whole, cut, hidden)
         run.table("recovery", {"sample": np.full(len(columns["step"]), sample), **columns}, part=sample)
 

@@ -1,10 +1,10 @@
-"""A text written again with part of its context hidden: where its sink is, or, as the control, where none is."""
+"""A text written again, part of its context hidden: where its sink is, or, the control, where few heads have any."""
 
 # T steps, L layers, H heads, K keys, S canvas positions, M tokens that count, N tokens after the cut, V vocabulary
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ def truncation_table(
 def looked_at(task: Task, selection: Selection, moment: Moment) -> np.ndarray:
     """What the keys of one step receive in a forward by itself, (L, H, K) as a multiple of an even share."""
     settings = replace(task.settings, statistics=("received",), every=1, only_steps=(), maps=())
-    recorder, model = Recorder(replace(task, settings=settings), selection), task.loaded.model
+    recorder, model = Recorder(replace(task, settings=settings), selection), cast(Any, task.loaded.model)
     ids_1S = _on(model, moment.ids_S[None])
     with torch.inference_mode(), recorder.watching(moment.index) as seen:
         if task.is_diffusion:
