@@ -13,6 +13,7 @@ from sinklab.cli import main
 from sinklab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model
 
+GREEDY = ("--temperature", "0")
 COMMANDS = ("tour", "generate", "info", "trace", "mask", "compare", "train", "report")
 
 
@@ -98,7 +99,7 @@ def test_every_option_is_explained(command: str, capsys: pytest.CaptureFixture) 
 
 
 def test_generate_prints_what_the_model_writes(model: str, capsys: pytest.CaptureFixture) -> None:
-    options = ["--model", model, "--new-tokens", "6", "--block-length", "None"]
+    options = ["--model", model, "--new-tokens", "6", "--block-length", "None", *GREEDY]
     assert main(["generate", "The old man", "The sea", *options]) == 0
     both = capsys.readouterr().out
     assert both.startswith("The old man")
@@ -124,7 +125,7 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
 
 
 def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.CaptureFixture) -> None:
-    options = ["--rule", "entropy", "--schedule", "entropy_bound", "--gamma", "0.5", "--cache", "prefix"]
+    options = ["--rule", "entropy", "--schedule", "entropy_bound", "--gamma", "0.5", "--cache", "prefix", *GREEDY]
     assert main(["generate", "The sea", "--model", model, "--new-tokens", "8", "--block-length", "4", *options]) == 0
     printed = capsys.readouterr().out
     loaded = sinklab.load(model)
@@ -136,7 +137,7 @@ def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.Ca
 
 def test_without_tokenizer_files_a_prompt_is_ids(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     tiny_model(1).save_pretrained(tmp_path / "ids")
-    options = ["--model", str(tmp_path / "ids"), "--new-tokens", "6", "--block-length", "3", "--cache", "dual"]
+    options = ["--model", str(tmp_path / "ids"), "--new-tokens", "6", "--block-length", "3", "--cache", "dual", *GREEDY]
     assert main(["generate", "5 17, 3", "9", *options]) == 0
     both = [[int(part) for part in line.split()] for line in capsys.readouterr().out.splitlines()]
     assert [len(row) for row in both] == [9, 7]
@@ -165,7 +166,7 @@ def test_chat_wraps_the_prompt_and_prints_the_answer(tmp_path: Path, capsys: pyt
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.chat_template = "{% for message in messages %}sea: {{ message['content'] }}{% endfor %} old"
     tokenizer.save_pretrained(folder)
-    assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5"]) == 0
+    assert main(["generate", "The sea", "--chat", "--model", str(folder), "--new-tokens", "5", *GREEDY]) == 0
     answer = capsys.readouterr().out
     loaded = sinklab.load(folder)
     ids = loaded.tokenizer("sea: The sea old", return_tensors="pt")["input_ids"]
@@ -183,9 +184,9 @@ def test_a_tokenizer_without_padding_takes_unequal_prompts(tmp_path: Path, capsy
     tokenizer = sinklab.load(folder).tokenizer
     tokenizer.pad_token = None
     tokenizer.save_pretrained(folder)
-    assert main(["generate", "The old man", "The sea", "--model", str(folder), "--new-tokens", "5"]) == 0
+    assert main(["generate", "The old man", "The sea", "--model", str(folder), "--new-tokens", "5", *GREEDY]) == 0
     both = capsys.readouterr().out
-    assert main(["generate", "The sea", "--model", str(folder), "--new-tokens", "5"]) == 0
+    assert main(["generate", "The sea", "--model", str(folder), "--new-tokens", "5", *GREEDY]) == 0
     assert both.endswith(capsys.readouterr().out)
 
 
@@ -298,10 +299,17 @@ def test_an_interruption_is_said_and_has_its_own_status(
     assert capsys.readouterr().err == "sinklab: interrupted; what was written so far is kept\n"
 
 
-def test_the_packaged_pair_writes(capsys: pytest.CaptureFixture) -> None:
-    packaged = Path(sinklab.__file__).parent / "checkpoints" / "packaged"
+def test_generate_samples_unless_told_otherwise(model: str, capsys: pytest.CaptureFixture) -> None:
+    texts = set()
+    for options in ([], ["--seed", "0"], ["--seed", "1"], GREEDY):
+        assert main(["generate", "The sea", "--model", model, "--new-tokens", "16", *options]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 3, "seed 0 is the default"
+
+
+def test_the_packaged_diffusion_models_write(capsys: pytest.CaptureFixture) -> None:
     for name in ("tiny", "tiny-sink"):
-        if not (packaged / name).is_dir():
-            pytest.skip(f"the packaged model {name!r} is not there yet: {packaged / name} is missing")
         assert main(["generate", "It was a dark and", "--model", name, "--new-tokens", "8"]) == 0
         assert capsys.readouterr().out.startswith("It was a dark and")
+    assert main(["generate", "It was a dark and", "--model", "tiny-causal"]) == 2
+    assert "tiny-causal is autoregressive" in capsys.readouterr().err

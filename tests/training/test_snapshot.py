@@ -29,14 +29,15 @@ def test_a_token_once_open_stays_open() -> None:
     assert nested_masks((1, 3), (0.1,), seed=0).sum() == 1
 
 
-@pytest.mark.parametrize("sinks", [0, 2])
-def test_shares_are_those_of_the_maps(sinks: int) -> None:
+@pytest.mark.parametrize(("sinks", "given"), [(0, 0), (2, 0), (0, 3)])
+def test_shares_are_those_of_the_maps(sinks: int, given: int) -> None:
     model = tiny_model(sinks)
-    seen = snapshot(model, IDS, seed=7, batch=2)
+    seen = snapshot(model, IDS, seed=7, batch=2, given=given)
     places = [(step, layer, head) for step in range(5) for layer in range(2) for head in range(4)]
     with trace(model, maps=places) as recording, torch.no_grad():
-        for hidden_BS in nested_masks((3, 24), LEVELS, 7):
-            model(IDS.masked_fill(hidden_BS, model.config.mask_token_id))
+        for hidden_BS in nested_masks((3, 24 - given), LEVELS, 7):
+            opened_BS = torch.zeros(3, given, dtype=torch.bool)
+            model(IDS.masked_fill(torch.cat([opened_BS, hidden_BS], 1), model.config.mask_token_id))
     for layer in range(2):
         maps = np.array([recording.map(*place).numpy() for place in places if place[1] == layer])
         share_MBK = maps.mean(2)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.cli.command import MARK, Reading, checked, typed, working
+from sinklab.cli.command import MARK, SAMPLING, Reading, checked, typed, working
 from sinklab.studies.base import folder_names
 from sinklab.studies.benchmarks.study import EvalSettings, Plan
 from sinklab.studies.processes import Processes
@@ -52,10 +52,10 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    settings = StudySettings(truncate=True)
+    settings = StudySettings(truncate=True, **SAMPLING)
     if quick:
         settings = StudySettings(
-            prompts=settings.prompts[:1], new_tokens=24, block_length=None, heldout_rows=6, ks=(0, 5)
+            prompts=settings.prompts[:1], new_tokens=24, block_length=None, heldout_rows=6, ks=(0, 5), **SAMPLING
         )
     runs = []
     with working() as say:
@@ -179,7 +179,7 @@ def table1(
         sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
+        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), folders, or names on the Hub.
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.

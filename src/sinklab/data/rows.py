@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|pad|>", "<|endoftext|>", "<|mask|>")
+START_TOKEN = "<|startoftext|>"
+_MARK = "row_start"
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -49,6 +51,27 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedToke
     )
 
 
+def begin_rows(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have every text and every packed row begin with the start token; the tokenizer remembers it when it is saved.
+
+    A tokenizer without a start token is given one, with the id behind all others.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    if tokenizer.bos_token is None:
+        tokenizer.add_special_tokens({"bos_token": START_TOKEN})
+    token, (first, *_) = str(tokenizer.bos_token), cast(Any, tokenizer("a")["input_ids"])
+    if first != tokenizer.bos_token_id:
+        begins = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)])
+        cast(Any, tokenizer).backend_tokenizer.post_processor = begins
+    tokenizer.init_kwargs[_MARK] = True
+
+
+def row_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids with which a packed row begins: the start token where :func:`begin_rows` said so, else none."""
+    return [int(cast(Any, tokenizer.bos_token_id))] if tokenizer.init_kwargs.get(_MARK) else []
+
+
 _BATCH_DOCUMENTS = 64
 _BATCH_CHARACTERS = 500_000
 
@@ -56,7 +79,7 @@ _BATCH_CHARACTERS = 500_000
 def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Tensor:
     """Concatenate documents, each followed by the end-of-text token, and cut them into rows.
 
-    A document longer than a row runs on over the next ones.
+    A document longer than a row runs on over the next ones. Each row begins with :func:`row_start`, inside its length.
 
     Args:
         documents: texts.
@@ -77,20 +100,23 @@ def pack_with_documents(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`pack`, with the number of each token's document inside its row, (R, S) int32, from 0 in every row.
 
-    The end-of-text token belongs to the document that it ends.
+    The end-of-text token belongs to the document that it ends, a start token to the one that the row begins in.
     """
     check_packing(tokenizer, length)
     pieces = list(encode(documents, tokenizer))
     stream = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32)
-    rows = stream.numel() // length
+    start = torch.tensor(row_start(tokenizer), dtype=torch.int32)
+    inside = length - len(start)
+    rows = stream.numel() // inside
     if rows == 0:
         raise ValueError(
             f"the corpus has {stream.numel()} tokens, which do not fill one row of {length}; use a shorter length"
         )
     numbers = torch.arange(len(pieces), dtype=torch.int32)
     owners = numbers.repeat_interleave(torch.tensor([piece.numel() for piece in pieces]))
-    ids_RS, owners_RS = (part[: rows * length].view(rows, length) for part in (stream, owners))
-    return ids_RS, owners_RS - owners_RS[:, :1]
+    ids_RS, owners_RS = (part[: rows * inside].view(rows, inside) for part in (stream, owners))
+    owners_RS = torch.cat([owners_RS[:, : len(start)], owners_RS], dim=1)
+    return torch.cat([start.expand(rows, -1), ids_RS], dim=1), owners_RS - owners_RS[:, :1]
 
 
 def check_packing(tokenizer: PreTrainedTokenizerBase, length: int) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.corpora import read_corpus
-from sinklab.data.rows import pack
+from sinklab.data.rows import pack, row_start
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.intervention import InterventionLog, intervene
@@ -97,12 +97,19 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
     model: Any = loaded.model
     generator = torch.Generator().manual_seed(seed)
     t_R = sample_times(ids_RS.shape[0], sampler="low_discrepancy", generator=generator)
-    noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=model.config.mask_token_id, generator=generator)
+    # the start token of a row is given, as it was in training
+    start = len(row_start(loaded.tokenizer)) if loaded.tokenizer else 0
+    maskable_RS = (torch.arange(ids_RS.shape[1]) >= start).expand(ids_RS.shape)
+    noisy_RS, masked_RS = corrupt(
+        ids_RS, t_R, mask_id=model.config.mask_token_id, maskable_BS=maskable_RS, generator=generator
+    )
     denoiser = model.denoiser()
 
     def score(part: slice) -> Tensor:
         logits_MV = denoiser(noisy_RS[part].to(model.device), masked_RS[part].to(model.device))
-        return masked_token_loss(logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], reduction="row")
+        return masked_token_loss(
+            logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], maskable_BS=maskable_RS[part], reduction="row"
+        )
 
     return score
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.data.rows import row_start
+
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
 
@@ -38,8 +40,8 @@ def encode(loaded: Loaded, text: str, chat: bool = False) -> Prompt:
         ids = _as_ids(loaded, text, chat)
         return Prompt(text, ids, (False,) * len(ids))
     if not chat:
-        # an autoregressive model is read as its tokenizer begins a text: the first token is where its sink is
-        begins = loaded.family != "diffusion"
+        # a text begins as the tokenizer says where the model was trained so; an autoregressive model has its sink there
+        begins = loaded.family != "diffusion" or bool(row_start(loaded.tokenizer))
         given: Any = loaded.tokenizer(text, add_special_tokens=begins)["input_ids"]
         return Prompt(text, tuple(given), (False,) * len(given))
     rendered, start, stop = _in_chat(loaded, text)

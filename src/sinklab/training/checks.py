@@ -66,6 +66,14 @@ def _check_together(settings: TrainSettings) -> None:
         )
     if settings.train_only == "sink" and not settings.sink_count:
         raise ValueError("train_only='sink' needs a sink to train; give sink_kind and sink_count")
+    if settings.muon_lr is not None and settings.optimizer != "muon":
+        raise ValueError("muon_lr is the learning rate of Muon, but optimizer is 'adamw'; give lr, or optimizer='muon'")
+    if settings.optimizer == "muon" and settings.train_only != "all":
+        raise ValueError(
+            f"Muon trains the matrices of all layers, but train_only is {settings.train_only!r}; use optimizer='adamw'"
+        )
+    if settings.row_start and (settings.streaming or settings.pairs != "none"):
+        raise ValueError("row_start begins packed rows of plain text; leave it out with a stream or pairs")
     if settings.streaming and (settings.pairs != "none" or settings.epochs is not None):
         raise ValueError("a stream has no pairs and no epochs; leave out streaming, or give steps")
     if settings.monitor_every and settings.pairs in ("corrected", "completion"):

@@ -1,4 +1,4 @@
-"""The model of a run: new, or from another one; and how it is saved."""
+"""The model of a run: new, or from another one; which optimizer trains what of it; and how it is saved."""
 
 import copy
 import shutil
@@ -139,6 +139,11 @@ def spread_out(trainer: Any, settings: TrainSettings) -> None:
     """
     if not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled:
         return
+    if settings.optimizer == "muon":
+        raise ValueError(
+            "Muon needs whole matrices, but the weights are spread over processes here; start with "
+            "launch/eight_gpus.yaml, which keeps them whole, or give optimizer='adamw'"
+        )
     # a pass of the sinks' own would leave each layer before its backward pass can gather the weights again
     trainer.model.sink_form = "sequence"
     if trainer.is_fsdp_enabled:
@@ -304,3 +309,56 @@ def _move_gate(source: nn.Module, target: nn.Module) -> None:
         if isinstance(getattr(hook, "__self__", None), Gate):
             del source._forward_pre_hooks[key]
             target.register_forward_pre_hook(hook)
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """torch's AdamW and Muon as one optimizer, for schedulers and checkpoints."""
+
+    def __init__(self, adamw: torch.optim.AdamW, muon: torch.optim.Muon) -> None:
+        self.parts = (adamw, muon)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step of both."""
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of each."""
+        return {type(part).__name__: part.state_dict() for part in self.parts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of each; the groups stay those of the parts."""
+        for part in self.parts:
+            part.load_state_dict(state_dict[type(part).__name__])
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> MuonAndAdamW:
+    """Muon for the matrices of the layers, AdamW for embeddings, norms, biases and sinks.
+
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982) and decay at the same rate.
+
+    Args:
+        model: whose parameters are trained, all of them.
+        muon_lr: peak learning rate of Muon.
+        args: the Trainer's: AdamW's learning rate and moments, the weight decay.
+        decayed: names of the parameters that decay.
+    """
+    sink = tensors_of(model.config)
+    matrices, groups = list[Any](), {True: list[Any](), False: list[Any]()}
+    for name, weight in model.named_parameters():
+        is_matrix = weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in sink
+        (matrices if is_matrix else groups[name in decayed]).append(weight)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": part, "weight_decay": args.weight_decay * is_decayed}
+            for is_decayed, part in groups.items()
+            if part
+        ],
+        lr=args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        fused=True,
+    )
+    decay = {"weight_decay": args.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return MuonAndAdamW(adamw, torch.optim.Muon(matrices, lr=muon_lr, **decay))

@@ -203,11 +203,12 @@ class SinkMonitor(Recorder):
         earlier: Path | None = None,
         causal_steps: int = 0,
         rule: Rule = DEFAULT,
+        given: int = 0,
         log: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
         super().__init__(earlier)
         self.ids_RS = ids_RS[:: max(1, len(ids_RS) // rows)][:rows]
-        self.every, self.causal_steps, self.rule, self.log = every, causal_steps, rule, log
+        self.every, self.causal_steps, self.rule, self.given, self.log = every, causal_steps, rule, given, log
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Measure the model before its first step."""
@@ -233,7 +234,7 @@ class SinkMonitor(Recorder):
             return
         # the model of step n has taken steps 0 … n-1
         causal = bool(self.causal_steps) and step <= self.causal_steps
-        seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule).as_rows()
+        seen = snapshot(model, self.ids_RS, causal=causal, rule=self.rule, given=self.given).as_rows()
         self.rows += [{"step": step, "causal": causal, **row} for row in seen]
         if self.log is not None and state.is_world_process_zero:
             self.log({said: seen[0][name] for name, said in SUMMARY.items() if math.isfinite(seen[0][name])})

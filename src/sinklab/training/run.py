@@ -11,6 +11,7 @@ from typing import Any, cast, get_args, get_type_hints
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from sinklab.data.rows import row_start
 from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
 from sinklab.records.reading import open_run
@@ -153,6 +154,7 @@ def _trainer(
         heldout=text.heldout,
         together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
+        muon_lr=(settings.muon_lr or settings.lr) if settings.optimizer == "muon" else None,
     )
     models.spread_out(trainer, settings)
     # rows of the history are said by `progress`; the Trainer would print them as raw dicts
@@ -169,6 +171,7 @@ def _trainer(
             rule=rules.parse(settings.monitor_rule),
             earlier=checkpoint,
             causal_steps=clean,
+            given=len(row_start(text.tokenizer)),
             log=trainer.note,
         )
         recorders.append(monitor)

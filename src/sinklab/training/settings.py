@@ -87,6 +87,10 @@ class DataSettings(Checked):
     """Packed rows cross document boundaries: joined (tokens attend to the whole row) or separate (to their own document
     only).
     """
+    row_start: bool = False
+    """Begin every row with the tokenizer's start token (a new one where it has none), which is given: never masked and
+    without loss. The tokenizer remembers it, for prompts and held-out rows; not for streams and pairs.
+    """
     streaming: bool = False
     """Read, tokenize and pack while training instead of before it: for corpora larger than memory."""
     shuffle_rows: int = limited(1024, at_least=1)
@@ -118,7 +122,12 @@ class ObjectiveSettings(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Checked):
-    """The optimizer: AdamW with linear warm-up and cosine decay."""
+    """The optimizer: AdamW, or Muon and AdamW, with linear warm-up and cosine decay."""
+
+    optimizer: str = limited("adamw", one_of=("adamw", "muon"))
+    """adamw, or muon: Muon for the matrices of the layers, AdamW for embeddings, norms, biases and sinks."""
+    muon_lr: float | None = limited(None, above=0)
+    """Muon's peak learning rate; as lr when left out, since its updates are scaled to the size of AdamW's."""
 
     batch: int = limited(32, at_least=1)
     """Rows in an optimizer step, over all processes."""

@@ -209,6 +209,7 @@ def snapshot(
     batch: int = 8,
     causal: bool = False,
     rule: Rule = DEFAULT,
+    given: int = 0,
 ) -> Snapshot:
     """Measure sinks, value norms and massive activations of a model on clean text ``ids_RS``.
 
@@ -227,6 +228,7 @@ def snapshot(
         batch: rows in one forward.
         causal: read the clean text from left to right: how a model looks during a causal warm start.
         rule: what counts as a sink.
+        given: tokens at the head of each row that are never hidden, such as a start token.
 
     Raises:
         ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or attention calls.
@@ -246,7 +248,7 @@ def snapshot(
     parts: list[tuple[np.ndarray, ...]] = []
     activations = defaultdict[tuple[str, int], list[Tensor]](list)
     with _as_it_is(model, device), after_layers(model, partial(_note_states, activations)):
-        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed).split(batch, 1):
+        for shown_TBS in _shown(ids_RS, None if clean else mask_id, levels, seed, given).split(batch, 1):
             with trace(model) as recording:
                 for shown_BS in shown_TBS:
                     _run(model, shown_BS.to(device), mask_id is not None, causal)
@@ -262,12 +264,13 @@ def snapshot(
     return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
 
 
-def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int) -> Tensor:
+def _shown(ids_RS: Tensor, mask_id: int | None, levels: Sequence[float], seed: int, given: int) -> Tensor:
     """What the model reads, (T, R, S); without a mask the clean text, one level."""
     ids_1RS = ids_RS.long().cpu()[None]
     if mask_id is None:
         return ids_1RS
-    return torch.where(nested_masks(ids_1RS.shape[1:], levels, seed), mask_id, ids_1RS)
+    hidden_TRS = nested_masks(ids_1RS[0, :, given:].shape, levels, seed)
+    return torch.where(nn.functional.pad(hidden_TRS, (given, 0)), mask_id, ids_1RS)
 
 
 def nested_masks(shape: Sequence[int], levels: Sequence[float], seed: int) -> Tensor:

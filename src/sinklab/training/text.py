@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sinklab.data.corpora import fingerprint, read_corpus
 from sinklab.data.pairs import Pairs, pair_rows, read_pairs
-from sinklab.data.rows import Rows, pack_with_documents, train_tokenizer
+from sinklab.data.rows import Rows, begin_rows, pack_with_documents, row_start, train_tokenizer
 from sinklab.data.streams import StreamedRows
 from sinklab.errors import refused
 from sinklab.training.settings import TrainSettings
@@ -57,6 +57,8 @@ def prepare(
         documents = list(documents)
     if tokenizer is None:
         tokenizer = _trained_tokenizer(documents, settings, say)
+    if settings.row_start:
+        begin_rows(tokenizer)
     if settings.streaming:
         return _streamed(settings, tokenizer)
     rows = _rows(documents, settings, tokenizer, say)
@@ -105,7 +107,11 @@ def _rows(
     if not isinstance(documents, Pairs):
         say("packing the text into rows")
         ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
-        return Rows(ids_RS, documents_RS=documents_RS if settings.documents == "separate" else None)
+        # a start token is given: noise and loss spare it
+        start = len(row_start(tokenizer))
+        maskable_RS = (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
+        apart_RS = documents_RS if settings.documents == "separate" else None
+        return Rows(ids_RS, documents_RS=apart_RS, maskable_RS=maskable_RS)
     rows, counts = pair_rows(
         documents, tokenizer, settings.length, style=settings.pairs, answer_length=settings.answer_length
     )

@@ -23,6 +23,7 @@ from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.models.head import IGNORE_INDEX
 from sinklab.models.sinks.base import sink_of
 from sinklab.training.checkpoints import prune, refuse_broken_weights, write_checkpoint, write_position
+from sinklab.training.model import muon_and_adamw
 from sinklab.training.recorders import Recorder
 
 # what a draw is for: neighbouring places of different kinds must not share a generator
@@ -232,12 +233,19 @@ class DiffusionTrainer(Trainer):
     """
 
     def __init__(
-        self, *args: Any, objective: Objective, heldout: Rows, together: int, keep: int = 2, **kwargs: Any
+        self,
+        *args: Any,
+        objective: Objective,
+        heldout: Rows,
+        together: int,
+        keep: int = 2,
+        muon_lr: float | None = None,
+        **kwargs: Any,
     ) -> None:
         kwargs["eval_dataset"] = heldout
         super().__init__(*args, **kwargs)
         self.objective: Objective = objective
-        self.heldout, self.together, self.keep = heldout, together, keep
+        self.heldout, self.together, self.keep, self.muon_lr = heldout, together, keep, muon_lr
         self.cursor: list[int] | None = None
         """Of a stream: the cursor after the last row that was consumed."""
         self._tokens: Tensor | float = 1.0
@@ -331,6 +339,15 @@ class DiffusionTrainer(Trainer):
         names, sink = super().get_decay_parameter_names(model), sink_of(whole.config)
         spared = () if sink is None or sink.weight_decay else sink.tensors
         return [name for name in names if name.rpartition(".")[2] not in spared]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW; with ``muon_lr`` Muon for the matrices of the layers and AdamW for the rest."""
+        if self.muon_lr is None or self.optimizer is not None:
+            return super().create_optimizer(model)
+        whole: Any = self.model
+        decayed = set(self.get_decay_parameter_names(whole))
+        self.optimizer = muon_and_adamw(whole, self.muon_lr, self.args, decayed)
+        return self.optimizer
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._writing or self.args.output_dir)

@@ -12,6 +12,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.data.rows import row_start
 from sinklab.errors import known_fields
 from sinklab.registry import interventions
 from sinklab.scoring.prompts import in_chat
@@ -123,10 +124,11 @@ class SinklabLM(TemplateLM):
     # -- text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a text; an autoregressive model's begin as its tokenizer begins one, but not twice."""
+        """Ids of a text; those of a model that reads it so begin as its tokenizer begins one, but not twice."""
         if add_special_tokens is None:
             begun = self.tokenizer.bos_token is not None and string.startswith(str(self.tokenizer.bos_token))
-            add_special_tokens = not self.is_diffusion and not self.settings.chat and not begun
+            begins = not self.is_diffusion or bool(row_start(self.tokenizer))
+            add_special_tokens = begins and not self.settings.chat and not begun
         ids: Any = self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"]
         return list(ids)
 
