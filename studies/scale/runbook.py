@@ -85,6 +85,12 @@ class Runbook:
         """Seconds of the machine that earlier commands took."""
         return sum(line["seconds"] for line in self.lines() if "command" in line)
 
+    def spend(self, command: str, since: float) -> float:
+        """Note the seconds of the machine since a time, and give the time now."""
+        now = time.monotonic()
+        self.note({"command": command, "seconds": round(now - since, 1)})
+        return now
+
     def plan(self) -> dict[str, Any]:
         """What `measure` decided.
 
@@ -258,8 +264,10 @@ def started(book: Runbook, name: str, *words: str) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(Path(__file__).resolve()), *words]
     command += ["--out", str(book.out), "--settings", str(book.file)]
+    threads = max(1, (os.cpu_count() or 1) // int(book.limits["jobs"]))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with log.open("ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:
@@ -272,7 +280,8 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 def together(book: Runbook, runs: Iterable[Run], seconds: float) -> list[str]:
     """Run as many at once as the settings say, until all are done or the time is up; names of those that failed."""
     queue, running, failed = list(runs), dict[str, subprocess.Popen[bytes]](), list[str]()
-    deadline = time.monotonic() + seconds
+    noted = time.monotonic()
+    deadline = noted + seconds
     try:
         while (queue or running) and time.monotonic() < deadline:
             while queue and len(running) < book.limits["jobs"]:
@@ -286,10 +295,13 @@ def together(book: Runbook, runs: Iterable[Run], seconds: float) -> list[str]:
                 line = json.loads((book.out / "runs" / name / "result.json").read_text("utf-8"))
                 book.note(line)
                 print(f"{name}: {line['loss']:.4f} nats, {line['seconds']:.0f} s", flush=True)
+            # what a command that is killed has spent is known to half a minute
+            noted = book.spend("train", noted) if time.monotonic() > noted + 30 else noted
             time.sleep(0.2)
     finally:
         for process in running.values():
             ended(process)
+        book.spend("train", noted)
     return failed
 
 
@@ -337,7 +349,7 @@ def pack(book: Runbook, corpus: str, heldout: str, tokenizer: str | None) -> Non
 def measure(book: Runbook) -> None:
     """Train every shape for some steps, as many at once as later, and plan by what that shows."""
     began, jobs = time.monotonic(), int(book.limits["jobs"])
-    given, speeds = book.settings["measure"], dict[str, dict[str, float]]()
+    speeds = dict[str, dict[str, float]]()
     for shape in dict.fromkeys(stage["shape"] for stage in book.settings["stages"]):
         start = time.monotonic()
         names = [f"measure-{shape}-{number}" for number in range(jobs)]
@@ -354,7 +366,7 @@ def measure(book: Runbook) -> None:
         training = max(one["tokens"] / one["tokens_per_second"] for one in found)
         speeds[shape] = {"tokens_per_second": speed, "start": max(0.0, time.monotonic() - start - training)}
         print(f"{shape}: {speed:,.0f} tokens a second in {jobs} runs at once, {speeds[shape]['start']:.0f} s to start")
-    book.note({"command": "measure", "seconds": time.monotonic() - began, "steps": given["steps"]})
+    book.spend("measure", began)
     plan = planned(book, speeds, book.spent())
     (book.out / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
     print("\n".join(told(plan, book)))
@@ -381,17 +393,14 @@ def speed(book: Runbook, name: str, shape: str) -> None:
 
 def train_all(book: Runbook, seconds: float | None) -> int:
     """Go on with the plan for the time of one command, or what is left of the whole time."""
-    began, results = time.monotonic(), book.results()
+    results = book.results()
     left = book.limits["seconds"] - book.spent()
     seconds = min(book.limits["command"] if seconds is None else seconds, left)
     missing = [run for run in book.runs(book.plan()) if run.name not in results]
     if not missing or seconds <= 0:
         print("every run of the plan is done" if not missing else "the time is spent", "- see report")
         return 0
-    try:
-        failed = together(book, missing, seconds)
-    finally:
-        book.note({"command": "train", "seconds": time.monotonic() - began})
+    failed = together(book, missing, seconds)
     still = len(missing) - sum(run.name in book.results() for run in missing)
     print(f"{still} runs of the plan are left, and {max(0, book.limits['seconds'] - book.spent()):.0f} s")
     return 1 if failed else 0

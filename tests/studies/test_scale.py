@@ -71,6 +71,7 @@ tokens = 384
 kinds = ["causal", "diffusion"]
 seeds = 2
 fewest = 2
+train = { row_start = true }
 [masking]
 rows = 4
 batch = 2
@@ -137,6 +138,9 @@ def test_of_a_seed_all_kinds_see_the_same(tmp_path):
     made = [asdict(runbook.settings_of(REAL, run)) for run in REAL.runs(plan)[:4]]
     differing = {name for name in made[0] if len({one[name] for one in made}) > 1}
     assert differing == {"sink_kind", "sink_count", "gate", "out"}
+    twins = [asdict(runbook.settings_of(REAL, run)) for run in REAL.runs(plan)[24:26]]
+    assert {name for name in twins[0] if twins[0][name] != twins[1][name]} == {"objective", "out"}
+    assert twins[0]["row_start"] and not made[0]["row_start"]
     assert made[0]["steps"] == 1144 and made[0]["causal_start"] == 0 and made[0]["seed"] == 0
 
 
@@ -194,6 +198,8 @@ def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, c
     assert [cell["k"] for cell in line["masking"]] == [0, *[1] * 4, *[2] * 4, *[4] * 4]
     assert all(0 < cell["removed"] < 1 for cell in line["masking"] if cell["control"] == "sinks")
     assert line["monitor"]["step"] == [0, 4, 6]
+    tokenizer = json.loads((toy.out / "runs" / "twins-diffusion-0" / "model" / "tokenizer_config.json").read_text())
+    assert tokenizer["bos_token"] and (toy.out / "runs" / "twins-diffusion-0" / "result.json").exists()
     assert toy.results()["twins-causal-0"] == made
     assert runbook.train_all(toy, 90) == 0 and "every run of the plan is done" in capsys.readouterr().out
     toy.note({"command": "train", "seconds": 10_000})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torch.nn.functional import cross_entropy
 from sinklab.probing.intervention import InterventionLog, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.scope import PROTOCOLS
-
-if TYPE_CHECKING:
-    from sinklab.studies.backcopy.run import Rows
 
 KEYS = (1, 2, 4, 8, 16, 24, 32, 40)
 """Keys hidden in every head of whole rows: the doses."""
@@ -34,8 +31,8 @@ REVEALED = 128
 
 
 @torch.no_grad()
-def hidden(model: Any, rows: Rows) -> list[dict[str, Any]]:
-    """Loss of whole rows by number of keys hidden and control, and the dose.
+def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
+    """Loss of whole rows (`Rows` of run.py) by number of keys hidden and control, and the dose.
 
     Keys are chosen in a clean pass, per row, layer and head, by what they receive of all queries, and hidden from all
     queries, in a causal model and a diffusion model alike.
@@ -53,7 +50,7 @@ def hidden(model: Any, rows: Rows) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def revealed(model: Any, rows: Rows, seed: int) -> list[dict[str, Any]]:
+def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
     """Loss of the second half of rows as their true tokens are revealed one a step, by protocol and number of keys.
 
     The first half is given. A causal model goes from left to right; in a diffusion model all that is not revealed is
