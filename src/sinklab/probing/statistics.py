@@ -117,7 +117,8 @@ class ReceivedFromMasked(Statistic, Checked):
 
     def measure(self, view: CallView) -> Tensor:
         visibility, received_BHS = view.call.visibility, view.shared["received_by_state"][:, MASKED]
-        counts = (visibility.seen_by(view.state_BQ == MASKED), visibility.visible_BHS)
+        state_BQ: Any = view.state_BQ
+        counts = (visibility.seen_by(state_BQ == MASKED), visibility.visible_BHS)
         masked, every = (count.to(received_BHS) for count in counts)
         masked, every = (view.of_heads(count) if count.shape[1] > 1 else count for count in (masked, every))
         told = (masked >= self.least) | (every == 0)
@@ -207,16 +208,15 @@ class MassiveActivations(Statistic, Checked):
     of_states = True
 
     def measure(self, view: StatesView) -> Tensor:
-        states_BQD = view.states_BQD.detach().float()
-        size_BQD = states_BQD.abs()
+        states_BN, width = view.states_BQD.detach().float().flatten(1), view.states_BQD.shape[2]
+        size_BN = known_BN = states_BN.abs()
         if view.real_BQ is not None:
-            size_BQD = size_BQD.masked_fill(~view.real_BQ.to(size_BQD.device)[..., None], torch.nan)
-        flat_BN = size_BQD.flatten(1)
-        greatest_BR, at_BR = flat_BN.nan_to_num(-1.0, posinf=torch.inf).topk(min(self.top, flat_BN.shape[1]))
-        width = states_BQD.shape[2]
+            real_BN = view.real_BQ.to(size_BN.device).repeat_interleave(width, 1)
+            size_BN, known_BN = size_BN.masked_fill(~real_BN, -1), size_BN.masked_fill(~real_BN, torch.nan)
+        greatest_BR, at_BR = size_BN.topk(min(self.top, size_BN.shape[1]))
         position_BR = view.columns_Q.to(at_BR.device)[at_BR // width]
-        ratio_BR = greatest_BR / flat_BN.nanmedian(1, keepdim=True).values
-        return torch.stack([states_BQD.flatten(1).gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
+        ratio_BR = greatest_BR / known_BN.nanmedian(1, keepdim=True).values
+        return torch.stack([states_BN.gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
 
 
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:

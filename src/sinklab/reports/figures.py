@@ -322,8 +322,8 @@ def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes = NEW, *
     drawn = run.measured.scatter
     if layer is not None:
         drawn = drawn[drawn["place"] == place_of(run, "layer", layer)]
-    groups = (("other text", look.muted, "o", 5), ("text sinks", look.runs[0], "s", 9), (ADDED, look.added, "D", 9))
-    groups += (("masks", look.states["masked"], "v", 5),)
+    groups = [("other text", look.muted, "o", 5), ("text sinks", look.runs[0], "s", 9), (ADDED, look.added, "D", 9)]
+    groups.append(("masks", look.states["masked"], "v", 5))
     for kind, (label, colour, marker, area) in enumerate(groups):
         rows = drawn[drawn["kind"] == kind]
         if not len(rows):

@@ -146,8 +146,8 @@ class Measured:
         events_TR, heads_T = sinks_THK.sum(1)[:, added:], (sample.main_TLH[:, place] >= 0).sum(1)
         places = [sample.states_TS == state for state in range(len(STATES))] if sample.has_tokens else []
         received_TR = share_THK[..., added:].mean(1) * sample.positions_T[:, None]
-        for state, here_TR in zip(STATES, places, strict=False):
-            means.add((f"received_{state}", layer), received_TR[here_TR])
+        for name, here_TR in zip(STATES, places, strict=False):
+            means.add((f"received_{name}", layer), received_TR[here_TR])
         for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
             if norm_TLK is None:
                 continue
