@@ -45,7 +45,8 @@ def test_models_of_both_kinds_are_scored_side_by_side(
         "dlm, pure: 0 of 2 skills are above 90% at level 1 with nothing hidden (not arithmetic 0%"
     )
     assert sum(line.startswith("dlm, blocks-2: ") for line in lines) == 3
-    assert any(line.startswith("ar: sinks, closed loop: ") for line in lines)
+    said = next(line for line in lines if line.startswith("ar: most attended keys, protocol paper: "))
+    assert " columns a head (" in said
     # seven tokens cannot lose five random columns beside five sinks
     assert "ar: 1 of 6 parts left out, questions too short for so many columns" in lines
     assert lines[-1] == f"tables and figures: {tmp_path / 'out' / 'report'} (7 files)"

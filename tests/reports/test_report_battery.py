@@ -28,14 +28,18 @@ Marks = dict[tuple[str, str, int, str, int], int]
 """(condition, control, k, skill, level) -> how many of 20 problems are right, the first ones."""
 
 
-def planted(folder: Path, marks: Marks, *, kind: str = "battery", finished: bool = True) -> Run:
+def planted(
+    folder: Path, marks: Marks, *, kind: str = "battery", finished: bool = True, dose: dict[str, float] | None = None
+) -> Run:
     answers, removed = list[dict[str, Any]](), list[dict[str, Any]]()
     for (condition, control, k, skill, level), right in marks.items():
         facts = {"condition": condition, "control": control, "k": k, "skill": skill, "level": level}
         for place in range(PROBLEMS):
             texts = {"question": f"{skill}{level}-{place}", "written": "x", "ended": True}
             answers.append(facts | {"problem": place, "right": place < right} | texts)
-        if k:
+        if k and dose:
+            removed += [facts | {"layer": layer} | dose for layer in (0, 1)]
+        elif k:
             share = {"sinks": 0.06, "random": 0.02}[control] * k
             removed += [facts | {"layer": layer, "share": share + layer / 100, "of_keys": k / 40} for layer in (0, 1)]
     with RunWriter(folder, kind=kind, model={"name": "x"}, settings={}, seed=0) as run:
@@ -141,11 +145,37 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> 
 def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
     lines = battery_sentences(runs)
     assert lines[0] == "dlm: 2 of 2 skills are above 90% at level 1 with nothing hidden"
-    assert lines[1].startswith("dlm: sinks, closed loop: 87.5% at 0, 87.5% at 1, 82.5% at 5 hidden; -5.0 (")
-    assert lines[1].endswith("against as many random columns")
+    assert lines[1].startswith(
+        "dlm: most attended keys, protocol paper: 87.5% at 0, 87.5% at 1, 82.5% at 5 hidden; -5.0 ("
+    )
+    assert lines[1].endswith("against as many random keys")
     assert lines[3] == "ar: 1 of 2 skills are above 90% at level 1 with nothing hidden (not copying 85%)"
     # five columns do not fit all questions, so that the curve ends before them
-    assert lines[4].startswith("ar: sinks, closed loop: 96.2% at 0, 46.2% at 1 hidden; -50.0 (")
+    assert lines[4].startswith("ar: most attended keys, protocol paper: 96.2% at 0, 46.2% at 1 hidden; -50.0 (")
+
+
+def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
+    marks: Marks = {("pure", "none", 0, "copying", 1): 20, ("pure", "matched", 5, "copying", 1): 10}
+    marks["pure", "equal_mass", 5, "copying", 1] = 18
+    dose = {"keys": 5.0, "mass": 0.4, "share": 0.3, "overlap": 0.0, "chosen": 5.0, "sinks": 1.0, "of_keys": 0.2}
+    run = planted(tmp_path / "run", marks, dose=dose | {"matched": 0.75})
+    said = battery_sentences(run)
+    words = (
+        "run: most attended keys in heads with a control of equal mass, protocol paper: 100.0% at 0, 50.0% at 5 hidden"
+    )
+    assert said[1].startswith(words)
+    assert said[1].endswith(
+        "against other keys of equal mass; 5.00 columns a head (20\u00a0% sinks), held 40.0\u00a0% of the attention, "
+        "30.0\u00a0% removed, matched in 75.0\u00a0% of heads"
+    )
+    scores = battery_scores(run).set_index(["skill", "control"]).loc[("all", "matched")]
+    assert scores[["columns", "sinks", "held", "removed", "matched"]].to_list() == [5.0, 0.2, 0.4, 0.3, 0.75]
+    legend = battery_by_skill(run, controls=["matched", "equal_mass"]).legends[0].get_texts()
+    assert (
+        legend[2].get_text() == "other keys of equal mass, protocol paper (20 % sinks, 30 % of attention removed at 5)"
+    )
+    few = planted(tmp_path / "few", marks, dose=dose | {"matched": 0.25})
+    assert ": cannot tell, 25 % of heads have other keys that hold as much; 5.00 columns" in battery_sentences(few)[1]
 
 
 def test_tables_are_written_as_csv_and_markdown(tmp_path: Path, runs: list[Run]) -> None:
@@ -177,7 +207,14 @@ def test_a_panel_per_skill_shows_shares_over_hidden_columns(runs: list[Run]) -> 
     # where some questions are too short, a mean over the others is no point of the same curve
     assert [len(ys) for ys in lines_of(panels["arithmetic"]).values()] == [3, 3, 2, 2]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["denoises", "writes on", "sinks, closed loop", "random columns"]
+    assert names == [
+        "denoises",
+        "writes on",
+        *(
+            f"{keys} keys, protocol paper ({share} % of attention removed at 5)"
+            for keys, share in (("most attended", 30.5), ("random", 10.5))
+        ),
+    ]
     assert len(battery_by_skill(runs, levels=(1, 2)).axes) == 6
     with pytest.raises(ValueError, match="labels name every curve, but there are 1 for 2"):
         battery_by_skill(runs, labels=["one"])

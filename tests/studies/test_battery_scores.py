@@ -15,14 +15,17 @@ import torch
 from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints import Loaded
 from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
-from sinklab.probing.intervention import InterventionLog
+from sinklab.probing import MaskSinks
+from sinklab.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.records import open_run
 from sinklab.scoring import writing
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
+from sinklab.sinks import Excess, Gu
+from sinklab.studies.base import from_record
 from sinklab.studies.battery import run as battery
 from sinklab.studies.battery.run import Cell, Removed, accuracy, answer
-from sinklab.studies.battery.study import Battery, BatterySettings, Condition, score_battery
+from sinklab.studies.battery.study import CONTROLS, Battery, BatterySettings, Condition, score_battery
 from sinklab.studies.processes import Meter, Progress
 from sinklab.studies.trace.run import follow
 from sinklab.studies.trace.study import StudySettings
@@ -105,6 +108,47 @@ def test_what_was_removed_is_measured() -> None:
     held = Removed()
     answer(loaded, cell("pure", "clean_pass", 3), asked, NEW, 0, held)
     assert all(row["overlap"] > 0.3 for row in held.rows())
+
+
+@pytest.mark.parametrize("name", ["sinks", "held", "rule", "clean_pass"])
+def test_the_dose_is_that_of_the_protocol_s_own_log(name: str) -> None:
+    loaded, asked, rule = tiny_loaded(1), some_problems(1), Excess(1.5)
+    one = replace(cell("pure", name, 2), rule=rule)
+    assert one.edits(loaded, 3) == (MaskSinks.by_protocol(CONTROLS[name][1], 2, rule, seed=3),)
+    removed, logged = Removed(), list[RemovalRecord]()
+    answer(loaded, one, asked, NEW, 0, removed)
+    requests, edits = battery.asked_of(loaded, asked, 0), one.edits(loaded, 0)
+    with writing.Writing(loaded, requests, one.condition.decoding(0), NEW, edits).begin() as writer:
+        for _ in writer.steps():
+            logged += writer.log.removals
+            writer.log.removals.clear()
+    names = {"keys": "removed", "mass": "mass", "share": "realised", "overlap": "overlap"}
+    for layer, row in enumerate(removed.rows()):
+        own = {
+            name: torch.cat([getattr(one, f"{name}_BLH")[:, layer] for one in logged])
+            for name in (*names.values(), "sinks", "chosen")
+        }
+        for theirs, mine in names.items():
+            assert row[theirs] == pytest.approx(float(own[mine].nanmean())), theirs
+        assert row["sinks"] / row["chosen"] == pytest.approx(float(own["sinks"].nansum() / own["chosen"].nansum()))
+        assert row["matched"] is None
+
+
+def test_protocols_stand_beside_the_controls_under_names_that_older_runs_have() -> None:
+    assert [CONTROLS[name] for name in ("sinks", "clean_pass", "random", "random_clean_pass")] == [
+        ("sinks", "paper"), ("sinks", "clean"), ("random", "paper"), ("random", "clean"),
+    ]  # fmt: skip
+    settings = BatterySettings(ks=(2,), protocols=("paper", "held"), controls=("sinks", "equal_mass", "clean_pass"))
+    assert [name for name, _ in settings.hidings()] == [
+        "none", "sinks", "held", "matched", "matched_held", "equal_mass", "equal_mass_held", "clean_pass",
+    ]  # fmt: skip
+    (edit,) = cell("pure", "matched_held", 2).edits(tiny_loaded(), 0)
+    assert edit == MaskSinks.by_protocol("held", 2, matched=True)
+    # older runs lack what is at its default, and go on
+    assert not {"protocols", "sink_rule"} & Battery().record(BatterySettings()).keys()
+    record = Battery().record(replace(settings, sink_rule="gu"))
+    assert (record["protocols"], record["sink_rule"]) == (("paper", "held"), "gu")
+    assert from_record(BatterySettings(), record) == replace(settings, sink_rule=Gu())
 
 
 def test_rows_that_are_over_and_windows_are_not_counted_as_removed() -> None:
@@ -204,6 +248,10 @@ def test_each_way_to_hide_sinks_has_its_random_control() -> None:
     }
     rows += graded("random_clean_pass", 5, {("copying", 1): "+++-"})
     assert {row["beyond"] for row in accuracy(rows) if row["control"] == "clean_pass"} == {-0.5}
+    rows += graded("matched_held", 5, {("copying", 1): "+---"}) + graded("equal_mass_held", 5, {("copying", 1): "++--"})
+    rows += graded("rule", 5, {("copying", 1): "+---"})
+    beyond = {row["control"]: row["beyond"] for row in accuracy(rows)}
+    assert (beyond["matched_held"], beyond["equal_mass_held"], beyond["rule"]) == (-0.25, None, None)
 
 
 def test_intervals_and_the_test_are_those_of_the_books() -> None:
@@ -294,8 +342,8 @@ def test_questions_too_short_for_so_many_columns_are_skipped_and_said(tmp_path: 
     run = open_run(score_battery(loaded, tmp_path / "run", settings))
     skipped = run.table("skipped")
     assert list(zip(skipped["control"], skipped["k"], strict=True)) == [("sinks", length), ("random", length)]
-    assert skipped["why"][0] == f"{length} columns of {length}"
-    assert skipped["why"][1] == f"{length} random columns beside as many sinks of {length}"
+    assert skipped["why"][0] == f"{length} keys of {length}"
+    assert skipped["why"][1] == f"{length} random keys beside as many others of {length}"
     assert set(run.table("accuracy")["k"]) == {0, length // 2}
 
 

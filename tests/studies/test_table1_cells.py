@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sinklab.records import RunWriter, open_run
+from sinklab.sinks import Gu
 from sinklab.studies.benchmarks.offline import LIKELIHOODS
 from sinklab.studies.benchmarks.rows import SOURCES
 from sinklab.studies.benchmarks.run import cell_name, table1
@@ -82,7 +83,7 @@ def test_protocols_stand_side_by_side_and_likelihoods_know_the_clean_pass_alone(
         "piqa-k0", *(f"piqa-k5{own}{arm}" for own in ("", "-rule") for arm in arms),
     ]  # fmt: skip
     held = next(cell for cell in asked if cell.protocol == "held" and cell.control == "matched")
-    assert (held.mask_sinks, held.sink_rule) == (5, "gu")
+    assert (held.mask_sinks, held.sink_rule, held.kept()["sink_rule"]) == (5, Gu(), "gu")
     plain = [cell for cell in asked[3:] if cell.mask_sinks is None]
     assert {(cell.protocol, cell.control, cell.sink_rule) for cell in plain} == {("paper", "sinks", None)}
     # a cell of other masking is another run

@@ -294,7 +294,7 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        about = (is_written, len(request.continuation), request.dropped, totals(job.taken_N2))
+        about = (is_written, len(request.continuation), request.dropped, Dose(totals(job.taken_N2)))
         results[request.number] = Scored(logprob, stderr, *about)
         if progress is not None:
             progress()
@@ -336,8 +336,8 @@ def rolling(
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress)
-    stderr, dose = math.sqrt(sum(part.stderr**2 for part in parts)), Dose.pooled(Dose(part.dose) for part in parts)
-    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose.totals)
+    stderr, dose = math.sqrt(sum(part.stderr**2 for part in parts)), Dose.pooled(part.dose for part in parts)
+    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 
 def exact(

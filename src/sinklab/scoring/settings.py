@@ -1,11 +1,10 @@
 """How a continuation is scored, and what comes out: plain values, no models."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sinklab.errors import Checked, limited
+from sinklab.probing.dose import Dose
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")
@@ -48,5 +47,5 @@ class Scored:
     """Tokens of the continuation."""
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
-    dose: Mapping[str, Any] = field(default_factory=dict)
-    """What the edits took: the totals of a `Dose`, with what was really removed where that was measured."""
+    dose: Dose = field(default_factory=Dose)
+    """What edits took away while it was scored; what was really removed where that was measured."""

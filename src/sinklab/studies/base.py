@@ -65,6 +65,12 @@ def labels_of(study: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("sinklab.studies").joinpath("labels.toml").read_text("utf-8"))[study]
 
 
+def hidden_words(control: str, protocol: str) -> str:
+    """What masking hides by a protocol ("" for any): what no rule has chosen is not called a sink."""
+    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(protocol, "most attended keys")
+    return str(labels_of("masking")["controls"].get(control, f"{control} keys")).format(keys=keys)
+
+
 def check_fits(loaded: Loaded, study: str, positions: int, remedy: str) -> None:
     """Refuse a diffusion model without a mask token, and texts of more positions than a model's context."""
     from sinklab.scoring.requests import needs_mask

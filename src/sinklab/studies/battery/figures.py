@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sinklab.analysis.estimates import mean_over
+from sinklab.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, line
@@ -22,12 +23,15 @@ from sinklab.reports.printed import save_figure
 from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import Theme, own_axes, theme_named, themed
 from sinklab.reports.tables import WRITERS
-from sinklab.studies.base import labels_of
-from sinklab.studies.battery.study import ALL
+from sinklab.studies.base import hidden_words
+from sinklab.studies.battery.study import ALL, BESIDE
+from sinklab.studies.battery.study import CONTROLS as NAMED
 
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
-CONTROLS = labels_of("battery")["controls"]
+CONTROLS = {name: f"{hidden_words(*how)}, protocol {how[1]}" for name, how in NAMED.items()}
+LESS = 0.5
+"""With fewer heads that have a control of equal mass, what is compared is hardly the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +104,8 @@ def battery_gate(runs: Runs) -> pd.DataFrame:
 
 
 def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
-    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to random columns (`beyond`),
-    and the share of attention that was taken away.
+    """The accuracy of every curve with its differences to nothing hidden (`delta`) and to its control (`beyond`), and
+    the dose: the columns of `Dose`, and the share of the keys that was hidden (`of_keys`).
 
     Args:
         runs: of the battery.
@@ -119,11 +123,15 @@ def battery_scores(runs: Runs, *, by_level: bool = False) -> pd.DataFrame:
 def _removed(series: list[Series], keys: pd.DataFrame) -> pd.DataFrame:
     """What was taken away, means over layers and problems, by these keys; over all skills too."""
     parts = [one.rows("removed") for one in series if "removed" in one.run.tables]
+    names = [*DOSE_COLUMNS, "of_keys"]
     if not parts:
-        return keys.head(0).assign(removed=math.nan, of_keys=math.nan)
-    table = pd.concat(parts, ignore_index=True).rename(columns={"share": "removed"})
+        return keys.head(0).assign(**dict.fromkeys(names, math.nan))
+    table = pd.concat(parts, ignore_index=True)
     whole = pd.concat([table, table.assign(skill=ALL)], ignore_index=True)
-    return whole.groupby([*keys], as_index=False)[["removed", "of_keys"]].mean()
+    whole = whole.rename(columns={"share": "removed", "keys": "columns", "mass": "held"})
+    whole = whole.reindex(columns=[*keys, *names, "chosen"]).astype(dict.fromkeys([*names, "chosen"], float))
+    means = whole.groupby([*keys], as_index=False).mean()
+    return means.assign(sinks=means["sinks"] / means["chosen"]).drop(columns="chosen")
 
 
 def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) -> pd.DataFrame:
@@ -202,8 +210,13 @@ def _sentence(one: Series, control: str) -> str:
     most = curve.iloc[-1]
     words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points"
     if pd.notna(most["beyond"]):
-        words += f", {_points(most, 'beyond')} against as many random columns"
-    return words
+        others = "other keys of equal mass" if "equal_mass" in BESIDE[control][0] else "as many random keys"
+        words += f", {_points(most, 'beyond')} against {others}"
+    scores = battery_scores([one])
+    dose = scores[(scores["control"] == control) & (scores["k"] == most["k"]) & (scores["skill"] == ALL)].iloc[0]
+    if dose["matched"] < LESS:
+        words += f": cannot tell, {100 * dose['matched']:.0f} % of heads have other keys that hold as much"
+    return words + (f"; {Dose.from_row(dose)}" if pd.notna(dose["columns"]) else "")
 
 
 def _points(row: pd.Series, name: str) -> str:
@@ -228,7 +241,8 @@ def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     return written
 
 
-LINES: dict[str, Any] = {"sinks": "-", "clean_pass": "--", "random": ":", "random_clean_pass": "-."}
+LINES: dict[str, Any] = {name: (0, (1 + place % 4, 1, 1 + place // 4, 2)) for place, name in enumerate(CONTROLS)}
+LINES |= {"sinks": "-", "clean_pass": "--", "random": ":", "random_clean_pass": "-."}
 
 
 def draw_battery(runs: Sequence[Run], out: Path, options: object) -> list[Path]:
@@ -350,10 +364,23 @@ def _panel(axes: Axes, drawn: Sequence[Look], controls: Sequence[str], skill: st
     axes.grid(axis="y")
 
 
+def _dosed(series: Sequence[Series], control: str) -> str:
+    """What was hidden, with the range over models of what that was at the most keys."""
+    scores = battery_scores(series)
+    rows = scores[(scores["control"] == control) & (scores["skill"] == ALL)]
+    most, parts = rows["k"].max(), list[str]()
+    for name, words in (("sinks", "sinks"), ("removed", "of attention removed")):
+        values = 100 * rows.loc[rows["k"] == most, name].dropna()
+        if len(values):
+            low, high = f"{values.min():.3g}", f"{values.max():.3g}"
+            parts.append(f"{low if low == high else f'{low} to {high}'} % {words}")
+    return f"{CONTROLS[control]} ({', '.join(parts)} at {most})" if parts else CONTROLS[control]
+
+
 def _legend(figure: Figure, series: Sequence[Series], controls: Sequence[str], look: Theme) -> None:
     drawn = drawn_as(list(series), look)
     entries = [Line2D([], [], color=one.colour, marker=one.marker, label=one.run.label) for one in drawn]
     kinds = [name for name in controls if any(name in one.controls for one in series)]
-    entries += [Line2D([], [], color=look.muted, linestyle=LINES[name], label=CONTROLS[name]) for name in kinds]
+    entries += [Line2D([], [], color=look.muted, linestyle=LINES[name], label=_dosed(series, name)) for name in kinds]
     figure.legend(handles=entries, loc="outside upper left", ncols=3)
     figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(entries) // 3))

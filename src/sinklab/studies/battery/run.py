@@ -19,7 +19,7 @@ from sinklab.records.reading import open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.studies.base import Work, check_fits, columns_of
-from sinklab.studies.battery.study import ALL, CONTROLS, BatterySettings, Condition
+from sinklab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import request_number
 
@@ -34,6 +34,8 @@ class Cell:
     skill: str
     level: int
     problems: tuple[Problem, ...] = ()
+    rule: Any = None
+    """What counts as a sink."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -52,8 +54,10 @@ class Cell:
             return self.condition.edits
         # an autoregressive model's sinks are chosen by the last token's row of the step before
         selector = "received" if loaded.family == "diffusion" else "last_row"
-        fields = CONTROLS[self.control]
-        return (*self.condition.edits, MaskSinks(k=self.k, selector=selector, seed=seed, **fields))
+        control, protocol = CONTROLS[self.control]
+        how: dict[str, Any] = {"matched": True} if control == "matched" else {"control": control}
+        edit = MaskSinks.by_protocol(protocol, self.k, self.rule, selector=selector, seed=seed, **how)
+        return (*self.condition.edits, edit)
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
         """Why so many columns cannot be hidden where columns are first chosen; None where they can."""
@@ -67,7 +71,7 @@ class Cell:
         # a control takes as many columns again beside the sinks it stands for
         if self.k < keys and (not drawn or 2 * self.k <= keys):
             return None
-        return f"{self.k} {'random columns beside as many sinks' if drawn else 'columns'} of {keys}"
+        return f"{self.k} {'random keys beside as many others' if drawn else 'keys'} of {keys}"
 
 
 @dataclass
@@ -89,6 +93,9 @@ class Removed:
                 "overlap": removal.overlap_BLH,
                 "keys": removal.removed_BLH,
                 "of_keys": removal.removed_BLH / keys_BLH,
+                "chosen": removal.chosen_BLH,
+                "sinks": removal.sinks_BLH,
+                "matched": removal.matched_BLH,
             }
             for name, value_BLH in facts.items():
                 known_BLH = ~value_BLH.isnan() & active_B[:, None, None]
@@ -144,10 +151,6 @@ def answer(
     ]
 
 
-RANDOM = {"sinks": "random", "clean_pass": "random_clean_pass"}
-"""The random control of each way to hide sinks; where it was not run, "random" stands in."""
-
-
 def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> list[Cell]:
     """What is asked, a part for each cell.
 
@@ -167,7 +170,7 @@ def prepare(loaded: Loaded, settings: BatterySettings, progress: Progress) -> li
     longest = max(len(request.ids) for request in requests) + settings.new_tokens
     check_fits(loaded, "battery", longest, "ask for lower levels or fewer new tokens")
     return [
-        Cell(condition, control, k, skill, level, some)
+        Cell(condition, control, k, skill, level, some, settings.sink_rule)
         for condition in conditions
         for control, k in settings.hidings()
         for (skill, level), some in asked.items()
@@ -231,7 +234,8 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
 
     A difference compares only problems that were answered on both sides: questions too short for k columns are left
     out of both. `clean` is the share of the same problems with nothing hidden, and `delta` the difference to it;
-    `beyond` is the difference to as many random columns, over `beyond_n` problems, where a control was run.
+    `beyond` is the difference to as many random keys, or others of equal mass, over `beyond_n` problems, where such a
+    control was run.
 
     Args:
         answers: the table ``answers``, or its rows.
@@ -242,7 +246,7 @@ def accuracy(answers: Any) -> list[dict[str, Any]]:
     found = []
     for (condition, control, k), rows in columns.items():
         clean = columns[condition, "none", 0]["right"]
-        drawn = [(condition, name, k) for name in (RANDOM.get(control, ""), "random") if control in RANDOM]
+        drawn = [(condition, name, k) for name in BESIDE.get(control, ())]
         beyond = next((columns[key]["right"] for key in drawn if key in columns), None)
         # missing where a problem was not asked
         for (skill, level), group in _groups(rows.assign(delta=clean, beyond=beyond)):

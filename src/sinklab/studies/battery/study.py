@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.battery import LEVELS, SKILLS
 from sinklab.errors import Checked, limited, near
-from sinklab.registry import interventions, studies
+from sinklab.probing.scope import PROTOCOLS
+from sinklab.registry import interventions, rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import Study, deferred
 
@@ -20,15 +22,28 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """In the column of skills: over all of them."""
-CONTROLS: dict[str, dict[str, Any]] = {
-    "sinks": {},
-    "clean_pass": {"source": "clean_pass"},
-    "random": {"control": "random"},
-    "random_clean_pass": {"source": "clean_pass", "control": "random"},
-}
-"""What is hidden, and the fields of the intervention `mask_sinks` that say so."""
+HIDDEN = ("sinks", "random", "matched", "equal_mass")
+
+
+def control_name(control: str, protocol: str) -> str:
+    """What run folders call a control under a protocol: "random", "random_held", "held", "clean_pass", …."""
+    own = {"paper": "", "clean": "clean_pass"}.get(protocol, protocol)
+    return "_".join(part for part in ("" if control == "sinks" and own else control, own) if part)
+
+
+CONTROLS = {control_name(control, protocol): (control, protocol) for control, protocol in product(HIDDEN, PROTOCOLS)}
+"""What is hidden, and by which protocol of `MaskSinks`."""
+BESIDE = {
+    control_name(control, protocol): (control_name(other, protocol),)
+    for control, other in (("sinks", "random"), ("matched", "equal_mass"))
+    for protocol in PROTOCOLS
+} | {"clean_pass": ("random_clean_pass", "random")}
+"""What each way to hide keys is compared with; where that was not run, the next one stands in."""
 ORDERS = ("low_confidence", "left_to_right", "random", "entropy")
 NUMBERED = ("blocks", "window")
+CLEAN = ("clean_pass", "random_clean_pass")
+LATER: dict[str, Any] = {"protocols": ("paper",), "sink_rule": None}
+"""Settings that older runs do not have, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +113,17 @@ class BatterySettings(Checked):
     problems: int = limited(100, at_least=1)
     """Problems of each skill and level, from the test split, the same for every model."""
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10), at_least=0)
-    """Numbers of hidden columns per layer and head; 0 is always among them."""
-    controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=CONTROLS)
-    """What is hidden: sinks of the step before (closed loop), of a whole second forward (clean_pass, which holds on to
-    them), or as many random other columns (random, random_clean_pass)."""
+    """Numbers of hidden keys per layer and head; 0 is always among them."""
+    protocols: tuple[str, ...] = limited(("paper",), one_of=PROTOCOLS, needed=True)
+    """How keys are hidden, side by side: paper (those most attended at the step before, closed loop), held (those
+    chosen first stay hidden), rule (sinks by the rule, which stay hidden), clean (chosen by a clean pass of the same
+    step)."""
+    controls: tuple[str, ...] = limited(("sinks", "clean_pass", "random"), one_of=(*HIDDEN, *CLEAN))
+    """What is hidden by each protocol: sinks (the keys that it names), as many random other keys, or equal_mass, keys
+    that are no sinks and together receive as much, beside matched, the protocol's keys in the same heads. clean_pass
+    and random_clean_pass are sinks and random by the protocol clean."""
+    sink_rule: Any = field(default=None, metadata={"registry": rules})
+    """What counts as a sink, e.g. excess:epsilon=3, the default."""
     conditions: tuple[str, ...] = ()
     """How texts are written: pure (most confident first, one block), left_to_right, random, entropy, greedy
     (autoregressive models), with blocks-N and window-N joined by +, e.g. blocks-6+window-8; pure or greedy when left
@@ -115,7 +137,8 @@ class BatterySettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("skills", "levels", "controls", "conditions"):
+        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
+        for name in ("skills", "levels", "protocols", "controls", "conditions"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         # whatever is hidden is compared with nothing hidden
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
@@ -124,7 +147,10 @@ class BatterySettings(Checked):
 
     def hidings(self) -> list[tuple[str, int]]:
         """(control, k) of one condition, nothing hidden first."""
-        return [("none", 0), *((control, k) for k in self.ks if k for control in self.controls)]
+        # what is of equal mass is compared in the heads that have it
+        asked = [name for one in self.controls for name in (("matched", one) if one == "equal_mass" else (one,))]
+        names = [control_name(one, protocol) if one in HIDDEN else one for one in asked for protocol in self.protocols]
+        return [("none", 0), *((control, k) for k in self.ks if k for control in dict.fromkeys(names))]
 
 
 def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
@@ -134,19 +160,21 @@ def of_kind(family: str, conditions: Sequence[str]) -> tuple[str, ...]:
 
 @studies.register("battery")
 class Battery(Study):
-    """Score the reasoning battery, six skills at four levels, with and without sinks.
+    """Score the reasoning battery, six skills at four levels, with and without the most attended keys.
 
     Arithmetic, deduction, planning, rewriting, retrieval and copying: problems are made by rule, and their answers are
-    known. Each is answered with nothing hidden, then with k columns hidden in every layer and head: the sinks, or as
-    many random ones. What counts is the difference on the same problems, and only where the model is able at all:
-    train one with `sinklab train battery`, and its autoregressive twin with `sinklab train battery-causal`; models
-    that never saw such problems answer none. Writes a run folder per model below OUT, tables (CSV, Markdown) and
-    figures into OUT/report. Of the conditions each model takes those of its kind.
+    known. Each is answered with nothing hidden, then with k keys hidden in every layer and head: those that receive
+    most, or others; beside each score stands how many of them were sinks by the rule, and their attention. What counts
+    is the difference on the same problems, and only where the model is able at all: train one with `sinklab train
+    battery`, and its autoregressive twin with `sinklab train battery-causal`; models that never saw such problems
+    answer none. Writes a run folder per model below OUT, tables (CSV, Markdown) and figures into OUT/report. Of the
+    conditions each model takes those of its kind.
 
     Try
         sinklab train battery-start && sinklab train battery && sinklab train battery-causal
         sinklab battery runs/battery/model runs/battery-causal/model
         sinklab battery runs/battery/model --conditions pure blocks-6 left_to_right random --ks 10 --levels 1 2
+        sinklab battery runs/battery/model --protocols paper held rule --controls sinks random equal_mass --ks 1 5
         sinklab battery tiny tiny-sink --skills copying --levels 1 --problems 4 --ks 5 --out runs/first
     """
 
@@ -188,7 +216,8 @@ class Battery(Study):
     def record(self, settings: BatterySettings) -> dict[str, Any]:
         """With the size of a batch where draws depend on it."""
         draws = any("random" in name for name in (*settings.controls, *settings.conditions))
-        return super().record(settings) | ({"batch": settings.batch} if draws else {})
+        record = super().record(settings) | ({"batch": settings.batch} if draws else {})
+        return {name: value for name, value in record.items() if name not in LATER or value != LATER[name]}
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
         """Where they are."""
@@ -199,9 +228,10 @@ score_battery = Battery()
 """Write a run folder of kind "battery", one part a (condition, control, k, skill, level).
 
 Tables: ``answers``, every text that was written; ``accuracy``, shares with Wilson intervals (`low`, `high`), and
-the differences to nothing hidden (`delta`) and to as many random columns (`beyond`) on the same problems, each with
-its interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
-``removed``, the share of attention taken away, by layer; ``skipped``, where k columns do not fit a question.
+the differences to nothing hidden (`delta`) and to the control (`BESIDE`; `beyond`) on the same problems, each with its
+interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
+``removed``, by layer what was taken away (`share` of attention, number of `keys`) and what it was when chosen
+(`mass` held, keys `chosen`, `sinks` by the rule among them, `matched` heads); ``skipped``, where k keys do not fit.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes greedily.

@@ -26,7 +26,7 @@ from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
 from sinklab.scoring.requests import scoring_edits
-from sinklab.studies.base import describe
+from sinklab.studies.base import describe, hidden_words
 from sinklab.studies.benchmarks import offline, tables, two_stage
 from sinklab.studies.benchmarks.study import LATER, MASKING, TWO_STAGE, EvalSettings, Plan
 from sinklab.studies.processes import Processes, Progress, as_progress, refuse_taken
@@ -293,7 +293,7 @@ def table1(
         loaded = cache(loads)
         for folder, (name, cell) in todo.items():
             if name == model:
-                keys = f"{cell.mask_sinks} {tables.hidden(cell.control, cell.protocol)}"
+                keys = f"{cell.mask_sinks} {hidden_words(cell.control, cell.protocol)}"
                 what = f"protocol {cell.protocol}, {keys} masked" if cell.mask_sinks else "nothing masked"
                 progress.stage(f"{name}, {cell.tasks[0]}, {what}")
                 has_chat = getattr(loaded().tokenizer, "chat_template", None) is not None
@@ -303,9 +303,7 @@ def table1(
     return [*cells]
 
 
-def _cell(
-    settings: EvalSettings, sink_rule: str | None, task: str, k: int, control: str, protocol: str
-) -> EvalSettings:
+def _cell(settings: EvalSettings, sink_rule: Any, task: str, k: int, control: str, protocol: str) -> EvalSettings:
     tokens = TOKENS.get(task) if settings.new_tokens is None else settings.new_tokens
     # a cell does not depend on what is allowed for the sake of another
     runs_code = settings.run_code and task in offline.RUNS_CODE

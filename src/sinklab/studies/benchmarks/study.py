@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from sinklab.probing.scope import PROTOCOLS
 from sinklab.registry import interventions, rules, studies
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.settings import ESTIMATORS, NOISES
-from sinklab.studies.base import Study, deferred
+from sinklab.studies.base import Study, as_record, deferred
 
 if TYPE_CHECKING:
     from sinklab.records.reading import Run
@@ -52,7 +52,7 @@ class EvalSettings(DecodingSettings, Checked):
     hidden at every other step); held, the keys chosen first stay hidden; rule, those of them that the sink rule names;
     clean, chosen at the same step by a pass with nothing hidden. Likelihoods have no step before: there it is always a
     clean pass."""
-    sink_rule: str | None = None
+    sink_rule: Any = field(default=None, metadata={"registry": rules})
     """What counts as a sink, e.g. excess:epsilon=3 (the default) or gu: protocol rule hides nothing else, with the
     others the dose says how many of the hidden keys were sinks."""
     edits: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class EvalSettings(DecodingSettings, Checked):
             raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
         if self.published and TWO_STAGE not in names:
             raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
-        object.__setattr__(self, "sink_rule", rule_text(self.sink_rule))
+        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
         said = [name for name, default in MASKING.items() if getattr(self, name) != default]
         if said and self.mask_sinks is None:
             raise ValueError(
@@ -130,8 +130,7 @@ class EvalSettings(DecodingSettings, Checked):
         how: dict[str, Any] = {"control": "sinks", "matched": True}
         how = how if self.control == "matched" else {"control": self.control}
         how |= {"selector": "last_row"} if by_last_row else {}
-        rule = self.sink_rule and rules.parse(self.sink_rule)
-        return (MaskSinks.by_protocol(self.protocol, self.mask_sinks, rule, **how), *edits)
+        return (MaskSinks.by_protocol(self.protocol, self.mask_sinks, self.sink_rule, **how), *edits)
 
     def watches(self, document: int) -> bool:
         """Whether the attention of this document's runs is recorded: by its number, in whichever process it is."""
@@ -140,16 +139,11 @@ class EvalSettings(DecodingSettings, Checked):
     def kept(self) -> dict[str, Any]:
         """What a run folder keeps, and a resumed run must repeat: everything that an answer may depend on."""
         free = {*free_fields(self), *(name for name in LATER if getattr(self, name) == MASKING[name])}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
+        return {name: value for name, value in as_record(self).items() if name not in free}
 
 
 LATER = ("protocol", "sink_rule")
 """Settings that older runs do not have."""
-
-
-def rule_text(rule: str | None) -> str | None:
-    """A sink rule as it is recorded. Raises ValueError for one that there is not."""
-    return None if rule is None else rules.as_text(rules.parse(rule))
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,7 @@ class Plan(Checked):
     controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
     """What is masked: sinks (the keys that the protocol names); as many random, recent or lowest keys; equal_mass, keys
     that are no sinks and receive as much together, beside matched, the protocol's keys in the same heads."""
-    sink_rule: str | None = None
+    sink_rule: Any = field(default=None, metadata={"registry": rules})
     """What counts as a sink, e.g. excess:epsilon=3, the default."""
     chat: bool | None = None
     """Put questions into the model's chat format; None: where the model has one."""
@@ -177,7 +171,7 @@ class Plan(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
-        object.__setattr__(self, "sink_rule", rule_text(self.sink_rule))
+        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
         # what is of equal mass is compared in the heads that have it
         pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
         object.__setattr__(self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair)))

@@ -8,6 +8,7 @@ import pandas as pd
 
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.reports.runs import labels
+from sinklab.studies.base import hidden_words
 from sinklab.studies.benchmarks import tables as paper
 from sinklab.studies.benchmarks.tables import Benchmark
 
@@ -98,7 +99,7 @@ def _against_equal_mass(task: str, model: str, cells: Cells) -> Iterator[str]:
             continue
         dose = cells[protocol, control, k].dose(task)
         share = math.nan if dose is None else dose.matched
-        keys = paper.hidden("sinks", protocol)
+        keys = hidden_words("sinks", protocol)
         what = f"{_titled(task)}, {model}, protocol {protocol}, {k} {keys} against other keys of equal mass"
         # NaN where nothing was hidden
         if not share >= MATCHED:
@@ -126,7 +127,7 @@ def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> Ite
         apart = mean_over((costs[0] - costs[1]).dropna())
         more = {True: f"{name} loses more", False: f"{name_of_other} loses more", None: "cannot tell"}[apart.above()]
         yield (
-            f"{_titled(task)}, both by protocol {protocol}, {k} {paper.hidden('sinks', protocol)}: {name} loses "
+            f"{_titled(task)}, both by protocol {protocol}, {k} {hidden_words('sinks', protocol)}: {name} loses "
             f"{100 * costs[0].mean():.1f} points, {name_of_other} {100 * costs[1].mean():.1f} (difference "
             f"{points(apart)}): {more}"
         )

@@ -16,6 +16,7 @@ from sinklab.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.probing.scope import PROTOCOLS
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
+from sinklab.studies.base import hidden_words
 from sinklab.studies.benchmarks import tables as paper
 from sinklab.studies.benchmarks.table1_contrasts import (
     PLAIN,
@@ -175,7 +176,7 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
         groups.sort(key=lambda group: (group[0][0] != MEASURED, group[0][1] not in met))
         for (source, model, control), cells in groups:
             by = {headings[int(cell["k"]), cell["protocol"]]: cell for _, cell in cells.iterrows()}
-            name = model if control == "sinks" else f"{model}, {paper.hidden(control, '')}"
+            name = model if control == "sinks" else f"{model}, {hidden_words(control, '')}"
             shown = {heading: _cell(by.get(heading)) for heading in headings.values()}
             of_row = {"task": _titled(task), "model": name, "source": source}
             rows.append(of_row | shown | {VERDICT: _lost(by)})
@@ -219,7 +220,7 @@ def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list
             relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
             notes.append(
                 f"{_titled(cell['task'])}, {cell['model']}, protocol {cell['protocol']}, {cell['k']} "
-                f"{paper.hidden(cell['control'], cell['protocol'])}: "
+                f"{hidden_words(cell['control'], cell['protocol'])}: "
                 f"{signed(-cell['drop'])} points ({signed(-cell['drop_high'])} … {signed(-cell['drop_low'])})"
                 f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
             )

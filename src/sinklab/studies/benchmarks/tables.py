@@ -22,7 +22,7 @@ from sinklab.probing.dose import Dose
 from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.reports.samples import checked
-from sinklab.studies.base import columns_of, labels_of
+from sinklab.studies.base import columns_of, hidden_words
 from sinklab.studies.benchmarks.code import NO_ANSWER
 from sinklab.studies.benchmarks.study import MASKING
 
@@ -148,7 +148,7 @@ def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
 
 
 def _dose_line(row: Mapping[Any, Any], settings: Mapping[str, Any]) -> str:
-    what = hidden(str(settings.get("control") or "sinks"), row["protocol"])
+    what = hidden_words(str(settings.get("control") or "sinks"), row["protocol"])
     how = f"protocol {row['protocol']} ({what})" if row["protocol"] else row["edits"]
     only = ", chosen in a clean pass over each text, as likelihoods have no step before" if row["is_likelihood"] else ""
     rests = f"on {row['documents']} documents"
@@ -157,13 +157,6 @@ def _dose_line(row: Mapping[Any, Any], settings: Mapping[str, Any]) -> str:
     return f"{row['task']}: masked by {how}{only}: {Dose.from_row(row)}, {rests}"
 
 
-def hidden(control: str, protocol: str) -> str:
-    """What is hidden, in words, by a protocol ("" for any): what no rule has chosen is not called a sink."""
-    keys = {"": "the protocol's keys", "rule": "sinks by the rule"}.get(protocol, "most attended keys")
-    return str(_HIDDEN.get(control, f"{control} keys")).format(keys=keys)
-
-
-_HIDDEN = labels_of("benchmarks")["controls"]
 _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))
 
 KS: tuple[int, ...] = tuple(_PRINTED["masked_sinks"]["ks"])
