@@ -40,18 +40,31 @@ def test_motion_is_told_with_its_numbers(make_study):
     )
 
 
+def deep(numbers):
+    """Changes a study into one whose heads have so many sinks, by layer."""
+
+    def change(sample, arrays):
+        arrays["received"] = np.full((len(arrays["received"]), len(numbers), *arrays["received"].shape[2:]), 0.1)
+        for layer, number in enumerate(numbers):
+            arrays["received"][:, layer, :, :number] = 6.0
+
+    others = ("key_norm", "main_by_state", "share_by_state", "row_entropy", "row_logsumexp", "output_norm")
+    layers = {"layers": len(numbers), "recorded_layers": [*range(len(numbers))]}
+    return {"change": change, "leave_out": (*others, "noop_bound", "value_norm"), **layers}
+
+
 def test_depth_is_told_with_its_direction(make_study):
-    def emptied(layer):
-        def change(sample, arrays):
-            arrays["received"][:, layer] = 1.0
-
-        return change
-
-    falls, rises = (one(make_study(str(layer), change=emptied(layer))) for layer in (1, 0))
-    assert "the number of sinks of a head falls over depth, from 1.00 in layer 0 to 0 in layer 1" in told(
-        "depth", falls
+    falls, rises = (
+        one(make_study(name, **deep(many))) for name, many in (("a", [3, 3, 2, 2, 1]), ("b", [0, 1, 2, 3, 4]))
     )
-    assert "rises over depth, from 0 in layer 0 to 1.00 in layer 1" in told("depth", rises)
+    assert told("depth", falls) == (
+        "In a, the number of sinks of a head falls over depth, from 3.00 in layer 0 to 1.00 in layer 4."
+    )
+    assert "rises over depth, from 0 in layer 0 to 4.00 in layer 4" in told("depth", rises)
+    # four layers in random order rise one time in 24, and fall as often; uneven ones are no trend either
+    for name, many in (("few", [4, 3, 2, 1]), ("uneven", [4, 1, 3, 2, 1])):
+        text = told("depth", one(make_study(name, **deep(many))))
+        assert text.endswith("too few layers, or too uneven ones, for a trend.")
     same = told("depth", one(make_study("same")))
     assert same == "In same, a head has about as many sinks in all layers (from 1.00 in layer 0 to 1.00 in layer 1)."
     assert told("depth", one(make_study("none", text_share=0.05))) == ""

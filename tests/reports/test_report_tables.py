@@ -50,9 +50,11 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
 def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     runs = [make_study("plain"), make_study("sink", added=1)]
     written = write_tables(runs, tmp_path / "tables")
-    assert {path.name for path in written} == {f"{name}.{form}" for name in TABLES for form in ("parquet", "csv", "md")}
+    # neither has untrained twins
+    names = [name for name in TABLES if name != "twins"]
+    assert {path.name for path in written} == {f"{name}.{form}" for name in names for form in ("parquet", "csv", "md")}
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {path.name for path in written}
-    for name in TABLES:
+    for name in names:
         whole = pd.read_parquet(tmp_path / "tables" / f"{name}.parquet")
         assert whole.columns[0] == "run" and whole["run"].unique().tolist() == ["plain", "sink"]
         assert len(whole) == sum(len(table(run, name)) for run in runs)
