@@ -158,10 +158,9 @@ def token_costs(task: Task, whole: list[Moment], cut: int, hidden: list[Stretch]
     step_M, position_M = new_TS.nonzero()
     columns = {"step": step_M + cut, "position": position_M, "token_id": text[position_M]}
     logits_of = _denoised if task.is_diffusion else _continued
-    for name, stretch in (("", None), *((f"_{one.arm}", one) for one in hidden)):
-        found = [
-            part_MV.float().log_softmax(-1).cpu().numpy() for part_MV in logits_of(task, read, text, new_TS, stretch)
-        ]
+    arms: list[tuple[str, Stretch | None]] = [("", None), *((f"_{one.arm}", one) for one in hidden)]
+    for name, gone in arms:
+        found = [part_MV.float().log_softmax(-1).cpu().numpy() for part_MV in logits_of(task, read, text, new_TS, gone)]
         columns[f"logprob{name}"] = np.concatenate(found)[np.arange(len(position_M)), text[position_M]]
     return columns
 
