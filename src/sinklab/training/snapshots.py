@@ -245,13 +245,7 @@ def snapshot(
     Raises:
         ValueError: for empty text, levels outside (0, 1], or a model without decoder layers or attention calls.
     """
-    if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
-        raise ValueError(
-            f"snapshot reads rows of token ids (R, S), batch of them at a time, but got shape {tuple(ids_RS.shape)} "
-            f"and batch {batch}"
-        )
-    if not levels or not all(0 < level <= 1 for level in levels):
-        raise ValueError(f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out")
+    _check(ids_RS, levels, batch)
     model = _unwrapped(model)
     config: Any = model.config
     mask_id = getattr(config, "mask_token_id", None) if hasattr(config, "sink_count") else None
@@ -274,6 +268,16 @@ def snapshot(
     seen_S = added + (np.arange(1, length + 1) if clean else np.full(length, length))
     layers, overall = {name: layers[name] for name in MEASURES}, {name: overall[name] for name in MEASURES}
     return Snapshot(layers, overall, added, length, even_share=float((added / seen_S).mean()))
+
+
+def _check(ids_RS: Tensor, levels: Sequence[float], batch: int) -> None:
+    if ids_RS.dim() != 2 or 0 in ids_RS.shape or batch < 1:
+        raise ValueError(
+            f"snapshot reads rows of token ids (R, S), batch of them at a time, but got shape {tuple(ids_RS.shape)} "
+            f"and batch {batch}"
+        )
+    if not levels or not all(0 < level <= 1 for level in levels):
+        raise ValueError(f"levels are shares of hidden tokens in (0, 1], but are {tuple(levels)}; leave 0 out")
 
 
 def _by_row(recording: Recording, masked_TBS: Tensor) -> tuple[np.ndarray, ...]:
