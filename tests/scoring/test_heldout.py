@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from sinklab.diffusion import corrupt, sample_times
+from sinklab.probing import MaskSinks
 from sinklab.scoring import HeldoutRows, heldout_curve, heldout_rows, row_losses
 from tiny_diffusion import TEXT, tiny_loaded
 
@@ -37,7 +38,7 @@ def test_without_an_intervention_it_is_the_loss_itself(sink: int) -> None:
 def test_batches_do_not_matter_and_the_model_is_left_alone() -> None:
     loaded, text = tiny_loaded(1), rows()
     before = row_losses(loaded, text.ids_RS)
-    edited = [row_losses(loaded, text.ids_RS, k=2, batch=batch) for batch in (2, 6)]
+    edited = [row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=2)], batch=batch) for batch in (2, 6)]
     assert torch.allclose(*edited, rtol=1e-4)
     assert torch.equal(row_losses(loaded, text.ids_RS), before)
 
@@ -45,24 +46,25 @@ def test_batches_do_not_matter_and_the_model_is_left_alone() -> None:
 def test_hidden_sinks_change_the_loss_and_random_columns_change_it_otherwise() -> None:
     loaded, text = tiny_loaded(), rows()
     clean = row_losses(loaded, text.ids_RS)
-    sinks = row_losses(loaded, text.ids_RS, k=3)
-    random = row_losses(loaded, text.ids_RS, k=3, control="random")
-    other = row_losses(loaded, text.ids_RS, k=3, control="random", seed=0, batch=2)
+    drawn = [MaskSinks(k=3, control="random")]
+    sinks = row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=3)])
+    random = row_losses(loaded, text.ids_RS, edits=drawn)
     # in a row that is all masks every value is the same, so one of the six may not move
     for one, two in ((sinks, clean), (random, clean), (sinks, random)):
         assert ((one - two).abs() > 1e-4).sum() >= 5
-    assert torch.equal(random, row_losses(loaded, text.ids_RS, k=3, control="random"))
-    # each batch draws its own columns
-    assert torch.equal(other[:2], row_losses(loaded, text.ids_RS, k=3, control="random", batch=2)[:2])
-    assert not torch.equal(other[2:], random[2:])
+    # what a row loses depends on its number, not on its batch
+    for batch in (2, 4):
+        assert torch.allclose(random, row_losses(loaded, text.ids_RS, edits=drawn, batch=batch), rtol=1e-4)
+    reseeded = row_losses(loaded, text.ids_RS, edits=[replace(drawn[0], seed=1)])
+    assert ((reseeded - random).abs() > 1e-4).sum() >= 5
 
 
 def test_the_noise_is_the_same_whatever_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, text = tiny_loaded(), rows()
     seen: list[torch.Tensor] = []
     loaded.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
-    for options in ({}, {"k": 2}, {"k": 2, "control": "random"}):
-        row_losses(loaded, text.ids_RS, **options)
+    for edits in ([], [MaskSinks(k=2)], [MaskSinks(k=2, control="random")]):
+        row_losses(loaded, text.ids_RS, edits=edits)
     assert len(seen) == 5, "one pass without sinks hidden, two with"
     assert all(torch.equal(ids, seen[0]) for ids in seen)
 
@@ -76,7 +78,7 @@ def test_the_curve_is_a_table_of_paired_differences() -> None:
     assert {len(column) for column in table.values()} == {5}
     assert len(calls) == 5
     clean = row_losses(loaded, text.ids_RS, seed=3)
-    hidden = row_losses(loaded, text.ids_RS, k=4, seed=3)
+    hidden = row_losses(loaded, text.ids_RS, edits=[MaskSinks(k=4)], seed=3)
     assert table["loss"][0] == pytest.approx(clean.mean().item())
     assert table["stderr"][0] == pytest.approx(clean.std().item() / 6**0.5)
     assert (table["delta"][0], table["delta_stderr"][0]) == (0, 0)
@@ -84,6 +86,8 @@ def test_the_curve_is_a_table_of_paired_differences() -> None:
     assert table["delta"][3] == pytest.approx((hidden - clean).mean().item(), rel=1e-4)
     assert table["delta_stderr"][3] == pytest.approx((hidden - clean).std().item() / 6**0.5, rel=1e-4)
     assert table["tokens"] == [144] * 5
+    assert table["columns"][1:] == [1, 1, 4, 4] and math.isnan(table["columns"][0])
+    assert table["held"][3] > table["held"][4]
     assert table["bits_per_byte"][0] == pytest.approx(table["loss"][0] * 144 / math.log(2) / text.size)
     assert all(map(math.isnan, table["bits_per_byte"][1:]))
 
@@ -111,7 +115,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"MaskSinks\(k=9.* needs more than 9 keys"):
         heldout_curve(loaded, text, ks=(9,))
     with pytest.raises(ValueError, match=r"k counts the keys to remove.* at least 1, got -1"):
-        row_losses(loaded, text.ids_RS, k=-1)
+        heldout_curve(loaded, text, ks=(-1,))
     ar = replace(loaded, family="autoregressive", name="llama")
     with pytest.raises(ValueError, match="defined for diffusion models, but llama is autoregressive"):
         heldout_curve(ar, text)

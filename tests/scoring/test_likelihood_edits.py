@@ -48,7 +48,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
     edit = MaskSinks(k=2, layers=(0,), counted_by=Excess(0.9))
     settings = replace(SETTINGS, cfg_scale=guided)
     company = [(context, [3]), *REQUESTS]
-    found = score(loaded, company, settings, edits=[edit], measure=True)[0]
+    found = score(loaded, company, settings, edits=[edit])[0]
     mask_id = loaded.model.config.mask_token_id
     read = [[*context, mask_id], [mask_id] * (len(context) + 1)][: 1 + bool(guided)]
     with torch.no_grad(), trace(loaded.model, layers=(0,)) as recording:
@@ -60,7 +60,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
     assert dose.columns == 2 and dose.weight == best_BHM.shape[0] * best_BHM.shape[1]
     assert dose.held == dose.removed == pytest.approx(float(best_BHM.sum(-1).mean()) / keys, rel=1e-5)
     assert dose.sinks == float((best_BHM > 1 + 0.9 * (keys - 1) / keys).float().mean())
-    assert math.isnan(score(loaded, company, settings, edits=[edit])[0].dose.removed)
+    assert math.isnan(score(loaded, company, settings, edits=[edit], measure=False)[0].dose.removed)
     assert score(loaded, company[:1], settings)[0].dose == Dose()
     assert rolling(loaded, context, SETTINGS, edits=[edit]).dose.columns == 2
 
@@ -145,6 +145,26 @@ def test_guidance_and_edits_go_together() -> None:
     truth = exact(loaded, *REQUESTS[0], cfg_scale=0.5, edits=[MaskSinks(k=2)])
     (found,) = score(loaded, REQUESTS[:1], replace(settings, samples=200), edits=[MaskSinks(k=2)])
     assert abs(found.logprob - truth) < 4 * found.stderr
+
+
+def test_the_dose_of_a_request_is_its_own() -> None:
+    loaded, edit = tiny_loaded(1), MaskSinks(k=3, rule=Excess(1.0))
+    for settings in (SETTINGS, replace(SETTINGS, cfg_scale=0.5)):
+        together = score(loaded, REQUESTS, settings, edits=[edit])
+        for request, one in zip(REQUESTS, together, strict=True):
+            (alone,) = score(loaded, [request], settings, edits=[edit])
+            assert one.dose.row() == pytest.approx(alone.dose.row(), abs=1e-5, nan_ok=True)
+            # layers, heads and rows, twice with guidance
+            assert one.dose.weight == alone.dose.weight and one.dose.weight % 8 == 0
+    (context, continuation) = REQUESTS[0]
+    (single,) = score(loaded, [(context, continuation[:1])], SETTINGS, edits=[MaskSinks(k=3)])
+    noisy_1S = torch.tensor([[*context, loaded.model.config.mask_token_id]])
+    with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
+        with log.probing():
+            loaded.model(noisy_1S)
+        loaded.model(noisy_1S)
+    assert single.dose.row() == pytest.approx(log.dose().row(), abs=1e-5, nan_ok=True)
+    assert score(loaded, REQUESTS[:1], SETTINGS)[0].dose.weight == 0
 
 
 def test_rolling_takes_edits_too() -> None:

@@ -1,17 +1,21 @@
 """Loss over hidden columns, for diffusion and autoregressive models."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
-from sinklab.probing import MaskSinks, intervene
+from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene
+from sinklab.probing.dose import Dose
 from sinklab.records import open_run
-from sinklab.scoring.heldout import HeldoutRows, heldout_rows, hidden_losses, row_losses
+from sinklab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
+from sinklab.sinks.rules import Excess
 from sinklab.studies.curve.run import curve_table
 from sinklab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
@@ -23,7 +27,10 @@ def text(rows: int = 6, length: int = 24) -> torch.Tensor:
 
 
 def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None = None):
-    """Logits of a causal model, written out densely; columns hidden from later queries. And what each key received."""
+    """Logits of a causal model, written out densely, with keys hidden from all queries. And what each key received.
+
+    A query that would lose all keys that it sees keeps them.
+    """
     config, received = model.config, []
     heads, groups = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
     state = model.model.embed_tokens(ids_BS)
@@ -40,10 +47,10 @@ def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None =
         scores_BHQS = (turned[0] @ key.mT / math.sqrt(8)).masked_fill(~may_QS, -torch.inf)
         received.append(scores_BHQS.softmax(-1).sum(-2))
         if hidden_LBHS is not None:
-            for query_at in range(size):
-                for column in range(query_at):
-                    gone_BH = hidden_LBHS[number][:, :, column]
-                    scores_BHQS[:, :, query_at, column].masked_fill_(gone_BH, -torch.inf)
+            for row, head, query_at in itertools.product(*map(range, scores_BHQS.shape[:3])):
+                gone_S = hidden_LBHS[number][row, head] & may_QS[query_at]
+                if not torch.equal(gone_S, may_QS[query_at]):
+                    scores_BHQS[row, head, query_at].masked_fill_(gone_S, -torch.inf)
         mixed = (scores_BHQS.softmax(-1) @ value).transpose(1, 2).flatten(2)
         assert mixed.shape[-1] == heads * 8
         state = state + layer.self_attn.o_proj(mixed)
@@ -52,7 +59,7 @@ def attention_of(model, ids_BS: torch.Tensor, hidden_LBHS: torch.Tensor | None =
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])
-def test_a_causal_model_loses_columns_from_later_queries_only(k: int) -> None:
+def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_all_of_its_own(k: int) -> None:
     loaded, ids_BS = tiny_llama(), text(3, 12)
     with torch.no_grad():
         _, received_LBHS = attention_of(loaded.model, ids_BS)
@@ -61,48 +68,80 @@ def test_a_causal_model_loses_columns_from_later_queries_only(k: int) -> None:
         hidden_LBHS.scatter_(-1, received_LBHS.topk(k, -1).indices, True)
         logits, _ = attention_of(loaded.model, ids_BS, hidden_LBHS)
     expected = -logits.double().log_softmax(-1)[:, :-1].gather(-1, ids_BS[:, 1:, None])[..., 0].mean(-1)
-    found = hidden_losses(loaded, ids_BS, [(k, "sinks")])[0]
+    found = edited_losses(loaded, ids_BS, [[MaskSinks(k=k)] if k else []])[0]
     assert torch.isfinite(found.losses_R).all()
     assert torch.allclose(found.losses_R.double(), expected, rtol=1e-4)
-    held = received_LBHS.masked_fill(~hidden_LBHS, 0).sum(-1).mean() / 12
-    assert found.mass == pytest.approx(held.item(), abs=1e-5)
+    held_R = received_LBHS.masked_fill(~hidden_LBHS, 0).sum(-1).mean((0, 2)) / 12
+    assert torch.allclose(found.doses_by_row()["held"].nan_to_num(), held_R, atol=1e-5)
 
 
-@pytest.mark.parametrize("sink", [0, 1])
-@pytest.mark.parametrize("control", ["sinks", "random", "lowest", "recent"])
-def test_one_clean_pass_for_all_hides_what_an_edit_with_its_own_clean_pass_hides(sink: int, control: str) -> None:
-    loaded, ids_RS = tiny_loaded(sink), text()
-    found = hidden_losses(loaded, ids_RS, [(4, "sinks"), (2, control)], seed=3)[1]
-    edit = MaskSinks(k=2, source="clean_pass", control=control, seed=3)
-    generator = torch.Generator().manual_seed(3)
-    t_R = sample_times(6, sampler="low_discrepancy", generator=generator)
-    noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=loaded.model.config.mask_token_id, generator=generator)
-    with torch.no_grad(), intervene(loaded.model, edit) as log:
-        with log.probing():
-            loaded.model(noisy_RS)
-        logits_MV = loaded.model(noisy_RS, logits_to_keep=masked_RS).logits
-    expected_R = masked_token_loss(logits_MV, ids_RS, masked_RS, t_R, reduction="row")
-    assert torch.allclose(found.losses_R, expected_R, atol=1e-5)
-    assert (found.losses_R - row_losses(loaded, ids_RS, seed=3)).abs().max() > 1e-4
-    assert found.mass == pytest.approx(log.summary()["removed_mass"], abs=1e-5)
+EDITS = {
+    "top": [MaskSinks(k=2, source="clean_pass")],
+    "rule": [MaskSinks(rule=Excess(1.0), k=3, source="clean_pass")],
+    "lowest": [MaskSinks(k=2, source="clean_pass", control="lowest")],
+    "one head": [MaskSinks(k=3, source="clean_pass", layers=[1], heads=[2])],
+    "two edits": [MaskSinks(k=1, source="clean_pass", removal="zero_value"), WindowAttention(radius=6)],
+    "positions": [MaskPositions((0, 5))],
+}
 
 
-def test_choices_do_not_disturb_each_other_and_batches_only_redraw() -> None:
+@pytest.mark.parametrize("family", ["diffusion", "sink", "autoregressive"])
+def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(family: str) -> None:
+    """The plain twin: `intervene` around a clean pass and the scored one, arm by arm."""
+    ids_RS = text()
+    loaded = tiny_llama() if family == "autoregressive" else tiny_loaded(int(family == "sink"))
+    if family == "autoregressive":
+
+        def losses() -> torch.Tensor:
+            logits_BSV = loaded.model(ids_RS).logits
+            return torch.nn.functional.cross_entropy(logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none").mean(1)
+
+    else:
+        generator = torch.Generator().manual_seed(3)
+        t_R = sample_times(6, sampler="low_discrepancy", generator=generator)
+        mask_id = loaded.model.config.mask_token_id
+        noisy_RS, masked_RS = corrupt(ids_RS, t_R, mask_id=mask_id, generator=generator)
+
+        def losses() -> torch.Tensor:
+            logits_MV = loaded.model(noisy_RS, logits_to_keep=masked_RS).logits
+            return masked_token_loss(logits_MV, ids_RS, masked_RS, t_R, reduction="row")
+
+    calls: list[None] = []
+    found = edited_losses(loaded, ids_RS, [[], *EDITS.values()], seed=3, batch=4, progress=lambda: calls.append(None))
+    assert len(calls) == 2 * len(found)
+    with torch.no_grad():
+        assert torch.allclose(found[0].losses_R, losses(), atol=1e-5)
+        for edits, one in zip(EDITS.values(), found[1:], strict=True):
+            with intervene(loaded.model, *edits) as log:
+                with log.probing():
+                    losses()
+                expected_R = losses()
+            assert torch.allclose(one.losses_R, expected_R, atol=1e-5)
+            assert (one.losses_R - found[0].losses_R).abs().max() > 1e-4
+            rows = pd.DataFrame(log.table()).groupby("row")
+            known = (
+                rows[["removed", "mass", "realised"]].mean().assign(sinks=rows["sinks"].sum() / rows["chosen"].sum())
+            )
+            names = {"columns": "removed", "held": "mass", "removed": "realised", "sinks": "sinks"}
+            for name, found_R in one.doses_by_row().items():
+                assert np.allclose(found_R, known[names[name]], atol=1e-5, equal_nan=True)
+            assert str(one.dose) == str(log.dose())
+
+
+def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws_by() -> None:
+    arms = [[MaskSinks(k=3, control="random")], [], [MaskSinks(k=1)], [MaskSinks(k=1, control="lowest")]]
     for loaded in (tiny_loaded(1), tiny_llama()):
-        ids_RS, choices = text(), [(3, "random"), (0, "none"), (1, "sinks"), (1, "lowest")]
-        calls: list[None] = []
-        together = hidden_losses(loaded, ids_RS, choices, progress=lambda calls=calls: calls.append(None))
-        assert len(calls) == 4
-        for choice, one in zip(choices, together, strict=True):
-            alone = hidden_losses(loaded, ids_RS, [choice])[0]
+        ids_RS = text()
+        together = edited_losses(loaded, ids_RS, arms)
+        for edits, one in zip(arms, together, strict=True):
+            alone = edited_losses(loaded, ids_RS, [edits])[0]
             assert torch.equal(alone.losses_R, one.losses_R)
-            assert alone.mass == one.mass
-        small = hidden_losses(loaded, ids_RS, choices[1:], batch=2)
-        for one, other in zip(together[1:], small, strict=True):
+            assert torch.equal(alone.doses_by_row()["held"], one.doses_by_row()["held"]) or not edits
+        for one, other in zip(together, edited_losses(loaded, ids_RS, arms, batch=2), strict=True):
             assert torch.allclose(one.losses_R, other.losses_R, rtol=1e-4)
-            assert one.mass == pytest.approx(other.mass, abs=1e-5)
-        assert together[1].mass == 0
-        assert together[2].mass > together[3].mass
+            assert torch.allclose(one.doses_by_row()["held"], other.doses_by_row()["held"], atol=1e-5, equal_nan=True)
+        assert together[1].doses_by_row()["held"].isnan().all()
+        assert (together[2].doses_by_row()["held"] > together[3].doses_by_row()["held"]).all()
 
 
 def made_up(rows: int = 40) -> tuple[dict, dict]:
@@ -110,16 +149,16 @@ def made_up(rows: int = 40) -> tuple[dict, dict]:
     clean = generator.normal(4, 1, rows)
     losses = {(0, "none"): clean}
     for k in (1, 5):
-        losses[k, "sinks"] = clean + generator.normal(0.1 * k, 0.05, rows)
+        losses[k, "top"] = clean + generator.normal(0.1 * k, 0.05, rows)
         losses[k, "random"] = clean + generator.normal(0.01 * k, 0.05, rows)
-    return losses, {choice: 0.1 for choice in losses}
+    return losses, dict.fromkeys(losses, Dose())
 
 
 def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> None:
-    losses, masses = made_up()
-    table = curve_table(losses, masses, HeldoutRows(torch.zeros(40, 10), 1000))
+    losses, doses = made_up()
+    table = curve_table(losses, doses, HeldoutRows(torch.zeros(40, 10), 1000))
     assert table["k"] == [0, 1, 1, 5, 5]
-    assert table["control"] == ["none", "sinks", "random", "sinks", "random"]
+    assert table["control"] == ["none", "top", "random", "top", "random"]
     assert (table["delta"][0], table["delta_low"][0], table["delta_high"][0]) == (0, 0, 0)
     for place, (choice, loss_R) in enumerate(losses.items()):
         assert table["loss"][place] == pytest.approx(loss_R.mean())
@@ -127,7 +166,7 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
         assert table["bits_per_byte"][place] == pytest.approx(loss_R.mean() * 400 / 1000 / math.log(2))
         random_R = losses.get((choice[0], "random"))
         known = {"loss": loss_R, "delta": loss_R - losses[0, "none"]}
-        if choice[1] == "sinks":
+        if choice[1] == "top":
             known["excess"] = loss_R - random_R
         for name, values_R in known.items():
             if choice == (0, "none") and name == "delta":
@@ -142,8 +181,8 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
 
 
 def test_few_rows_have_no_interval() -> None:
-    losses = {(0, "none"): np.full(5, 4.0), (1, "sinks"): np.full(5, 4.5)}
-    table = curve_table(losses, dict.fromkeys(losses, 0.0), HeldoutRows(torch.zeros(5, 10), 30))
+    losses = {(0, "none"): np.full(5, 4.0), (1, "top"): np.full(5, 4.5)}
+    table = curve_table(losses, dict.fromkeys(losses, Dose()), HeldoutRows(torch.zeros(5, 10), 30))
     assert table["delta"] == [0.0, 0.5]
     assert math.isnan(table["delta_low"][1])
 
@@ -153,6 +192,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 10)
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
     settings = CurveSettings(ks=(3, 1), rows=4, length=20, heldout=str(tmp_path / "held.txt"), draws=2, batch=3)
+    settings = replace(settings, edits=("window_attention:radius=4",))
     said: list[str] = []
     path = masking_curve(loaded, tmp_path / "run", settings, progress=said.append)
     run = open_run(path)
@@ -161,13 +201,29 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     assert run.info.settings["ks"] == [0, 1, 3]
     assert said == [f"scoring 4 rows of 20 tokens with {loaded.name}"]
     rows, table = run.table("curve_rows"), run.table("curve")
-    assert len(rows) == 4 * len(table) == 4 * 7
+    arms = ["top", "random", "equal_mass", "matched"]
+    assert table["control"].tolist() == ["none", *arms, *arms, "window_attention:radius=4"]
+    assert len(rows) == 4 * len(table)
     means = rows.groupby(["k", "control"])["loss"].mean()
     for _, cell in table.iterrows():
         assert means[cell["k"], cell["control"]] == pytest.approx(cell["loss"])
+    cells = table.set_index(["k", "control"])
+    assert cells.loc[3, "top"][["columns", "matched"]].tolist() == pytest.approx([3, math.nan], nan_ok=True)
+    assert cells.loc[(0, "none"), ["columns", "held", "removed"]].tolist() == [0, 0, 0]
+    assert cells.loc[0, "window_attention:radius=4"]["removed"] > 0
+    # one draws for every row what holds as much as the other, in the same heads
+    matched, equal = cells.loc[1, "matched"], cells.loc[1, "equal_mass"]
+    assert matched["matched"] == pytest.approx(equal["matched"], abs=1e-6) and 0 < equal["matched"] <= 1
+    assert equal["held"] == pytest.approx(matched["held"], rel=0.1)
+    assert matched["excess"] == pytest.approx(matched["delta"] - equal["delta"])
+    seen = run.table("phenomenon")
+    assert seen["main"].mean() == pytest.approx(
+        cells.loc[1, "top"]["held"], abs=0.05 if family == "diffusion" else 1e-6
+    )
+    assert seen["gu"].between(0, 1).all()
     held = heldout_rows(loaded, tmp_path / "held.txt", rows=4, length=20).ids_RS
-    first = hidden_losses(loaded, held, [(3, "sinks")], batch=3)[0].losses_R.mean().item()
-    loss = float(means[3, "sinks"])
+    first = row_losses(loaded, held, edits=[MaskSinks(k=3)], batch=3).mean().item()
+    loss = float(means[3, "top"])
     # noise changes with the draw; a causal model without random columns has none
     assert loss == pytest.approx(first, rel=1e-6) if family == "autoregressive" else abs(loss - first) > 1e-4
     with pytest.raises(ValueError, match="A run folder is written once"):

@@ -5,7 +5,8 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     answers="Answer write_batch",
-    heldout="HeldoutRows heldout_curve heldout_rows hidden_losses row_losses",
+    distance="Distance output_distances",
+    heldout="EditedLosses HeldoutRows edited_losses heldout_curve heldout_rows row_losses",
     likelihood="exact rolling score",
     prompts="Prompt encode read_prompts",
     settings="LikelihoodSettings Scored",

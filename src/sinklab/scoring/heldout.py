@@ -1,10 +1,10 @@
-"""Masked-token loss on held-out text while sinks, or as many random columns, are hidden from every head."""
+"""The loss of held-out rows while edits change attention: one clean pass serves all that choose by it."""
 
-# R rows, B batch, H query heads, S sequence, M masked positions or columns taken away, V vocabulary
+# R rows, B batch, L layers, H query heads, S sequence, M masked positions, V vocabulary
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,79 +17,137 @@ from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing.call import AttentionCall
-from sinklab.probing.intervention import InterventionLog, intervene
-from sinklab.probing.interventions.base import CallSite
-from sinklab.probing.interventions.keys import KeyScores, choose, seeded_draw
+from sinklab.probing.dose import Dose
+from sinklab.probing.intervention import Intervention, InterventionLog, RemovalRecord, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.interventions.removal import as_flags, restricted
 from sinklab.probing.tap import Listener
+from sinklab.scoring.requests import placed, scoring_edits
+from sinklab.scoring.writing import needs_clean_pass
 
 BATCH = 16
-Choice = tuple[int, str]
-"""k columns and the control of `MaskSinks` that says which; k = 0 hides nothing."""
 
 
 @dataclass(frozen=True)
-class HiddenLosses:
-    """What rows of text cost, and what was hidden."""
+class EditedLosses:
+    """What rows of text cost under some edits, and what these took away."""
 
     losses_R: Tensor
     """Nats per token, float32."""
-    mass: float
-    """Share of attention (0 to 1) that the hidden columns held in the clean pass: mean over rows, layers and heads; 0
-    where nothing was hidden."""
+    removals: tuple[tuple[RemovalRecord, ...], ...]
+    """Of every batch of rows, in order; empty where nothing was edited."""
+
+    @property
+    def dose(self) -> Dose:
+        """What was taken away, over all rows."""
+        return Dose.of(one for batch in self.removals for one in batch)
+
+    def doses_by_row(self) -> dict[str, Tensor]:
+        """What every row lost, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN for nothing."""
+        if not any(self.removals):
+            return dict.fromkeys(("columns", "sinks", "held", "removed"), torch.full_like(self.losses_R, math.nan))
+
+        def of_rows(name: str) -> Tensor:
+            batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
+            return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
+
+        shares = {
+            "sinks": of_rows("sinks") / of_rows("chosen"),
+            "held": of_rows("mass"),
+            "removed": of_rows("realised"),
+        }
+        return {"columns": of_rows("removed"), **shares}
 
 
 @torch.inference_mode()
-def hidden_losses(
+def edited_losses(
     loaded: Loaded,
     ids_RS: Tensor,
-    choices: Sequence[Choice],
+    arms: Sequence[Sequence[Intervention]],
     *,
     seed: int = 0,
     batch: int = BATCH,
     progress: Callable[[], object] | None = None,
-) -> list[HiddenLosses]:
-    """Loss of each row for each choice of columns to hide per row, layer and query head.
+) -> list[EditedLosses]:
+    """Loss of each row under each of some sets of edits; an empty one is the model as it is.
 
     A diffusion model is scored by its bound (arXiv 2601.19657, Eq. 3–4) under noise that depends on the seed alone, an
-    autoregressive one by the mean of its next-token losses (the first token of a row is given). One clean pass over a
-    row finds how much attention its columns receive; then each choice is scored with its columns hidden from all
-    queries. In a causal model a column is hidden from later queries only: its own position still sees it, so no
-    query is left without a key.
+    autoregressive one by the mean of its next-token losses (the first token of a row is given). Edits that choose by
+    attention do so in a clean pass over the same row, one for all arms (`scoring_edits`). In both kinds of model a key
+    is hidden from all queries, its own position too; a query that sees nothing else keeps it (the first of a causal
+    model).
 
     Args:
         loaded: the model.
         ids_RS: rows of text, all of one length.
-        choices: what to hide.
-        seed: of the noise and of the random control, which draws new columns for every batch.
-        batch: rows per forward.
-        progress: called after every scored batch of every choice.
+        arms: sets of edits; those of a set act together.
+        seed: of the noise, and with the number of the row of what random controls draw.
+        batch: rows per forward; it changes results by rounding alone.
+        progress: called after every scored batch of every arm.
 
     Raises:
-        ValueError: for a k that the rows have not enough keys for, and a control that is not known.
+        ValueError: for what is no intervention, one that begins after the first step or does not fit the rows.
     """
-    columns = _Columns(is_causal=loaded.family != "diffusion")
-    losses: list[list[Tensor]] = [[] for _ in choices]
-    masses = [0.0] * len(choices)
-    score = (_bound_of if loaded.family == "diffusion" else _next_token_loss_of)(loaded, ids_RS, seed)
-    # without columns to hide no hook is needed
-    edits = [columns] if any(k for k, _ in choices) else []
+    is_diffusion = loaded.family == "diffusion"
+    wanted = [scoring_edits(edits, is_diffusion=is_diffusion) for edits in arms]
+    score = (_bound_of if is_diffusion else _next_token_loss_of)(loaded, ids_RS, seed)
+    looks = needs_clean_pass(edit for edits in wanted for edit in edits) or not all(wanted)
+    losses: list[list[Tensor]] = [[] for _ in arms]
+    removals: list[list[tuple[RemovalRecord, ...]]] = [[] for _ in arms]
     for start in range(0, len(ids_RS), batch):
-        part = slice(start, start + batch)
-        with intervene(loaded.model, *edits, measure=False) as log:
-            with log.probing():
-                clean_B = score(part)
-            for index, (k, control) in enumerate(choices):
-                if k == 0:
-                    losses[index].append(clean_B)
-                else:
-                    columns.choose(MaskSinks(k=k, source="clean_pass", control=control, seed=seed + start))
-                    losses[index].append(score(part))
-                    masses[index] += columns.mass * len(clean_B) / len(ids_RS)
+        part, turn = slice(start, start + batch), _Turn()
+        places = [(seed, row) for row in range(len(ids_RS))[part]]
+        edits = [_OfArm(edit, arm, turn) for arm, some in enumerate(wanted) for edit in placed(some, places)]
+        with intervene(loaded.model, *edits) as log:
+            if looks:
+                with log.probing():
+                    clean_B = score(part)
+            for turn.arm, some in enumerate(wanted):
+                losses[turn.arm].append(score(part) if some else clean_B)
+                removals[turn.arm].append(tuple(log.removals))
+                log.removals.clear()
                 if progress is not None:
                     progress()
-    return [HiddenLosses(torch.cat(rows), mass) for rows, mass in zip(losses, masses, strict=True)]
+    return [EditedLosses(torch.cat(rows), tuple(gone)) for rows, gone in zip(losses, removals, strict=True)]
+
+
+@dataclass(eq=False)
+class _Turn:
+    """Whose edits act now."""
+
+    arm: int = -1
+
+
+class _OfArm(Listener):
+    """An edit that hears of clean passes, and of the forwards in which it is its arm's turn."""
+
+    def __init__(self, edit: Intervention, arm: int, turn: _Turn) -> None:
+        self.intervention, self.arm, self.turn = edit, arm, turn
+
+    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
+        self.log, self.inner = log, self.intervention.handler(log, forwards_per_step)
+        return self
+
+    @property
+    def _now(self) -> Listener:
+        return self.inner if self.log.is_probing or self.turn.arm == self.arm else _DEAF
+
+    def begin(self) -> None:
+        self._now.begin()
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        return self._now.edit(call)
+
+    def observe(self, call: AttentionCall, out: Tensor) -> None:
+        self._now.observe(call, out)
+
+    def finish(self) -> None:
+        self._now.finish()
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+
+_DEAF = Listener()
 
 
 def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Tensor]:
@@ -119,45 +177,6 @@ def _next_token_loss_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[
         return torch.stack([cross_entropy(row_SV[:-1].float(), ids_S[1:]) for row_SV, ids_S in rows]).cpu()
 
     return score
-
-
-class _Columns(Listener):
-    """An edit that remembers how keys stood in the clean pass and then hides what is chosen from that, again and again.
-
-    What `MaskSinks(source="clean_pass")` hides, without a clean pass for each choice; in a causal model every query
-    still sees its own position.
-    """
-
-    def __init__(self, *, is_causal: bool) -> None:
-        self.is_causal = is_causal
-        self.mass = 0.0
-
-    def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        self.log, self.standings, self.gone = log, dict[str, KeyScores](), dict[str, Tensor]()
-        return self
-
-    def observe(self, call: AttentionCall, out: Tensor) -> None:
-        if self.log.is_probing:
-            heads = list(range(call.query_BHQD.shape[1]))
-            self.standings[call.layer] = KeyScores.of(call, "received", CallSite(heads, self.log.prefix or 0, 0))
-
-    def choose(self, options: MaskSinks) -> None:
-        """Hide these from now on. Raises ValueError where there are too few keys."""
-        draw = seeded_draw(options.seed)
-        masses = []
-        for layer, standing in self.standings.items():
-            choice = choose(options, replace(standing, draw=draw))
-            self.gone[layer] = as_flags(choice.columns_BHM, standing.received_BHS.shape[-1])
-            masses.append(choice.mass_BH.float().mean())
-        self.mass = float(torch.stack(masses).mean())
-
-    def edit(self, call: AttentionCall) -> AttentionCall:
-        if self.log.is_probing:
-            return call
-        keep_BHQS = ~self.gone[call.layer].unsqueeze(2)
-        if self.is_causal:
-            keep_BHQS = keep_BHQS | torch.eye(keep_BHQS.shape[-1], dtype=torch.bool, device=keep_BHQS.device)
-        return restricted(call, keep_BHQS)[0]
 
 
 @dataclass(frozen=True)
@@ -202,17 +221,10 @@ def check_heldout(loaded: Loaded, *, rows: int, length: int, ks: Iterable[int]) 
 
 
 def row_losses(
-    loaded: Loaded, ids_RS: Tensor, *, k: int = 0, control: str = "sinks", seed: int = 0, batch: int = BATCH
+    loaded: Loaded, ids_RS: Tensor, *, edits: Sequence[Intervention] = (), seed: int = 0, batch: int = BATCH
 ) -> Tensor:
-    """The loss of each row in nats per token, under the same noise whatever k and control are; see `hidden_losses`.
-
-    With k > 0 a clean pass over the same noisy text first finds, per row, layer and head, the k columns that receive
-    most attention; the scored pass runs with them (or k random others) hidden from all queries.
-
-    Returns:
-        losses of shape (R,), float32.
-    """
-    return hidden_losses(loaded, ids_RS, [(k, control)], seed=seed, batch=batch)[0].losses_R
+    """Loss of each row, nats per token, (R,) float32, under the same noise whatever the edits; see `edited_losses`."""
+    return edited_losses(loaded, ids_RS, [edits], seed=seed, batch=batch)[0].losses_R
 
 
 def heldout_curve(
@@ -227,7 +239,8 @@ def heldout_curve(
     ``heldout``.
 
     ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the paired difference to k
-    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller). ``bits_per_byte`` is given for k = 0.
+    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller); ``columns``, ``sinks``, ``held`` and
+    ``removed`` say the dose (`Dose`). ``bits_per_byte`` is given for k = 0.
 
     Raises:
         ValueError: if a k is not smaller than the number of keys, or the model is no diffusion model.
@@ -240,16 +253,18 @@ def heldout_curve(
         if next(calls) % batches == 0 and progress is not None:
             progress()
 
-    choices: list[Choice] = [
-        (k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))
-    ]
-    scored = hidden_losses(loaded, text.ids_RS, choices, seed=seed, progress=told)
+    choices = [(k, control) for k in sorted({0, *ks}) for control in (("sinks", "random") if k else ("none",))]
+    arms = [[MaskSinks(k=k, control=control, seed=seed)] if k else [] for k, control in choices]
+    scored = edited_losses(loaded, text.ids_RS, arms, seed=seed, progress=told)
     rows = []
     for (k, control), one in zip(choices, scored, strict=True):
         delta_R = one.losses_R - scored[0].losses_R
         mean = one.losses_R.mean().item()
         row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
         row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
+        row |= {
+            name: value for name, value in one.dose.row().items() if name in ("columns", "sinks", "held", "removed")
+        }
         rows.append(row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan})
     return {name: [row[name] for row in rows] for name in rows[0]}
 

@@ -251,13 +251,16 @@ def check_positions(edits: Sequence[Intervention], lengths: Sequence[int]) -> No
             )
 
 
+def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Intervention]:
+    """The edits over one batch: what its rows draw depends on their places alone, not on the batch."""
+    return [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
+
+
 def edited(
-    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = False
+    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = True
 ) -> AbstractContextManager[InterventionLog | None]:
-    """The edits over one batch; None without any. What rows draw depends on their places alone, not on the batch."""
-    drawn = [_Drawn(edit, tuple(places)) if is_random([edit]) else edit for edit in edits]
-    # to measure what was actually removed costs a pass over the scores
-    return intervene(model, *drawn, measure=measure) if drawn else nullcontext()
+    """The edits over one batch, as `placed` makes them; None without any."""
+    return intervene(model, *placed(edits, places), measure=measure) if edits else nullcontext()
 
 
 @dataclass(frozen=True)
