@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
 import torch
 from test_report_training import made
 
@@ -27,7 +28,7 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
-from sinklab.studies.benchmarks.table1_contrasts import contrasts
+from sinklab.studies.benchmarks.table1_contrasts import contrasts, signed
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_figure,
@@ -155,20 +156,30 @@ def test_keys_are_held_against_others_of_equal_mass_where_enough_heads_have_such
     )
 
 
-def pair(
-    root: Path, lost: tuple[int, int], *, right: int = 90, gu: tuple[float | None, float] = (0.5, 0.5)
-) -> list[str]:
-    for name, family, gone, rate in zip(("a", "b"), ("diffusion", "autoregressive"), lost, gu, strict=True):
+def pair(root: Path, lost: tuple[int, int], right: int = 90, **how: tuple[Any, Any]) -> list[str]:
+    """What is said of a diffusion and an autoregressive model; `how`: their Gu rates and what was removed."""
+    rates, removed = how.get("gu", (0.5, 0.5)), how.get("removed", (0.2, 0.2))
+    sides = zip(("a", "b"), ("diffusion", "autoregressive"), lost, rates, removed, strict=True)
+    for name, family, gone, rate, mass in sides:
         about = {"name": name, "family": family, "gu": rate}
         dosed(root / name / "0", flags(100, right), **about)
-        dosed(root / name / "5", flags(100, right, gone), 5, **about, dose=DOSE)
+        dosed(root / name / "5", flags(100, right, gone), 5, **about, dose=DOSE | {"removed": mass})
     return contrasts(found_in([root]).benchmarks)[1:]
 
 
 def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(tmp_path: Path) -> None:
-    (line, *_) = pair(tmp_path / "0", (10, 60))
-    words = "piqa, both by protocol clean, 5 most attended keys: a loses 10.0 points, b 60.0 (difference −50.0 (−6"
+    line, equal = pair(tmp_path / "0", (10, 60))
+    words = (
+        "piqa, both by protocol clean, 5 most attended keys: they cost a +10.0 points, b +60.0 (difference −50.0 (−6"
+    )
     assert line.startswith(words) and line.endswith("): b loses more")
+    # both lost that at the same dose, whose questions are not paired: Welch's interval
+    words = "piqa, both by protocol clean, at equal removed attention (20.0 %)"
+    assert equal.startswith(f"{words}: it costs a +10.0 points, b +60.0 (difference −50.0 (") and equal.endswith(
+        "): b loses more"
+    )
+    low, high = scipy.stats.ttest_ind([1] * 10 + [0] * 90, [1] * 60 + [0] * 40, equal_var=False).confidence_interval()
+    assert f"({signed(low)} … {signed(high)})" in equal
     assert pair(tmp_path / "1", (10, 10))[0].endswith("): cannot tell")
     none = "piqa, a and b: cannot tell which loses more, by any protocol: "
     assert pair(tmp_path / "2", (10, 60), gu=(0.5, 0.01)) == [
@@ -183,6 +194,9 @@ def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lo
         f"{none}a gets 0.590 with nothing masked, no more than chance and two standard errors"
     ]
     assert pair(tmp_path / "5", (10, 55), right=61)[0].endswith("b loses more")
+    apart = pair(tmp_path / "6", (10, 60), removed=(0.2, 0.1))
+    words = "piqa, both by protocol clean, at equal removed attention: cannot tell"
+    assert apart[1] == f"{words}, no share of it was removed from both"
 
 
 def flags(count: int, right: int, lost: int = 0, gained: int = 0) -> list[int]:

@@ -48,7 +48,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
     edit = MaskSinks(k=2, layers=(0,), counted_by=Excess(0.9))
     settings = replace(SETTINGS, cfg_scale=guided)
     company = [(context, [3]), *REQUESTS]
-    found = score(loaded, company, settings, edits=[edit], measure=True)[0]
+    found = score(loaded, company, settings, edits=[edit])[0]
     mask_id = loaded.model.config.mask_token_id
     read = [[*context, mask_id], [mask_id] * (len(context) + 1)][: 1 + bool(guided)]
     with torch.no_grad(), trace(loaded.model, layers=(0,)) as recording:
@@ -60,7 +60,7 @@ def test_the_dose_of_a_score_is_what_its_keys_received(guided: float) -> None:
     assert dose.columns == 2 and dose.weight == best_BHM.shape[0] * best_BHM.shape[1]
     assert dose.held == dose.removed == pytest.approx(float(best_BHM.sum(-1).mean()) / keys, rel=1e-5)
     assert dose.sinks == float((best_BHM > 1 + 0.9 * (keys - 1) / keys).float().mean())
-    assert math.isnan(score(loaded, company, settings, edits=[edit])[0].dose.removed)
+    assert math.isnan(score(loaded, company, settings, edits=[edit], measure=False)[0].dose.removed)
     assert score(loaded, company[:1], settings)[0].dose == Dose()
     assert rolling(loaded, context, SETTINGS, edits=[edit]).dose.columns == 2
 

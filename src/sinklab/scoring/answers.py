@@ -25,7 +25,7 @@ PLACES = (*STATES, "sink")
 """Where a main sink stands: on a position in one of the states, or on a column that was added to the model."""
 
 
-Totals = Mapping[str, Sequence[float]]
+Totals = Mapping[str, tuple[float, float]]
 """Of a `Dose`, as JSON keeps them."""
 
 

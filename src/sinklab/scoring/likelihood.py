@@ -61,7 +61,7 @@ class Scorer:
     A diffusion model reads noisy copies; an autoregressive one the text without its last token, as nothing follows it.
     """
 
-    measure = False
+    measure = True
     """Whether what edits really take away is measured, at the cost of a pass over queries and keys a layer."""
     taken_BN2: Any = 0
     """What edits took in the last forward."""
@@ -253,7 +253,7 @@ def score(
     groups: Sequence[int] | None = None,
     edits: Sequence[Intervention] = (),
     greedy: bool = False,
-    measure: bool = False,
+    measure: bool = True,
     progress: Callable[[], object] | None = None,
 ) -> list[Scored]:
     """log p(continuation | context) of each request, in nats.
@@ -275,7 +275,7 @@ def score(
             under the same noise. Left out: requests of the same context do.
         edits: interventions, as :func:`scoring_edits` makes them fit for texts that are read once.
         greedy: also find out whether greedy decoding writes the continuation.
-        measure: find out what the edits really take away, too (`Scored.dose`), for a pass over queries and keys each.
+        measure: also find out what the edits really take away (`Scored.dose`), for a pass over queries and keys each.
         progress: called when a request is done.
 
     Raises:
@@ -294,8 +294,7 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        dose = Dose(totals(job.taken_N2)) if edits else None
-        about = (is_written, len(request.continuation), request.dropped, dose)
+        about = (is_written, len(request.continuation), request.dropped, Dose(totals(job.taken_N2)))
         results[request.number] = Scored(logprob, stderr, *about)
         if progress is not None:
             progress()
@@ -318,7 +317,7 @@ def rolling(
     settings: LikelihoodSettings | None = None,
     *,
     edits: Sequence[Intervention] = (),
-    measure: bool = False,
+    measure: bool = True,
     progress: Callable[[], object] | None = None,
 ) -> Scored:
     """The score of a text of any length: the sum over chunks of the model's context.
@@ -337,8 +336,7 @@ def rolling(
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress)
-    stderr = math.sqrt(sum(part.stderr**2 for part in parts))
-    dose = Dose.pooled(part.dose for part in parts if part.dose) if edits else None
+    stderr, dose = math.sqrt(sum(part.stderr**2 for part in parts)), Dose.pooled(part.dose for part in parts)
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 

@@ -257,10 +257,9 @@ def placed(edits: Sequence[Intervention], places: Sequence[Place]) -> list[Inter
 
 
 def edited(
-    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = False
+    model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = True
 ) -> AbstractContextManager[InterventionLog | None]:
     """The edits over one batch, as `placed` makes them; None without any."""
-    # to measure what was actually removed costs a pass over the scores
     return intervene(model, *placed(edits, places), measure=measure) if edits else nullcontext()
 
 

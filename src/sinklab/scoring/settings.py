@@ -1,15 +1,10 @@
 """How a continuation is scored, and what comes out: plain values, no models."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from sinklab.errors import Checked, limited
-
-if TYPE_CHECKING:
-    from sinklab.probing.dose import Dose
+from sinklab.probing.dose import Dose
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")
@@ -52,5 +47,5 @@ class Scored:
     """Tokens of the continuation."""
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
-    dose: Dose | None = None
-    """What edits took away while it was scored; what was really removed where that was measured. None without edits."""
+    dose: Dose = field(default_factory=Dose)
+    """What edits took away while it was scored; what was really removed where that was measured."""

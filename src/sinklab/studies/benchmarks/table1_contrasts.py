@@ -4,8 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
+import numpy as np
 import pandas as pd
 
+from sinklab.analysis.doses import Doses, at_equal_mass
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.reports.runs import labels
 from sinklab.studies.base import hidden_words
@@ -73,7 +75,7 @@ def contrasts(listed: Sequence[Benchmark]) -> list[str]:
         models = {name: cells_of(task, name, group) for name, group in by_model(listed).items()}
         masked = [one for cells in models.values() for one in cells.values() if one.k]
         if any(one.is_likelihood(task) for one in masked):
-            said.append(f"{_titled(task)}: likelihoods have no step before: a clean pass over each text chooses")
+            said.append(f"{titled(task)}: likelihoods have no step before: a clean pass over each text chooses")
         models = {name: cells for name, cells in models.items() if PLAIN in cells}
         for name, cells in models.items():
             said += _against_equal_mass(task, name, cells)
@@ -100,7 +102,7 @@ def _against_equal_mass(task: str, model: str, cells: Cells) -> Iterator[str]:
         dose = cells[protocol, control, k].dose(task)
         share = math.nan if dose is None else dose.matched
         keys = hidden_words("sinks", protocol)
-        what = f"{_titled(task)}, {model}, protocol {protocol}, {k} {keys} against other keys of equal mass"
+        what = f"{titled(task)}, {model}, protocol {protocol}, {k} {keys} against other keys of equal mass"
         # NaN where nothing was hidden
         if not share >= MATCHED:
             some = "no head had" if math.isnan(share) else f"{100 * share:.0f} % of heads have"
@@ -119,18 +121,34 @@ def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> Ite
     shared = [key for key in cells if key in others and key[1] == "sinks" and key[2]]
     for model, plain in ((name, cells[PLAIN]), (name_of_other, others[PLAIN])):
         if shared and (reason := _no_sinks(task, model, plain) or _too_low(task, model, plain)):
-            both = f"{_titled(task)}, {name} and {name_of_other}"
+            both = f"{titled(task)}, {name} and {name_of_other}"
             yield f"{both}: cannot tell which loses more, by any protocol: {reason}"
             return
-    for protocol, _, k in shared:
-        costs = [_costs(task, part, (protocol, "sinks", k)) for part in (cells, others)]
-        apart = mean_over((costs[0] - costs[1]).dropna())
-        more = {True: f"{name} loses more", False: f"{name_of_other} loses more", None: "cannot tell"}[apart.above()]
-        yield (
-            f"{_titled(task)}, both by protocol {protocol}, {k} {hidden_words('sinks', protocol)}: {name} loses "
-            f"{100 * costs[0].mean():.1f} points, {name_of_other} {100 * costs[1].mean():.1f} (difference "
-            f"{points(apart)}): {more}"
-        )
+    more = {True: f"{name} loses more", False: f"{name_of_other} loses more", None: "cannot tell"}
+    for protocol in dict.fromkeys(protocol for protocol, _, _ in shared):
+        how, ks = f"{titled(task)}, both by protocol {protocol}", [key[2] for key in shared if key[0] == protocol]
+        for k in sorted(ks):
+            costs = [_costs(task, part, (protocol, "sinks", k)) for part in (cells, others)]
+            apart = mean_over((costs[0] - costs[1]).dropna())
+            keys = f"{k} {hidden_words('sinks', protocol)}"
+            lost = f"they cost {name} {signed(costs[0].mean())} points, {name_of_other} {signed(costs[1].mean())}"
+            yield f"{how}, {keys}: {lost} (difference {points(apart)}): {more[apart.above()]}"
+        found = at_equal_mass(*(_doses(task, part, protocol) for part in (cells, others)))
+        if math.isnan(found.mass):
+            yield f"{how}, at equal removed attention: cannot tell, no share of it was removed from both"
+        else:
+            lost = f"it costs {name} {signed(found.one.value)} points, {name_of_other} {signed(found.other.value)}"
+            verdict = f"{lost} (difference {points(found.difference)}): {more[found.difference.above()]}"
+            yield f"{how}, at equal removed attention ({100 * found.mass:.1f} %): {verdict}"
+
+
+def _doses(task: str, cells: Cells, protocol: str) -> Doses:
+    """What each number of keys took and cost by a protocol, where what was removed is known."""
+    doses = {key: one.dose(task) for key, one in cells.items() if key[:2] == (protocol, "sinks")}
+    found = {key: dose.removed for key, dose in doses.items() if dose is not None}
+    known = [key for key, mass in found.items() if not math.isnan(mass)]
+    costs = pd.DataFrame({key[2]: _costs(task, cells, key) for key in known}).dropna()
+    return Doses(np.array([found[key] for key in known]), costs.to_numpy(float).reshape(len(costs), len(known)))
 
 
 def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
@@ -165,5 +183,6 @@ def signed(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
 
 
-def _titled(task: str) -> str:
+def titled(task: str) -> str:
+    """What the paper calls it, where it has it."""
     return paper.TITLES.get(task, task)

@@ -28,6 +28,7 @@ from sinklab.studies.benchmarks.table1_contrasts import (
     floor_of,
     signed,
     tasks_of,
+    titled,
 )
 from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
 
@@ -47,7 +48,7 @@ def table1_figure(numbers: pd.DataFrame, *, theme: str = "light") -> Figure:
         figure = Figure(figsize=(4.2 * max(len(tasks), 1.3), 3.4), layout="constrained")
         for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
             _panel(axes, numbers[numbers["task"] == task], look, names)
-            axes.set_title(_titled(task))
+            axes.set_title(titled(task))
             handles, labels = axes.get_legend_handles_labels()
             entries |= dict(zip(labels, handles, strict=True))
         figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(tasks) + 1, 3))
@@ -156,10 +157,6 @@ def _published(task: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _titled(task: object) -> str:
-    return paper.TITLES.get(str(task), str(task))
-
-
 def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: a row per model and control, the paper's below those measured, a column per number
     of keys and protocol, each score with its dose.
@@ -178,7 +175,7 @@ def table1_text(numbers: pd.DataFrame) -> pd.DataFrame:
             by = {headings[int(cell["k"]), cell["protocol"]]: cell for _, cell in cells.iterrows()}
             name = model if control == "sinks" else f"{model}, {hidden_words(control, '')}"
             shown = {heading: _cell(by.get(heading)) for heading in headings.values()}
-            of_row = {"task": _titled(task), "model": name, "source": source}
+            of_row = {"task": titled(task), "model": name, "source": source}
             rows.append(of_row | shown | {VERDICT: _lost(by)})
     return pd.DataFrame(rows)
 
@@ -219,16 +216,16 @@ def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list
         if cell["verdict"] not in ("–", "floor"):
             relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
             notes.append(
-                f"{_titled(cell['task'])}, {cell['model']}, protocol {cell['protocol']}, {cell['k']} "
+                f"{titled(cell['task'])}, {cell['model']}, protocol {cell['protocol']}, {cell['k']} "
                 f"{hidden_words(cell['control'], cell['protocol'])}: "
                 f"{signed(-cell['drop'])} points ({signed(-cell['drop_high'])} … {signed(-cell['drop_low'])})"
                 f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
             )
     for (task, model), cells in measured.groupby(["task", "model"], sort=False):
         if (share := cells["no_answer"].max()) > 0:
-            notes.append(f"{_titled(task)}, {model}: no answer found in up to {share:.0%} of a cell")
+            notes.append(f"{titled(task)}, {model}: no answer found in up to {share:.0%} of a cell")
         if (cells["verdict"] == "floor").any():
-            notes.append(f"{_titled(task)}, {model}: too little is right with nothing masked for a loss to be told")
+            notes.append(f"{titled(task)}, {model}: too little is right with nothing masked for a loss to be told")
     return notes + [f"not finished, so left out: {path}" for path in unfinished]
 
 
