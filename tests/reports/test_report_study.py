@@ -6,6 +6,7 @@ import pytest
 
 from sinklab.records import RunWriter, open_run
 from sinklab.reports import NotRecorded, as_studies, report
+from sinklab.reports.build import judged
 from sinklab.reports.sentences import told
 from sinklab.sinks import Excess, Top
 
@@ -429,6 +430,16 @@ def test_verdicts_follow_the_tables(make_study):
     before = make_study("before").table("heldout").drop(columns="losses")
     rowless = one(make_study("rowless", leave_out=("heldout",), whole={"heldout": before})).verdicts[1]
     assert rowless.holds is None and rowless.sentence.startswith("The run kept no losses of single rows")
+
+
+def test_a_page_of_two_runs_is_corrected_as_one(make_study):
+    runs = [one(make_study(name, sinks=0.5, samples=7)) for name in ("a", "b")]
+    # three statements a run: seven samples that agree are p = 0.016, which stands among three, not among six
+    alone = [holds for _, holds, _ in judged(runs[:1])]
+    together = judged(runs)
+    assert alone == [False, False, None, False]
+    assert [holds for _, holds, _ in together] == [None, False, None, None] * 2
+    assert "p = 0.016, which cannot tell among the 6 statements" in together[0][2]
 
 
 def test_damaged_studies_are_refused_by_name(make_study, tmp_path):

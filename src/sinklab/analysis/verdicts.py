@@ -66,7 +66,7 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
     verdict = partial(Verdict, "sinks only at the start", threshold=threshold)
     count_SP = count.sum(tuple(range(1, count.ndim - 1)))
     share_S = ratio(count_SP[:, :first].sum(1), count_SP.sum(1))
-    found, p = median_over(share_S), median_p(share_S, threshold)
+    found = median_over(share_S)
     if not found.samples:
         return verdict(holds=None, value=math.nan, sentence="There is no sink, so none sits at the start.")
     chance = min(first, count.shape[-1]) / count.shape[-1]
@@ -74,10 +74,11 @@ def start_only(events: Any, *, first: int = 4, threshold: float = 0.9) -> Verdic
         f"{_percent(found.value)} of the sinks in the text are at the first {first} positions "
         f"({_over_samples(found)}; an even spread: {_percent(chance)})"
     )
-    holds, words = _against(found, threshold, "only at the start", "not only at the start")
     if chance > threshold:
-        holds, words, p = None, "the sequence is too short to tell", math.nan
-    return verdict(holds=holds, value=found.value, sentence=f"{where}: {words}.", estimate=found, p=p)
+        where = f"{where}: the sequence is too short to tell."
+        return verdict(holds=None, value=found.value, sentence=where, estimate=found)
+    words = "only at the start", "not only at the start"
+    return _judged(verdict, found, median_p(share_S, threshold), where, words)
 
 
 def masking_cost(plain: Any, masked: Any, *, measure: str = "loss", threshold: float = 0.05) -> Verdict:
@@ -106,12 +107,10 @@ def masking_cost(plain: Any, masked: Any, *, measure: str = "loss", threshold: f
     # each sample's part in the ratio of two means
     cost_S = value + (worse_S - value * before_S) / base
     found = replace(mean_over(cost_S), value=value, samples=samples)
-    limit = f"the limit of {_percent(threshold)}"
     change = f"{_percent(abs(value))} {'worse' if value > 0 else 'better'}" if value else "unchanged"
     numbers = f"{measure} goes from {base:.4g} to {changed:.4g}, {change} ({_over_samples(found, 'mean')})"
-    holds, words = _against(found, threshold, f"over {limit}", f"within {limit}")
-    sentence, p = f"With the sinks masked the {numbers}: {words}.", mean_p(cost_S, threshold)
-    return verdict(holds=holds, value=value, sentence=sentence, estimate=found, p=p)
+    words = f"over the limit of {_percent(threshold)}", f"within the limit of {_percent(threshold)}"
+    return _judged(verdict, found, mean_p(cost_S, threshold), f"With the sinks masked the {numbers}", words)
 
 
 def recovery(sink: Any, control: Any, *, held: tuple[float, float] | None = None, threshold: float = 0.1) -> Verdict:
@@ -135,15 +134,15 @@ def recovery(sink: Any, control: Any, *, held: tuple[float, float] | None = None
             "No sample had both a sink and an equally long stretch with few to hide, so recovery cannot be judged."
         )
         return verdict(holds=None, value=math.nan, sentence=unknown)
-    found, p = mean_over(sink_S - control_S), mean_p(sink_S - control_S, threshold)
+    found = mean_over(sink_S - control_S)
     shares = [f" ({_percent(one)} of attention)" for one in held] if held else ["", ""]
     sentence = (
         f"With the stretch around its main sink{shares[0]} hidden, the model finds each token that it writes uncut "
         f"{sink_S.mean():.3g} nats less likely, with one where few heads have a sink{shares[1]} {control_S.mean():.3g} "
         f"(difference {found.value:.3g}, {_over_samples(found, 'mean', _nats)})"
     )
-    holds, words = _against(found, threshold, "it does not recover", "it recovers", _nats)
-    return verdict(holds=holds, value=found.value, sentence=f"{sentence}: {words}.", estimate=found, p=p)
+    words = "it does not recover", "it recovers"
+    return _judged(verdict, found, mean_p(sink_S - control_S, threshold), sentence, words, _nats)
 
 
 def _paired(what: str, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -197,13 +196,12 @@ def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) 
     filtered: (sample,) share that each sample's ``EpsilonCurve`` leaves out. Judged by the typical sample (median).
     """
     found = median_over(filtered)
-    verdict = partial(Verdict, "96 % filtered", value=found.value, threshold=threshold, signature=False)
+    verdict = partial(Verdict, "96 % filtered", threshold=threshold, signature=False)
     if not found.samples:
-        return verdict(holds=None, sentence="No attention was recorded, so nothing was filtered.")
-    holds, words = _against(found, threshold, f"at least {_percent(threshold)}", f"fewer than {_percent(threshold)}")
+        return verdict(holds=None, value=math.nan, sentence="No attention was recorded, so nothing was filtered.")
     shares = f"Epsilon {epsilon:g} leaves out {_percent(found.value)} of the tokens ({_over_samples(found)})"
-    p = median_p(filtered, threshold)
-    return verdict(holds=holds, sentence=f"{shares}: {words}.", estimate=found, p=p)
+    words = f"at least {_percent(threshold)}", f"fewer than {_percent(threshold)}"
+    return _judged(verdict, found, median_p(filtered, threshold), shares, words)
 
 
 def _percent(share: float) -> str:
@@ -227,12 +225,20 @@ def _over_samples(found: Estimate, centre: str = "median", shown: Callable[[floa
     )
 
 
-def _against(
-    found: Estimate, threshold: float, above: str, below: str, shown: Callable[[float], str] = _percent
-) -> tuple[bool | None, str]:
-    """Whether it is above the threshold, and the words for it; where that cannot be told, what could have been."""
-    if not found.is_interval:
-        return None, f"too few samples to tell (at least {FEWEST})"
+def _judged(
+    verdict: partial[Verdict],
+    found: Estimate,
+    p: float,
+    numbers: str,
+    words: tuple[str, str],
+    shown: Callable[[float], str] = _percent,
+) -> Verdict:
+    """Numbers, and the words for above or below the threshold; where that cannot be told, what could have been."""
+    threshold = verdict.keywords["threshold"]
     holds = found.above(threshold)
-    unknown = f"cannot tell on which side of {shown(threshold)} (could have seen ±{shown(found.reach)})"
-    return holds, unknown if holds is None else above if holds else below
+    said = words[0] if holds else words[1]
+    if not found.is_interval:
+        said = f"too few samples to tell (at least {FEWEST})"
+    elif holds is None:
+        said = f"cannot tell on which side of {shown(threshold)} (could have seen ±{shown(found.reach)})"
+    return verdict(holds=holds, value=found.value, sentence=f"{numbers}: {said}.", estimate=found, p=p)
