@@ -136,10 +136,37 @@ class Bare(torch.nn.Module):
 
 def test_a_model_without_decoder_layers_is_refused() -> None:
     model, x = Bare(), torch.randn(1, 2, 4, 8)
-    with pytest.raises(ValueError, match=r"leave the decoder layers.* 0 of 1"), trace(model, ("massive_activations",)):
+    with (
+        pytest.raises(ValueError, match=r"massive_activations needs .*the model attends outside"),
+        trace(model, ("massive_activations",)),
+    ):
         model(x)
-    with pytest.raises(ValueError, match=r"attends outside of one"), intervene(model, ClipChannel(channels=0)):
+    with (
+        pytest.raises(ValueError, match=r"clip_channel needs .*attends outside of one: leave"),
+        intervene(model, ClipChannel(channels=0)),
+    ):
         model(x)
+
+
+class Flat(torch.nn.Module):
+    """Gives its states without an axis of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Bare()])
+
+    def forward(self, x_BHSD):
+        return self.layers[0](x_BHSD)
+
+
+def test_a_layer_that_gives_no_states_is_refused() -> None:
+    model, x = Flat(), torch.randn(1, 2, 4, 8)
+    with trace(model) as recording:
+        model(x)
+    assert recording.layers == ["layers.0"]
+    for watch in (trace(model, ("massive_activations",)), intervene(model, ClipChannel(channels=0))):
+        with pytest.raises(ValueError, match=r"but that of layers.0 gives no tensor \(batch"), watch:
+            model(x)
 
 
 EDITS = {

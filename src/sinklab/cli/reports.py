@@ -120,7 +120,7 @@ def report(
         raise ValueError("report needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = [open_run(run) for run in runs]
-    print(f"report: {build(opened, out, rule=rule, received=sink_input, figures=figures, tables=tables)}")
+    print(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
 
 
 def compare(

@@ -48,11 +48,6 @@ class LayerStack:
                 self._store = None
         self._parts.append(value)
 
-    @property
-    def count(self) -> int:
-        """Layers so far."""
-        return len(self._parts)
-
     def stacked(self, rows: list[int]) -> Tensor:
         """These layers along their axis, on the CPU."""
         if self._store is not None:
@@ -97,17 +92,6 @@ class Frame:
     prefix: int = 0
     length: int = 0
     """Canvas positions, padding included."""
-
-    def check_states(self, statistics: Mapping[str, Statistic]) -> None:
-        """Raises ValueError where hidden states were to be read and a layer gave none."""
-        for label, one in statistics.items():
-            found = self.parts[label].count if label in self.parts else 0
-            if one.of_states and found != len(self.indices):
-                raise ValueError(
-                    f"{label} reads the hidden states (batch, position, channel) that leave the decoder layers, the "
-                    f"items of an nn.ModuleList, but {found} of {len(self.indices)} attention calls were made in one: "
-                    "leave it out for this model"
-                )
 
     def close(self, measured: list[int]) -> None:
         """Keep these layers, of what was measured on suspicion as well; stack them and leave the device.

@@ -24,6 +24,8 @@ class Listener:
 
     tap: Tap
     """What it listens to; there once it is `tapped`."""
+    of_states = ""
+    """What needs hidden states here, as errors name it; empty where nothing does."""
 
     def begin(self) -> None:
         """A forward begins."""
@@ -133,7 +135,7 @@ class Tap(TorchFunctionMode):
         """Show the listeners what a decoder layer gives, the first of a tuple; None when it stays as it is."""
         states_BQD = output[0] if isinstance(output, tuple) else output
         if not isinstance(states_BQD, Tensor) or states_BQD.dim() != 3:
-            return None
+            return self._lacks_states(f"that of {calls[0]} gives no tensor (batch, position, channel)")
         edited_BQD = states_BQD
         for listener in self.listeners:
             edited_BQD = listener.edit_states(calls, edited_BQD)
@@ -143,7 +145,14 @@ class Tap(TorchFunctionMode):
             return None
         return (edited_BQD, *output[1:]) if isinstance(output, tuple) else edited_BQD
 
-    def decoder_layer(self) -> str | None:
+    def _lacks_states(self, fact: str) -> None:
+        for needed_by in filter(None, (listener.of_states for listener in self.listeners)):
+            raise ValueError(
+                f"{needed_by} needs the hidden states that decoder layers give, the items of an nn.ModuleList, but "
+                f"{fact}: leave it out for this model"
+            )
+
+    def _decoder_layer(self) -> str | None:
         """Path of the decoder layer that runs now: the innermost module that is an item of an `nn.ModuleList`."""
         parents = ((path, self._modules.get(path.rpartition(".")[0])) for path in reversed(self._stack) if path)
         return next((path for path, parent in parents if isinstance(parent, nn.ModuleList)), None)
@@ -185,8 +194,11 @@ class Tap(TorchFunctionMode):
         layer = path if replay else self._name(path)
         given = dict(zip(NAMES, args, strict=False)) | kwargs
         edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
-        if holder := self.decoder_layer():
+        if holder := self._decoder_layer():
             self._inside.setdefault(holder, []).append(layer)
+        elif not replay:
+            # checkpointing may replay what is inside a layer alone
+            self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
         out = func(*args, **kwargs) if edited is call else edited.run(func)

@@ -294,7 +294,7 @@ def report(
     out: str | Path,
     *,
     rule: Rule | None = None,
-    received: str | None = None,
+    received: str = "",
     figures: Sequence[str] = ("png", "svg"),
     tables: Sequence[str] = ("parquet", "csv", "md"),
     megabytes: float = 3.0,
@@ -309,9 +309,9 @@ def report(
         runs: run folders that were opened, of one kind.
         out: folder, made where it is not there.
         rule: what counts as a sink in studies; None for `sinklab.sinks.rules.DEFAULT`.
-        received: what the rule reads: "received" (None), from all queries, or "received_from_masked", where the runs
-            recorded it: from the masked queries, which decide the tokens. Steps with fewer than 8 of them count as if
-            they had not been recorded.
+        received: what the rule reads: "received" (where it is empty), from all queries, or "received_from_masked", if
+            the runs recorded it: from the masked queries, which decide the tokens. Steps with fewer than 8 of them
+            count as if they had not been recorded.
         figures: formats of the static ones in the folder of this name; empty writes none.
         tables: the same for tables.
         megabytes: how large the part of each study on the page may be. A larger page holds more samples, and more keys

@@ -19,12 +19,7 @@ READERS: dict[str, type[Reader]] = {"study": Study, "training": Training}
 
 
 def as_shown(
-    sources: Runs,
-    kind: str | None = None,
-    *,
-    rule: Rule | None = None,
-    received: str | None = None,
-    any_kind: bool = False,
+    sources: Runs, kind: str | None = None, *, rule: Rule | None = None, received: str = "", any_kind: bool = False
 ) -> list[Any]:
     """Several runs of one kind with labels that tell them apart: the model's name, and the folder where names repeat.
 
@@ -32,7 +27,7 @@ def as_shown(
         sources: runs, or readers of runs, which stay as they are.
         kind: what they must be; None for studies or training runs, whichever they are.
         rule: what counts as a sink in studies; None for the default.
-        received: what the rule reads, "received" (None) or "received_from_masked".
+        received: what the rule reads, "received" (where it is empty) or "received_from_masked".
         any_kind: runs of a kind that has no page are let through too.
 
     Raises:
@@ -60,7 +55,7 @@ def as_shown(
     names = labels(runs)
     alike = repeats(runs, names) if expected == "training" else names
     reader: Any = READERS.get(expected, Reader)
-    settings = {name: given for name, given in (("rule", rule), ("received", received)) if given is not None}
+    settings = {name: given for name, given in (("rule", rule), ("received", received)) if given}
     if settings and reader is not Study:
         raise ValueError(f"a rule is for runs of kind 'study': what {runs[0].path} calls a sink was decided as it ran")
     return [

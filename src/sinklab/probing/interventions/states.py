@@ -92,6 +92,7 @@ class StateHandler(InterventionHandler):
     def __init__(self, options: ClipChannel, log: InterventionLog, forwards_per_step: int) -> None:
         self.records: list[StateRecord] = []
         super().__init__(options, log, forwards_per_step)
+        self.of_states = self.label
 
     def discard(self) -> None:
         super().discard()
@@ -101,14 +102,6 @@ class StateHandler(InterventionHandler):
         """Layer number -> what was done in this forward."""
 
     def apply(self, call: AttentionCall, site: CallSite) -> tuple[AttentionCall, Effect | None]:
-        if self.tap.decoder_layer() is None:
-            # Checkpointing may replay what is inside a layer, without the layer: what it gives is edited already.
-            if not self.is_open:
-                return call, None
-            raise ValueError(
-                f"{self.label} edits what decoder layers give, the items of an nn.ModuleList, but {call.layer} attends "
-                "outside of one: name layers that are in one"
-            )
         self.real_BQ[call.layer] = call.visibility.real_BQ
         return call, None
 
@@ -135,11 +128,6 @@ class StateHandler(InterventionHandler):
             greatest = (part_BQC.abs().amax((1, 2)) for part_BQC in (before_BQC, after_BQC))
             self.done[self.log.layers[named[0]]] = (*greatest, changed_B)
         return edited_BQD
-
-    def why_idle(self) -> tuple[str, str]:
-        if self.real_BQ:
-            return "its layers gave no hidden states (batch, position, channel)", "name layers that do"
-        return super().why_idle()
 
     def finish(self) -> None:
         for layer, parts in self.done.items():

@@ -133,8 +133,8 @@ class Recorder:
         for name, axes in self._axes.items():
             if name in (main, "received_by_state") or name not in self._wanted:
                 continue
-            if columns := self._kinds[name].columns:
-                self._of_table(name, columns, _first(recording, name, row), step, moment.state_S)
+            if self._kinds[name].columns:
+                self._of_table(name, _first(recording, name, row), step, moment.state_S)
                 continue
             step[name] = _first(recording, name, row)
             if "position" in axes:
@@ -180,10 +180,9 @@ class Recorder:
             rows |= {name: values_LK[:, -len(state_S) :][:, here_S].mean(1) for name, values_LK in per_key.items()}
             self._tables["states"].append(pd.DataFrame(rows))
 
-    def _of_table(
-        self, name: str, columns: tuple[str, ...], values: np.ndarray, step: dict[str, Any], state_S: np.ndarray
-    ) -> None:
+    def _of_table(self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray) -> None:
         """A row per layer and what stands on the axes between; of positions, their state and whether they are sinks."""
+        columns = self._kinds[name].columns
         places = np.indices(values.shape[:-1]).reshape(values.ndim - 1, -1)
         rows = pd.DataFrame(dict(zip(self._axes[name], places, strict=False)))
         rows = rows.assign(**dict(zip(columns, values.reshape(-1, len(columns)).T, strict=True)))

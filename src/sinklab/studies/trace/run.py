@@ -13,7 +13,7 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.checkpoints.tokens import special_roles
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
-from sinklab.probing.interventions.states import StateRecord, state_records
+from sinklab.probing.interventions.states import state_records
 from sinklab.probing.statistics import STATES
 from sinklab.records.reading import Run
 from sinklab.records.writing import RunWriter
@@ -65,10 +65,8 @@ def write_sample(
     run.table("steps", _steps(moments, recorder.queries, sample), part=sample)
     for name, table in recorder.tables(sample).items():
         run.table(name, table, part=sample)
-    if records := state_records(log):
-        run.table(
-            "clipped", {"sample": [sample] * len(records), **columns_of(map(StateRecord._asdict, records))}, sample
-        )
+    if clipped := [{"sample": sample, **record._asdict()} for record in state_records(log)]:
+        run.table("clipped", columns_of(clipped), part=sample)
     if task.edits:
         removals = log.table(keys=True)
         run.table("removals", {"sample": np.full(len(removals["forward"]), sample), **removals}, part=sample)

@@ -255,7 +255,8 @@ class Mask(Trace):
 study = Trace()
 """Trace a model while it writes, score it with its sinks hidden, and keep everything: one part per sample.
 
-Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``generations`` (``removals`` under edits,
+Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (what masked, committed and prompt
+positions receive, and their norms), ``massive_activations``, ``generations`` (``removals`` and ``clipped`` under edits,
 ``truncation``, ``truncated`` and ``recovery`` with ``truncate``), and ``heldout`` for diffusion models. Under
 ``accelerate launch`` the samples are sharded over the processes and their folders merged at the end.
 
