@@ -200,10 +200,8 @@ def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) 
         edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
         edits = scoring_edits(edits, is_diffusion=is_diffusion) if is_likelihood else edits
         protocol = "" if settings.mask_sinks is None else settings.protocol
-        row: dict[str, Any] = {
-            "task": task,
-            "protocol": "clean" if is_likelihood and protocol not in ("", "rule") else protocol,
-        }
+        protocol = "clean" if is_likelihood and protocol not in ("", "rule") else protocol
+        row: dict[str, Any] = {"task": task, "protocol": protocol}
         row |= {"edits": " ".join(map(interventions.as_text, edits)), **Dose.pooled(dose for _, dose in doses).row()}
         measured = {document for document, dose in doses if not math.isnan(dose.removed)}
         counts = {"documents": len({document for document, _ in doses}), "measured": len(measured)}
