@@ -294,8 +294,8 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        about = (is_written, len(request.continuation), request.dropped, Dose(totals(job.taken_N2)))
-        results[request.number] = Scored(logprob, stderr, *about)
+        tokens, dose = len(request.continuation), Dose(totals(job.taken_N2)) if edits else None
+        results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
             progress()
     return [results[number] for number in range(len(todo))]
@@ -336,7 +336,8 @@ def rolling(
     # chunks of one text must not share their noise: their errors would add up
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(loaded, chunks, settings, groups=groups, edits=edits, measure=measure, progress=progress)
-    stderr, dose = math.sqrt(sum(part.stderr**2 for part in parts)), Dose.pooled(part.dose for part in parts)
+    stderr = math.sqrt(sum(part.stderr**2 for part in parts))
+    dose = Dose.pooled(part.dose for part in parts if part.dose) if edits else None
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 

@@ -198,7 +198,7 @@ def scored(model: Any, asked: Sequence[Continuation]) -> Iterator[Part]:
 
 def _answer(result: Scored, sinks: list[dict[str, Any]]) -> dict[str, Any]:
     about = {"logprob": result.logprob, "stderr": result.stderr, "greedy": result.greedy, "tokens": result.tokens}
-    return about | {"cut": result.dropped, "sinks": sinks, "dose": result.dose.totals}
+    return about | {"cut": result.dropped, "sinks": sinks, "dose": result.dose.totals if result.dose else {}}
 
 
 def _watched(model: Any, context: int, run: Any) -> tuple[Any, list[dict[str, Any]]]:
