@@ -77,7 +77,7 @@ def test_the_page_prints_the_numbers_of_the_runs(pair, tmp_path):
     assert "In sink, the added sink receives 50.0 % of the attention on average" in content
     assert "the greatest text position of a head receives 30.0 % of the attention" in content
     assert "receives less with the added sink than without: 10.0 % against 30.0 %" in content
-    assert "value vectors of the added sink are 0.250 long on average, those of text 2.00" in content
+    assert "value vectors of the added sink are 0.250 long on average, those of visible text 2.00" in content
     assert "In plain, the main sink of a head (whatever receives most) changes place at 100.0 % of steps." in content
     assert (
         "In sink, the main sink of a head (whatever receives most) "
@@ -133,11 +133,11 @@ def test_other_data_other_sentences(make_study, tmp_path):
     assert "In sink, the 2 added sinks receive 25.0 % of the attention on average" in content
     # The sink token lowers nothing here, and the page says so.
     assert "receives more with the added sink than without: 40.0 % against 10.0 %" in content
-    assert "value vectors of the added sink are 3.00 long on average, those of text 2.00" in content
+    assert "value vectors of the added sink are 3.00 long on average, those of visible text 2.00" in content
     assert "shorter in 0 of 2 layers" in content
     # 0.1 * 24 = 2.4 is below 1 + 3 * 23/24.
     assert "In plain, no position in any layer, head or step exceeds the sink rule" in content
-    assert "No text position of plain is a sink" in content and "plain has no sink events" in content
+    assert "No visible text position of plain is a sink" in content and "plain has no sink events" in content
     assert "changes the loss of sink by −0.500" in content
     assert "they matter less than random columns at equal number, not at equal attention" in content
     assert "the loss of plain by 0 ± 0.0040 nats" in content
