@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sinklab.checkpoints.loading import load
     from sinklab.models.config import DiffusionLMConfig
     from sinklab.models.diffusion_lm import DiffusionLM
     from sinklab.probing.intervention import intervene
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from sinklab.reports.build import report
     from sinklab.sampling.canvas import Canvas
     from sinklab.sampling.loop import denoise
+    from sinklab.short_road import load
     from sinklab.sinks.rules import Excess, find_sinks
 
 __version__ = "0.2.0.dev0"
@@ -46,7 +46,7 @@ _HOME = {
     "denoise": "sampling",
     "find_sinks": "sinks",
     "intervene": "probing",
-    "load": "checkpoints",
+    "load": "short_road",
     "open_run": "records",
     "report": "reports",
     "trace": "probing",

@@ -1,0 +1,115 @@
+"""What an edit costs, against how much attention it took: maps over heads, and models at the same removed mass."""
+
+# R rows of text, C cells of a map (layers or heads), K doses
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy  # its modules load where they are first used
+
+from sinklab.analysis.estimates import FEWEST, LEVEL, Estimate, jackknife, mean_interval, mean_over
+
+FEWEST_CELLS = 10
+
+
+def told_apart(deltas_RC: np.ndarray) -> np.ndarray:
+    """Which cells of a map differ from zero, (C,) of 1 (above), −1 (below) and 0: cannot tell.
+
+    The t-tests of all cells together, at a false discovery rate of 5 % (Benjamini and Hochberg 1995; on rows that the
+    cells share, it holds under positive dependence too), and the cell's own interval (`mean_over`) must leave out 0.
+    With fewer than 6 rows nothing can be told.
+    """
+    if len(deltas_RC) < FEWEST:
+        return np.zeros(deltas_RC.shape[1], dtype=int)
+    low_C, high_C = mean_interval(deltas_RC.T)
+    mean_C, error_C = deltas_RC.mean(0), deltas_RC.std(0, ddof=1) / math.sqrt(len(deltas_RC))
+    # a cell in which nothing changes at all has no test
+    ratio_C = np.divide(mean_C, error_C, out=np.zeros_like(mean_C), where=error_C > 0)
+    p_C = 2 * scipy.stats.t.sf(np.abs(ratio_C), len(deltas_RC) - 1)
+    sure_C = (scipy.stats.false_discovery_control(p_C) <= 1 - LEVEL) & ((low_C > 0) | (high_C < 0))
+    return np.where(sure_C, np.sign(mean_C), 0).astype(int)
+
+
+def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
+    """Spearman's correlation over cells of the two maps (means over rows), with an interval over rows (`jackknife`).
+
+    NaN where a map is the same in all cells, or has fewer than 10 of them: an interval over rows knows nothing of how
+    coarse ranks of so few cells are. Noise of a map makes a correlation smaller, not larger.
+    """
+    if deltas_RC.shape[1] < FEWEST_CELLS:
+        return mean_over([])
+
+    def correlation(rows: np.ndarray) -> np.ndarray:
+        ranks = [scipy.stats.rankdata(values_RC[rows].mean(0)) for values_RC in (weights_RC, deltas_RC)]
+        one_C, other_C = (rank_C - rank_C.mean() for rank_C in ranks)
+        spread = math.sqrt((one_C**2).sum() * (other_C**2).sum())
+        return np.array((one_C * other_C).sum() / spread if spread else math.nan)
+
+    found = mean_over(jackknife(correlation, len(weights_RC)))
+    value = float(correlation(np.arange(len(weights_RC))))
+    return Estimate(value, max(found.low, -1.0), min(found.high, 1.0), found.samples)
+
+
+@dataclass(frozen=True)
+class Doses:
+    """What rising doses of one edit cost a model."""
+
+    masses_K: np.ndarray
+    """Share of attention that each dose really took away, mean over rows."""
+    costs_RK: np.ndarray
+    """What each row costs more under it than without, in any unit that the models share."""
+
+    def at(self, mass: float) -> np.ndarray:
+        """The cost (R,) at a mass between two doses, linear between them. NaN outside of the doses."""
+        order = np.argsort(self.masses_K, kind="stable")
+        masses_K, costs_RK = self.masses_K[order], self.costs_RK[:, order]
+        if not len(masses_K) or not masses_K[0] <= mass <= masses_K[-1]:
+            return np.full(len(costs_RK), math.nan)
+        above = max(1, int(np.searchsorted(masses_K, mass))) if len(masses_K) > 1 else 0
+        gap = masses_K[above] - masses_K[above - 1]
+        part = (mass - masses_K[above - 1]) / gap if gap else 1.0
+        return (1 - part) * costs_RK[:, above - 1] + part * costs_RK[:, above]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two models at one dose."""
+
+    mass: float
+    """The removed mass they are compared at; NaN where they have none in common."""
+    one: Estimate
+    """What it costs the first."""
+    other: Estimate
+    """What it costs the second."""
+    difference: Estimate
+    """The first less the second, its interval by Welch's t; no samples where there is no common mass."""
+
+
+def at_equal_mass(one: Doses, other: Doses) -> Contrast:
+    """Two models at the greatest removed mass that the measured doses of both reach; never beyond what one of them has.
+
+    Only doses that took something count: between nothing and its first dose a model was not measured.
+    """
+    masses = [np.asarray(doses.masses_K)[np.asarray(doses.masses_K) > 0] for doses in (one, other)]
+    if any(not len(some) for some in masses):
+        return contrast([], [])
+    least, most = max(some.min() for some in masses), min(some.max() for some in masses)
+    if least > most:
+        return contrast([], [])
+    return contrast(one.at(most), other.at(most), float(most))
+
+
+def contrast(
+    one_R: Sequence[float] | np.ndarray, other_R: Sequence[float] | np.ndarray, mass: float = math.nan
+) -> Contrast:
+    """Costs of rows of two models, whose rows are not paired: tokenizers may cut the text otherwise."""
+    one, other = mean_over(one_R), mean_over(other_R)
+    value, samples = one.value - other.value, min(one.samples, other.samples)
+    low = high = math.nan
+    if samples >= FEWEST:
+        test = scipy.stats.ttest_ind(one_R, other_R, equal_var=False)
+        low, high = test.confidence_interval(LEVEL)
+    return Contrast(mass, one, other, Estimate(value, float(low), float(high), samples))

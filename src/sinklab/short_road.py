@@ -1,0 +1,51 @@
+"""The short road: what `sinklab.load` returns, a loaded model that answers common questions by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any
+
+from sinklab.checkpoints import loading
+from sinklab.probing.intervention import Intervention
+
+
+@dataclass(frozen=True)
+class LM(loading.Loaded):
+    """A model ready to use; all that takes a :class:`~sinklab.checkpoints.Loaded` takes it."""
+
+    def loss(
+        self, text: str | Sequence[int], *, edits: Sequence[Intervention | str] = (), samples: int = 32, seed: int = 0
+    ) -> float:
+        """What a text costs, in nats per token: the negative of its log-likelihood, with or without edits.
+
+            lm.loss(text, edits=[MaskSinks(k=1, layers=[2], heads=[3])]) - lm.loss(text)
+
+        A diffusion model's is the Monte Carlo bound of :func:`sinklab.scoring.rolling` over random masks, the same
+        masks whatever the edits are, so that differences are paired. An autoregressive model's is exact, given the
+        beginning (or else end) of text. Edits that choose by attention do so in a clean pass over the same text.
+
+        Args:
+            text: text, or token ids.
+            edits: interventions, or their text such as ``"mask_sinks:k=1"``.
+            samples: masks of a diffusion model; more of them, less noise.
+            seed: of the masks.
+
+        Raises:
+            ValueError: for an empty text, a model without mask token or (for text) tokenizer, and edits that do not
+                fit a text that is read once.
+        """
+        from sinklab.registry import interventions
+        from sinklab.scoring import LikelihoodSettings, rolling
+
+        ids = self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text
+        given = [interventions.parse(edit) for edit in edits]
+        found = rolling(self, ids, LikelihoodSettings(samples=samples, seed=seed), edits=given)
+        return -found.logprob / found.tokens
+
+
+@wraps(loading.load)
+def load(*args: Any, **settings: Any) -> LM:  # noqa: D103 (the docstring is the wrapped one)
+    loaded = loading.load(*args, **settings)
+    return LM(**{field.name: getattr(loaded, field.name) for field in fields(loaded)})

@@ -1,0 +1,165 @@
+"""What an ablation map says: two maps side by side, a table of the cells, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from sinklab.analysis.doses import FEWEST_CELLS, rank_correlation
+from sinklab.analysis.estimates import FEWEST
+from sinklab.records.reading import Run
+from sinklab.records.storage import write_beside
+from sinklab.registry import rules
+from sinklab.reports.printed import save_figure
+from sinklab.reports.samples import NotRecorded
+from sinklab.reports.style import colormap, theme_named, themed
+from sinklab.reports.tables import markdown
+from sinklab.reports.words import number, percent
+from sinklab.studies.ablate.run import by_row
+
+SHOWN = 20
+"""Cells in the Markdown table; the CSV has all."""
+TOLD = {1: "costs", -1: "helps", 0: "cannot tell"}
+
+
+def cells_of(run: Run) -> pd.DataFrame:
+    """The table ``map``. Raises NotRecorded for a run that did not come to its end."""
+    if (cells := run.table("map") if "map" in run.tables else None) is None:
+        raise NotRecorded(f"This needs an ablation that is finished: {run.path} is not. Resume it with --resume.")
+    return cells
+
+
+def ablation_sentences(runs: Iterable[Run]) -> list[str]:
+    """Of each run: how many cells cost something and which most, and whether weight and cost go together."""
+    return [sentence for run in runs for sentence in _of_one(run)]
+
+
+def _of_one(run: Run) -> list[str]:
+    cells, settings = cells_of(run), run.info.settings
+    unit, rows, name = settings["by"], int(cells["rows"].iloc[0]), run.info.model["name"]
+    what = _hidden(settings)
+    dose = (
+        f"{name}: {what} held {percent(cells['held'].mean())} of a head's attention (mean; most "
+        f"{percent(cells['held'].max())}), {number(cells['columns'].mean(), 2)} keys a head; hidden in one {unit} at a "
+        "time"
+    )
+    if rows < FEWEST:
+        return [f"{dose}, in {rows} rows: cannot tell what that costs, a verdict takes {FEWEST} rows."]
+    counts = cells["told"].value_counts()
+    most, clean = cells.loc[cells["delta"].idxmax()], cells["loss"].mean() - cells["delta"].mean()
+    told = (
+        f"{dose}: the loss of {number(clean, 4)} rises in {counts.get(1, 0)} and falls in {counts.get(-1, 0)} of "
+        f"{len(cells)} {unit}s, the others cannot be told from no change; most in "
+        f"{_cell(most)}, by {_change(most)} nats per token."
+    )
+    return [told, _together(run, unit)]
+
+
+def _together(run: Run, unit: str) -> str:
+    rows = run.table("ablation")
+    rows = rows.assign(delta=rows["loss"] - rows["clean"])
+    found = rank_correlation(by_row(rows, "held"), by_row(rows, "delta"))
+    if np.isnan(found.value):
+        return (
+            f"Whether {unit}s with more weight on these keys need them more cannot be told: that takes {FEWEST_CELLS} "
+            f"{unit}s that differ."
+        )
+    verdict = {
+        True: f"{unit}s that give these keys more weight lose more with them",
+        False: f"{unit}s that give these keys more weight lose less with them",
+        None: f"whether {unit}s that give these keys more weight lose more with them cannot be told",
+    }[found.above()]
+    low, high = (number(end, 2) for end in found.interval)
+    return f"Weight and cost over {unit}s: rank correlation {number(found.value, 2)} (95 % {low} to {high}): {verdict}."
+
+
+def _hidden(settings: dict[str, Any]) -> str:
+    """What was hidden: what no rule called a sink is not called one."""
+    k, rule = settings["k"], settings["sink_rule"]
+    if rule is None:
+        return "the most attended key" if k == 1 else f"the {k} most attended keys"
+    return f"at most {k} {'key' if k == 1 else 'keys'} that {rules.parse(rule)} calls {'a sink' if k == 1 else 'sinks'}"
+
+
+def _cell(cell: pd.Series) -> str:
+    layer = f"layer {cell['layer']:.0f}"
+    return layer if cell["head"] < 0 else f"{layer}, head {cell['head']:.0f}"
+
+
+def _change(cell: pd.Series) -> str:
+    parts = [f"{cell[name]:+.4f}".replace("-", "−") for name in ("delta", "delta_low", "delta_high")]
+    return parts[0] if np.isnan(cell["delta_low"]) else f"{parts[0]} ({parts[1]} … {parts[2]})"
+
+
+def ablation_table(run: Run) -> pd.DataFrame:
+    """The cells by falling size of the change, as text for people; the numbers are the table ``map``."""
+    cells = cells_of(run)
+    cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
+    lines = [
+        {
+            "layer": f"{cell['layer']:.0f}",
+            "head": "all" if cell["head"] < 0 else f"{cell['head']:.0f}",
+            "keys": number(cell["columns"], 2),
+            "held": percent(cell["held"]),
+            "removed": percent(cell["removed"]),
+            "change of loss": _change(cell),
+            "verdict": TOLD[int(cell["told"])],
+        }
+        for _, cell in cells.iterrows()
+    ]
+    return pd.DataFrame(lines)
+
+
+def ablation_figure(run: Run, *, theme: str = "light") -> Figure:
+    """Layer × head: the share of attention on the hidden keys, and what hiding them costs.
+
+    A dot marks a cell whose change cannot be told from none.
+    """
+    look, cells = theme_named(theme), cells_of(run)
+    share_LH, delta_LH, told_LH = (
+        cells.pivot(index="layer", columns="head", values=name).to_numpy() for name in ("held", "delta", "told")
+    )
+    layers, heads = share_LH.shape
+    with themed(look):
+        figure = Figure(figsize=(7.2, min(7.0, max(2.4, 1.3 + 2.6 * layers / max(heads, 4)))), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        far = max(float(np.nanmax(np.abs(delta_LH))), 1e-9)
+        both = LinearSegmentedColormap.from_list("both", [look.runs[0], look.surface, look.runs[1]])
+        maps = (
+            (left, 100 * share_LH, {"cmap": colormap(look), "vmin": 0}, "attention on the hidden keys, %"),
+            (right, delta_LH, {"cmap": both, "vmin": -far, "vmax": far}, "change of loss, nats per token"),
+        )
+        for axes, values_LH, how, words in maps:
+            image = axes.imshow(values_LH, aspect="auto", interpolation="nearest", **how)
+            axes.set(xlabel="head", title=words)
+            axes.tick_params(length=0)
+            figure.colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
+            _number(axes.xaxis, [*dict.fromkeys(cells["head"])])
+        _number(left.yaxis, [*dict.fromkeys(cells["layer"])])
+        left.set_ylabel("layer")
+        unsure = np.argwhere(told_LH == 0)
+        right.plot(unsure[:, 1], unsure[:, 0], ".", color=look.muted, markersize=3)
+        right.set_xlabel("head (a dot: cannot be told from no change)")
+    return figure
+
+
+def _number(axis: Any, numbers: list[int]) -> None:
+    every = max(1, -(-len(numbers) // 16))
+    axis.set_ticks(range(0, len(numbers), every), ["all" if one < 0 else str(one) for one in numbers[::every]])
+
+
+def write_ablation(run: Run, formats: Iterable[str] = ("png",)) -> list[Path]:
+    """ablation.md, ablation.csv (all cells with all numbers) and the maps, in the run folder."""
+    table = ablation_table(run)
+    more = f"\n{len(table) - SHOWN} more in ablation.csv.\n" if len(table) > SHOWN else ""
+    text = markdown(table.head(SHOWN)) + more + "\n" + "".join(f"- {line}\n" for line in ablation_sentences([run]))
+    page, numbers = run.path / "ablation.md", run.path / "ablation.csv"
+    write_beside(page, lambda path: path.write_text(text, encoding="utf-8"))
+    write_beside(numbers, lambda path: cells_of(run).to_csv(path, index=False))
+    return [page, numbers, *save_figure(lambda: ablation_figure(run), run.path / "ablation", formats)]

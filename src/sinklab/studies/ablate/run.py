@@ -1,0 +1,108 @@
+"""The ablation map: held-out loss with keys hidden in one head, or layer, at a time."""
+
+# R rows of text, B batch, C cells of the map
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from sinklab.analysis.doses import told_apart
+from sinklab.analysis.estimates import mean_over
+from sinklab.checkpoints.loading import Loaded
+from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.records.reading import open_run
+from sinklab.scoring.heldout import edited_losses, heldout_rows
+from sinklab.studies.ablate.study import AblateSettings
+from sinklab.studies.base import Work, check_fits, describe, heldout_text
+from sinklab.studies.processes import Progress
+
+CELL = ["layer", "head"]
+MEASURED = {"columns": "removed", "held": "mass", "removed": "realised"}
+"""Columns of the table ``ablation``, and what `RemovalRecord` calls them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is scored."""
+
+    batches: tuple[Tensor, ...]
+    cells: tuple[tuple[int, int], ...]
+    """Layer and head of each cell of the map; head −1 for all heads of the layer."""
+
+
+def prepare(loaded: Loaded, settings: AblateSettings, progress: Progress) -> Plan:
+    """The text and the cells, once the model is known to have them.
+
+    Raises:
+        ValueError: for a model without a mask token or a tokenizer, rows that do not fit its context, more keys than a
+            row has, and layers that are not there.
+    """
+    loaded.needed_tokenizer()
+    check_fits(loaded, "ablate", settings.length, "choose a smaller length")
+    if settings.k >= settings.length:
+        raise ValueError(
+            f"k keys must leave something of a row, but k is {settings.k} and a row has {settings.length} tokens; "
+            "choose a smaller k"
+        )
+    of_model = describe(loaded)
+    layers = settings.layers or of_model["recorded_layers"]
+    if absent := [layer for layer in layers if layer not in of_model["recorded_layers"]]:
+        raise ValueError(f"{loaded.name} has layers 0 to {of_model['layers'] - 1}, but no {absent[0]}; leave it out")
+    heads = of_model["recorded_heads"] if settings.by == "head" else [-1]
+    text = heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
+    cells = tuple((layer, head) for layer in layers for head in heads)
+    return Plan(text.ids_RS.split(settings.batch), cells)
+
+
+def score(work: Work) -> None:
+    """Write a part of the table ``ablation`` for every batch of rows that is missing.
+
+    Columns: row; layer; head (−1 for all of the layer); loss and clean, nats per token with the keys hidden and
+    without; columns, how many were hidden; held, the share of attention that they held in the clean pass; removed, the
+    share really taken away. Means over the heads where a layer is hidden.
+    """
+    settings, plan = work.settings, work.plan
+    count = work.progress.counter(len(work.samples) * (1 + len(plan.cells)))
+    how: dict[str, Any] = {"k": settings.k, "rule": settings.sink_rule, "removal": settings.removal}
+    arms: list[list[MaskSinks]] = [[]]
+    for layer, head in plan.cells:
+        arms.append([MaskSinks(**how, layers=(layer,), heads=None if head < 0 else (head,))])
+    for part in work.samples:
+        ids_BS = plan.batches[part]
+        work.progress.stage(f"rows {part * settings.batch + 1} to {part * settings.batch + len(ids_BS)}")
+        found = edited_losses(work.loaded, ids_BS, arms, seed=settings.seed + part, batch=len(ids_BS), progress=count)
+        rows, clean_B = part * settings.batch + np.arange(len(ids_BS)), found[0].losses_R.numpy()
+        frames = [
+            pd.DataFrame(
+                {"row": rows, "layer": layer, "head": head, "loss": one.losses_R.numpy(), "clean": clean_B}
+            ).assign(**{name: one.by_row(of_record).numpy() for name, of_record in MEASURED.items()})
+            for (layer, head), one in zip(plan.cells, found[1:], strict=True)
+        ]
+        work.run.table("ablation", pd.concat(frames, ignore_index=True), part=part)
+
+
+def summarize(work: Work) -> None:
+    """Write the table ``map`` of all rows."""
+    work.run.table("map", ablation_map(open_run(work.run.path).table("ablation")))
+
+
+def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line per cell: means over rows of loss, delta (loss less clean) with its 95 % interval, and what was hidden.
+
+    told: 1 where the delta is above zero, −1 where it is below, 0 where that cannot be told (`told_apart`).
+    """
+    rows = rows.assign(delta=rows["loss"] - rows["clean"])
+    means = rows.groupby(CELL)[["loss", "delta", *MEASURED]].mean()
+    found = [mean_over(rows_of) for _, rows_of in rows.groupby(CELL)["delta"]]
+    means["delta_low"], means["delta_high"] = np.transpose([one.interval for one in found])
+    means["told"] = told_apart(by_row(rows, "delta"))
+    return means.assign(rows=rows["row"].nunique()).reset_index()
+
+
+def by_row(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """A column of the table ``ablation`` as an array (R, C), cells by rising layer and head."""
+    return rows.pivot(index="row", columns=CELL, values=name).sort_index(axis=1).to_numpy()

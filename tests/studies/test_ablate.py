@@ -1,0 +1,147 @@
+"""The ablation map: keys hidden in one head, or one layer, at a time."""
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sinklab.analysis.doses import rank_correlation
+from sinklab.cli import main
+from sinklab.probing import MaskSinks, intervene
+from sinklab.records import RunWriter, open_run
+from sinklab.reports.samples import NotRecorded
+from sinklab.scoring.heldout import heldout_rows
+from sinklab.studies.ablate import Ablate, AblateSettings
+from sinklab.studies.ablate.figures import ablation_figure, ablation_sentences, ablation_table
+from sinklab.testing import check_study
+from tiny_diffusion import TEXT, save_tiny, tiny_loaded
+from tiny_llama import tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.chdir(tmp_path)
+    Path("held.txt").write_text(TEXT * 20)
+
+
+def settings(**changes: object) -> AblateSettings:
+    return AblateSettings(**{"rows": 4, "length": 16, "heldout": "held.txt", "batch": 3, **changes})
+
+
+@pytest.mark.slow
+def test_the_study_conforms() -> None:
+    check_study(Ablate(), tiny_loaded(1), settings(k=2))
+    check_study(Ablate(), tiny_loaded(), settings(by="layer", sink_rule="excess:epsilon=1", removal="zero_value"))
+
+
+@pytest.mark.parametrize("changes", [{"k": 2}, {"by": "layer"}, {"sink_rule": "excess:epsilon=0.5", "k": 3}])
+def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> None:
+    """The slow twin: one block of `intervene` with a clean pass for each cell."""
+    loaded, asked = tiny_llama(), settings(**changes)
+    table = open_run(Ablate()(loaded, "run", asked)).table("ablation").set_index(["layer", "head", "row"]).sort_index()
+    ids_RS = heldout_rows(loaded, "held.txt", rows=4, length=16).ids_RS
+
+    def losses() -> torch.Tensor:
+        logits_BSV = loaded.model(ids_RS).logits
+        return torch.nn.functional.cross_entropy(logits_BSV[:, :-1].mT, ids_RS[:, 1:], reduction="none").mean(1)
+
+    heads = range(loaded.model.config.num_attention_heads)
+    cells = [(layer, head) for layer in range(2) for head in ([-1] if asked.by == "layer" else heads)]
+    assert len(table) == 4 * len(cells)
+    with torch.no_grad():
+        assert np.allclose(table["clean"].unstack("row"), losses(), rtol=1e-5)
+        for layer, head in cells:
+            where = {"layers": [layer], "heads": None if head < 0 else [head]}
+            edit = MaskSinks(k=asked.k, rule=asked.sink_rule, source="clean_pass", **where)
+            with intervene(loaded.model, edit) as log:
+                with log.probing():
+                    losses()
+                expected_R = losses()
+            found = table.loc[layer, head]
+            assert np.allclose(found["loss"], expected_R, rtol=1e-5)
+            means = pd.DataFrame(log.table()).groupby("row")[["removed", "mass", "realised"]].mean()
+            assert np.allclose(found[["columns", "held", "removed"]], means, atol=1e-5)
+    if asked.sink_rule is not None:
+        assert 0 < table["columns"].mean() < 3
+
+
+def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.CaptureFixture) -> None:
+    model = str(save_tiny(Path("model")))
+    words = f"ablate {model} --rows 7 --length 16 --batch 4 --heldout held.txt --out out"
+    assert main(shlex.split(words)) == 0
+    printed = capsys.readouterr().out
+    assert "the most attended key held" in printed and "sink" not in printed.replace("sinklab", "")
+    run = open_run("out")
+    rows, cells = run.table("ablation"), run.table("map")
+    assert run.info.parts == {"ablation.parquet": [0, 1]}
+    assert len(cells) == 2 * 4
+    means = rows.assign(delta=rows["loss"] - rows["clean"]).groupby(["layer", "head"]).mean()
+    assert np.allclose(means[["delta", "held"]], cells[["delta", "held"]])
+    assert (cells["delta_low"] <= cells["delta"]).all() and (cells["delta"] <= cells["delta_high"]).all()
+    assert ((cells["told"] == 0) | (np.sign(cells["delta_low"]) == np.sign(cells["delta_high"]))).all()
+    page = Path("out/ablation.md").read_text()
+    assert page.startswith("| layer | head | keys | held | removed | change of loss | verdict |")
+    assert "need them more cannot be told: that takes 10 heads" in page
+    assert pd.read_csv("out/ablation.csv").shape == cells.shape
+    assert Path("out/ablation.png").stat().st_size > 1000
+    assert len(ablation_figure(run, theme="dark").axes) == 4
+    assert main(shlex.split(f"{words} --resume --figures")) == 0
+    assert main(shlex.split(f"{words} --resume --k 2")) == 2
+    assert main(shlex.split(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures"))) == 0
+    assert "at most 1 key that Excess(epsilon=3.0) calls a sink" in capsys.readouterr().out
+
+
+def made_up(folder: Path, deltas: np.ndarray, **settings_: object) -> list[str]:
+    """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number."""
+    from sinklab.studies.ablate.run import ablation_map
+
+    row, head = np.indices(deltas.shape).reshape(2, -1)
+    frame = pd.DataFrame({"row": row, "layer": 0, "head": head, "loss": 4 + deltas.ravel(), "clean": 4.0})
+    frame = frame.assign(columns=1.0, held=0.01 * (head + 1), removed=0.01 * (head + 1))
+    known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
+    with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:
+        run.table("ablation", frame)
+        run.table("map", ablation_map(frame))
+    return ablation_sentences([open_run(folder)])
+
+
+def test_sentences_say_what_the_rows_say() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
+    said = made_up(Path("rising"), 0.02 * np.arange(10) + noise)
+    assert "rises in 9 and falls in 0 of 10 heads" in said[0] or "rises in 8 and falls in 0 of 10 heads" in said[0]
+    assert "most in layer 0, head 9, by +0.1" in said[0]
+    assert "heads that give these keys more weight lose more with them" in said[1]
+    falling = made_up(Path("falling"), -0.02 * np.arange(10) + noise)
+    assert "lose less with them" in falling[1]
+    nothing = made_up(Path("nothing"), noise)
+    assert "rises in 0 and falls in 0 of 10 heads, the others cannot be told" in nothing[0]
+    assert "cannot be told" in nothing[1]
+    (few,) = made_up(Path("few"), 0.02 * np.arange(10) + noise[:5])
+    assert "in 5 rows: cannot tell what that costs, a verdict takes 6 rows" in few
+    assert "cannot be told: that takes 10 heads that differ" in made_up(Path("flat"), np.full((8, 10), 0.1))[1]
+    assert "the 2 most attended keys" in made_up(Path("two"), noise, k=2)[0]
+    assert list(ablation_table(open_run("rising"))["head"][:2]) == ["9", "8"]
+    assert np.isnan(rank_correlation(np.ones((8, 10)), noise[:8]).value)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    loaded = tiny_loaded()
+    with pytest.raises(ValueError, match="by must be one of head, layer, but is 'heads'"):
+        settings(by="heads")
+    with pytest.raises(ValueError, match="unknown sink rule"):
+        settings(sink_rule="exces")
+    with pytest.raises(ValueError, match="layers 0 to 1, but no 5; leave it out"):
+        Ablate()(loaded, "a", settings(layers=(0, 5)))
+    with pytest.raises(ValueError, match="k is 16 and a row has 16 tokens; choose a smaller k"):
+        Ablate()(loaded, "a", settings(k=16))
+    with pytest.raises(ValueError, match="fit the context of tiny test model"):
+        Ablate()(loaded, "a", settings(length=100))
+    assert not Path("a").exists()
+    with pytest.raises(KeyboardInterrupt), RunWriter("cut", kind="ablate", model={}, settings={}, seed=0):
+        raise KeyboardInterrupt
+    with pytest.raises(NotRecorded, match=r"cut is not\. Resume it"):
+        ablation_sentences([open_run("cut")])

@@ -1,0 +1,54 @@
+"""What `sinklab.load` returns answers by itself."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import sinklab
+from sinklab.checkpoints import Loaded
+from sinklab.probing import MaskSinks, intervene
+from sinklab.scoring import LikelihoodSettings, rolling
+from tiny_diffusion import TEXT, save_tiny
+from tiny_llama import tiny_llama
+
+
+def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path: Path) -> None:
+    lm = sinklab.load(save_tiny(tmp_path / "model"))
+    assert isinstance(lm, Loaded)
+    ids = lm.tokenizer(TEXT)["input_ids"]
+    edits = [MaskSinks(k=1, layers=[1], heads=[3])]
+    clean, edited = lm.loss(TEXT), lm.loss(TEXT, edits=edits)
+    assert abs(edited - clean) > 1e-4
+    assert edited == pytest.approx(lm.loss(ids, edits=["mask_sinks:k=1,layers=1,heads=3"]))
+    for loss, some in ((clean, ()), (edited, edits)):
+        scored = rolling(lm, ids, LikelihoodSettings(samples=32), edits=some)
+        assert loss == pytest.approx(-scored.logprob / len(ids))
+    assert lm.loss(TEXT, seed=1) != pytest.approx(clean, rel=1e-6)
+
+
+def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:
+    loaded = tiny_llama()
+    lm = sinklab.short_road.LM(**vars(loaded))
+    ids = [loaded.special.bos if loaded.special.bos is not None else loaded.special.eos, *range(5, 25)]
+    ids_1S = torch.tensor([ids])
+    edit = MaskSinks(k=1, source="clean_pass", layers=[0])
+    with torch.no_grad():
+        whole = cross_entropy(loaded.model(ids_1S).logits[0, :-1], ids_1S[0, 1:])
+        with intervene(loaded.model, edit) as log:
+            with log.probing():
+                loaded.model(ids_1S[:, :-1])
+            hidden = cross_entropy(loaded.model(ids_1S[:, :-1]).logits[0], ids_1S[0, 1:])
+    assert lm.loss(ids[1:]) == pytest.approx(whole.item(), rel=1e-5)
+    assert lm.loss(ids[1:], edits=[edit]) == pytest.approx(hidden.item(), rel=1e-5)
+
+
+def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+    lm = sinklab.load(save_tiny(tmp_path / "model"))
+    with pytest.raises(ValueError, match="at least one token"):
+        lm.loss([])
+    with pytest.raises(ValueError, match="unknown intervention 'mask_sink'"):
+        lm.loss(TEXT, edits=["mask_sink:k=1"])
+    with pytest.raises(ValueError, match="a text is scored in one step"):
+        lm.loss(TEXT, edits=["truncate_context:start=2,stop=4,step=3"])
