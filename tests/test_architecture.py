@@ -45,7 +45,7 @@ MAY_IMPORT["__main__"] = {"cli"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 # after the redesign 4,800 and 19,500; new studies and sink kinds grow the package, and say by how much
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 4_800, 20_100, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_000, 22_500, 400, 60
 FUNCTION_LINES, PARAMETERS = 60, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 

@@ -5,8 +5,10 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     call="AttentionCall",
+    dose="DOSE_COLUMNS Dose",
     intervention="Intervention InterventionLog RemovalRecord intervene",
     recording="Recording",
+    scope="CONTROLS PROTOCOLS",
     statistics="CallView STATES Statistic position_states",
     tap="Listener",
     tracing="trace",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from sinklab.attention.context import decoding_run
 from sinklab.errors import check_count
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.dose import MEASURED, Dose
 from sinklab.probing.tap import Listener, no_call_message, tapped
 
 
@@ -42,6 +42,12 @@ class RemovalRecord:
     """Number of keys that stay for a query, mean over the queries that are not padding; NaN as for `realised_BLH`."""
     removed_BLH: Tensor
     """Number of keys taken away; for a window the mean over queries."""
+    chosen_BLH: Tensor
+    """Number of keys newly chosen; NaN where attention did not choose, as for `mass_BLH`."""
+    sinks_BLH: Tensor
+    """How many of these the rule called sinks when they were chosen: the edit's own rule, or `DEFAULT`."""
+    matched_BLH: Tensor
+    """1 where the head has a control of equal mass, 0 where it has none and loses nothing; NaN where none is sought."""
     layer_numbers: tuple[int, ...]
     """The same layers as numbers in the order of execution, from 0."""
     heads: tuple[int, ...]
@@ -54,8 +60,7 @@ class RemovalRecord:
         row, layer, head = np.indices(self.removed_BLH.shape).reshape(3, -1)
         layers, heads = np.asarray(self.layer_numbers)[layer], np.asarray(self.heads)[head]
         table = {"forward": np.full(len(row), self.forward), "layer": layers, "head": heads, "row": row}
-        names = ("removed", "mass", "realised", "overlap", "left")
-        return table | {name: getattr(self, f"{name}_BLH").flatten().numpy() for name in names}
+        return table | {name: getattr(self, f"{name}_BLH").flatten().numpy() for name in MEASURED}
 
 
 @dataclass(eq=False)
@@ -151,20 +156,21 @@ class InterventionLog(Listener):
         "removed_mass": share of attention the keys held where they were chosen; "realised_mass": share really taken
         away; "overlap" of successive steps; "left": keys that stay for a query. NaN where nothing was measured.
         """
-        means = {"removed_mass": "mass", "realised_mass": "realised", "overlap": "overlap", "left": "left"}
-        found: dict[str, float | int] = {"forwards": self.forwards, "removals": len(self.removals)}
-        for name, of in means.items():
-            parts = [getattr(removal, f"{of}_BLH").flatten() for removal in self.removals]
-            found[name] = torch.cat(parts).nanmean().item() if parts else float("nan")
-        return found
+        dose = self.dose()
+        means = {"removed_mass": dose.held, "realised_mass": dose.removed, "overlap": dose.overlap, "left": dose.left}
+        return {"forwards": self.forwards, "removals": len(self.removals), **means}
+
+    def dose(self, label: str | None = None) -> Dose:
+        """What one edit took away (`RemovalRecord.label`), or all together: to stand beside a score."""
+        return Dose.of(record for record in self.removals if label in (None, record.label))
 
     def table(self, *, keys: bool = False) -> dict[str, Any]:
         """Everything that was removed as columns of a table, one row per (forward, edit, batch row, layer, head).
 
         forward: index since its run began; edit: registered name, "#2" for the second of that name; layer: number in
         the order of execution; head: query head; row: of the batch; removed: number of keys; mass, realised, overlap,
-        left as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys themselves, sink columns
-        included. Numpy arrays, "edit" and "keys" lists. A table of no rows when nothing was removed.
+        left, chosen, sinks, matched as in `RemovalRecord`. With `keys=True` a list column "keys" holds the keys
+        themselves, sink columns included. Numpy arrays, "edit" and "keys" lists. No rows when nothing was removed.
         """
         parts = [removal.columns() for removal in self.removals]
         table: dict[str, Any] = {
@@ -180,7 +186,7 @@ class InterventionLog(Listener):
         return {name: table[name] for name in (*TABLE_COLUMNS, *(["keys"] if keys else []))}
 
 
-TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", "removed", "mass", "realised", "overlap", "left")
+TABLE_COLUMNS = ("forward", "edit", "layer", "head", "row", *MEASURED)
 """Columns of `InterventionLog.table`, in order."""
 
 _NUMBERS = {

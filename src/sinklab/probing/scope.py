@@ -8,6 +8,11 @@ from typing import Any, TypedDict
 
 from sinklab.errors import near
 
+CONTROLS = ("sinks", "random", "equal_mass", "recent", "lowest")
+"""What `MaskSinks` hides: the sinks, or others in their place."""
+PROTOCOLS = ("paper", "held", "rule", "clean")
+"""Ways to mask sinks that have a name; see `MaskSinks.by_protocol`."""
+
 MapKey = tuple[int, int, int]
 """(step, layer, head)"""
 

@@ -17,6 +17,7 @@ from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.dose import Dose
 from sinklab.probing.intervention import Intervention, InterventionLog, RemovalRecord, intervene
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.tap import Listener
@@ -34,6 +35,11 @@ class EditedLosses:
     """Nats per token, float32."""
     removals: tuple[tuple[RemovalRecord, ...], ...]
     """Of every batch of rows, in order; empty where nothing was edited."""
+
+    @property
+    def dose(self) -> Dose:
+        """What was taken away, over all rows."""
+        return Dose.of(one for batch in self.removals for one in batch)
 
     def by_row(self, name: str) -> Tensor:
         """A number of `RemovalRecord` ("mass", "realised", …), mean over layers and heads, (R,); NaN for none."""

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
+from sinklab.probing.dose import MEASURED
 from sinklab.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.probing.interventions.removal import extended, keys_seen, lost_share
 from sinklab.probing.scope import RecordingScope, chosen
@@ -78,10 +79,8 @@ class Effect:
     heads: list[int]
     columns_BHM: Tensor
     gone_BHS: Tensor
-    mass_BH: Tensor
-    realised_BH: Tensor
-    left_BH: Tensor
-    removed_BH: Tensor
+    numbers: dict[str, Tensor]
+    """By name, as in `RemovalRecord` ("mass" for `mass_BLH`), each (B, H); what is not there is not known."""
 
 
 @dataclass
@@ -168,17 +167,17 @@ class InterventionHandler(Listener):
         if edited is call or not self.is_open:
             return edited, None
         batch, heads, device = call.query_BHQD.shape[0], site.heads, call.query_BHQD.device
-        realised_BH = left_BH = removed_BH = unknown_BH = torch.full((batch, len(heads)), math.nan, device=device)
+        numbers: dict[str, Tensor] = {}
         if self.log.measure:
             with torch.no_grad():
                 # Where the scores themselves are others, no share of them was taken away.
                 parts = ("query_BHQD", "key_BKSD", "scale")
                 if all(getattr(edited, name) is getattr(call, name) for name in parts):
-                    realised_BH = lost_share(call, edited)[:, heads]
-                left_BH = keys_seen(edited)[:, heads]
-                removed_BH = keys_seen(call)[:, heads] - left_BH
+                    numbers["realised"] = lost_share(call, edited)[:, heads]
+                numbers["left"] = keys_seen(edited)[:, heads]
+                numbers["removed"] = keys_seen(call)[:, heads] - numbers["left"]
         none_BHM = torch.empty(batch, len(heads), 0, dtype=torch.long, device=device)
-        return edited, Effect(heads, none_BHM, none_BHM.bool(), unknown_BH, realised_BH, left_BH, removed_BH)
+        return edited, Effect(heads, none_BHM, none_BHM.bool(), numbers)
 
     def finish(self) -> None:
         self.is_open = False
@@ -212,8 +211,10 @@ class InterventionHandler(Listener):
         slot = self.forward.slot
         before = self.previous[slot].effects if slot in self.previous else {}
         parts = {layer: part for layer, part in self.forward.effects.items() if tuple(part.heads) == heads}
-        numbers = {name: [getattr(part, name) for part in parts.values()] for name in _MEASURED}
-        numbers["overlap_BH"] = [_jaccard(part, before.get(layer)) for layer, part in parts.items()]
+        some_BHM = next(iter(parts.values())).columns_BHM
+        unknown_BH = torch.full(some_BHM.shape[:2], math.nan, device=some_BHM.device)
+        numbers = {name: [part.numbers.get(name, unknown_BH) for part in parts.values()] for name in MEASURED}
+        numbers["overlap"] = [_jaccard(part, before.get(layer)) for layer, part in parts.items()]
         widest = max(part.columns_BHM.shape[-1] for part in parts.values())
         columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
         columns_BLHM = torch.stack(columns, 1).cpu()
@@ -229,17 +230,14 @@ class InterventionHandler(Listener):
             layer_numbers=tuple(self.log.layers[layer] for layer in parts),
             heads=heads,
             columns_BLHM=last_BLHM,
-            **{name.replace("_BH", "_BLH"): torch.stack(found, 1).float().cpu() for name, found in numbers.items()},
+            **{f"{name}_BLH": torch.stack(found, 1).float().cpu() for name, found in numbers.items()},
         )
-
-
-_MEASURED = ("mass_BH", "realised_BH", "left_BH", "removed_BH")
 
 
 def _jaccard(now: Effect, before: Effect | None) -> Tensor:
     """Of the keys that were gone in either step, the share gone in both; NaN where none was, or no step before."""
     if before is None:
-        return torch.full_like(now.mass_BH, math.nan)
+        return torch.full(now.columns_BHM.shape[:2], math.nan, device=now.columns_BHM.device)
     b_BHS = extended(before.gone_BHS, now.gone_BHS.shape[-1])
     a_BHS = extended(now.gone_BHS, b_BHS.shape[-1])
     return (a_BHS & b_BHS).sum(-1) / (a_BHS | b_BHS).sum(-1)

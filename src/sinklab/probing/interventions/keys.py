@@ -27,7 +27,7 @@ from sinklab.probing.interventions.removal import (
 )
 from sinklab.probing.scope import as_int
 from sinklab.probing.tap import Listener
-from sinklab.sinks.rules import Rule, find_sinks
+from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
 
 SOURCES = ("now", "closed_loop", "clean_pass", "carried")
 SELECTORS = ("received", "last_row")
@@ -95,11 +95,11 @@ class KeyIntervention(LayerIntervention):
     "evict": keys and values leave the memory. In one forward that is a mask; under a cache the keys stay gone, those of
     recomputed columns too, until everything is computed anew (under an autoregressive cache: to the end).
     A query that would lose every key it may see (the first rows of a causal map) keeps its own."""
-    source: str = limited("now", one_of=SOURCES)
+    source: str | None = limited("now", one_of=SOURCES)
     """"now": chosen in the forward that loses them, from the call as it is given. "closed_loop": forward t loses what
     was chosen at forward t-1 of the same edited run, the first is unedited. "clean_pass": chosen in forwards run
     unedited under `log.probing()`. "carried": as closed_loop, and what was taken once stays away; every forward adds
-    its own until `limit` keys are gone."""
+    its own until `limit` keys are gone. None: "clean_pass" where a whole text is scored, else "closed_loop"."""
     selector: str = limited("received", one_of=SELECTORS)
     """"received": column sums over all queries. "last_row": the last query's row (the autoregressive reading)."""
     limit: int | None = None
@@ -123,8 +123,17 @@ class KeyIntervention(LayerIntervention):
         """
         raise NotImplementedError
 
+    def chosen(self, keys: KeyScores) -> tuple[Tensor, Tensor | None]:
+        """Columns (B, H, M), -1 for none, and which heads (B, H) have a matched control; None where none is sought."""
+        found = self.select(keys)
+        return (as_columns(found) if found.dtype == torch.bool else found), None
+
+    def counts(self, keys: KeyScores) -> Tensor:
+        """Which keys are counted as sinks in the log, bool (B, H, S): by its rule, or `DEFAULT` where it has none."""
+        return keys.sinks(getattr(self, "rule", None) or getattr(self, "counted_by", None) or DEFAULT)
+
     def handler(self, log: InterventionLog, forwards_per_step: int) -> Listener:
-        return SelectionHandler(self, log, forwards_per_step)
+        return SelectionHandler(self if self.source else replace(self, source="closed_loop"), log, forwards_per_step)
 
 
 def checked_count(name: str, given: Any) -> int | None:
@@ -135,21 +144,45 @@ def checked_count(name: str, given: Any) -> int | None:
     return number
 
 
-def choose(options: KeyIntervention, keys: KeyScores) -> tuple[Tensor, Tensor]:
-    """Columns (B, H, M) that an intervention selects, -1 for none, and the share (B, H) they hold in this call.
+@dataclass(frozen=True)
+class Choice:
+    """What an intervention chose in one call, over the heads that are edited."""
 
-    The share is NaN where the limit left no choice.
-    """
+    columns_BHM: Tensor
+    """By falling score, -1 where a head loses fewer than M."""
+    mass_BH: Tensor
+    """The share of attention that they hold in this call; NaN where the limit left no choice."""
+    chosen_BH: Tensor
+    """How many they are; NaN likewise."""
+    sinks_BH: Tensor
+    """How many of them the rule calls sinks; NaN likewise."""
+    matched_BH: Tensor
+    """1 for heads with a control of equal mass, 0 for those without; NaN where none is sought."""
+
+    @classmethod
+    def unasked(cls, columns_BHM: Tensor) -> Choice:
+        """Keys that attention did not choose."""
+        unknown_BH = torch.full(columns_BHM.shape[:2], math.nan, device=columns_BHM.device)
+        return cls(columns_BHM, unknown_BH, unknown_BH, unknown_BH, unknown_BH)
+
+
+def choose(options: KeyIntervention, keys: KeyScores) -> Choice:
+    """The keys that an intervention selects."""
     with torch.no_grad():
         every_BHS = keys.received_BHS
-        chosen = options.select(keys)
-        columns_BHM = as_columns(chosen) if chosen.dtype == torch.bool else chosen
+        columns_BHM, matched_BH = options.chosen(keys)
         columns_BHM = columns_BHM.expand(*every_BHS.shape[:2], -1)
-        held_BHM = every_BHS.gather(2, columns_BHM.clamp(min=0)).masked_fill(columns_BHM < 0, 0.0)
-        mass_BH = held_BHM.sum(-1) / keys.queries_B1
+        none_BHM, place_BHM = columns_BHM < 0, columns_BHM.clamp(min=0)
+        mass_BH = every_BHS.gather(2, place_BHM).masked_fill(none_BHM, 0.0).sum(-1) / keys.queries_B1
+        sinks_BHM = options.counts(keys).gather(2, place_BHM) & ~none_BHM
+        unknown_BH = torch.full_like(mass_BH, math.nan)
+        full_BH = torch.zeros_like(mass_BH, dtype=torch.bool)
         if options.limit is not None and keys.gone_BHS is not None:
-            mass_BH = mass_BH.masked_fill(keys.gone_BHS.sum(-1) >= options.limit, torch.nan)
-        return columns_BHM, mass_BH
+            full_BH = keys.gone_BHS.sum(-1) >= options.limit
+        numbers = (mass_BH, (~none_BHM).sum(-1).to(mass_BH), sinks_BHM.sum(-1).to(mass_BH))
+        mass_BH, chosen_BH, sinks_BH = (number_BH.masked_fill(full_BH, math.nan) for number_BH in numbers)
+        matched_BH = unknown_BH if matched_BH is None else matched_BH.expand_as(mass_BH).to(mass_BH)
+        return Choice(columns_BHM, mass_BH, chosen_BH, sinks_BH, matched_BH)
 
 
 def seeded_draw(seed: int) -> Draw:
@@ -161,13 +194,10 @@ def seeded_draw(seed: int) -> Draw:
 
 @dataclass(frozen=True)
 class Selection:
-    """Keys to take away in one layer: flags for all heads, and what is logged of the heads that are edited."""
+    """Keys to take away in one layer: flags for all heads, and the choice for the heads that are edited."""
 
     gone_BHS: Tensor
-    columns_BHM: Tensor
-    """By falling score, -1 where a head loses fewer than M."""
-    mass_BH: Tensor
-    """The share they held where they were chosen."""
+    choice: Choice
 
 
 class KeyHandler(InterventionHandler):
@@ -187,23 +217,26 @@ class KeyHandler(InterventionHandler):
             return call, None
         edited, every_BHS = call, selected.gone_BHS
         spared_BH = torch.zeros((), device=call.query_BHQD.device)
-        if selected.columns_BHM.shape[-1] and removal == "zero_value":
+        is_any = selected.choice.columns_BHM.shape[-1] > 0
+        if is_any and removal == "zero_value":
             edited = zero_values(call, every_BHS)
-        elif selected.columns_BHM.shape[-1]:
+        elif is_any:
             # Flags expanded over heads stay one row of them: so does the mask.
             gone_BHS = every_BHS[:, :1] if every_BHS.stride(1) == 0 else every_BHS
             edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2))
         if not self.is_open:
             return edited, None
-        heads, mass_BH, gone_BHS = site.heads, selected.mass_BH, every_BHS[:, site.heads]
-        realised_BH = left_BH = torch.full_like(mass_BH, math.nan)
+        heads, choice, gone_BHS = site.heads, selected.choice, every_BHS[:, site.heads]
+        realised_BH = left_BH = torch.full_like(choice.mass_BH, math.nan)
         if self.log.measure:
             with torch.no_grad():
                 # What a spared query saw was nothing but these keys: it gives them a mass of 1.
                 held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
                 realised_BH = (held_BH / real_queries_B1(call))[:, heads]
                 left_BH = (keys_seen(call, every_BHS) if removal == "zero_value" else keys_seen(edited))[:, heads]
-        return edited, Effect(heads, selected.columns_BHM, gone_BHS, mass_BH, realised_BH, left_BH, gone_BHS.sum(-1))
+        numbers = {"mass": choice.mass_BH, "realised": realised_BH, "left": left_BH, "removed": gone_BHS.sum(-1)}
+        numbers |= {"chosen": choice.chosen_BH, "sinks": choice.sinks_BH, "matched": choice.matched_BH}
+        return edited, Effect(heads, choice.columns_BHM, gone_BHS, numbers)
 
     def gone_before(self, call: AttentionCall) -> Tensor | None:
         """Evicted keys of this layer that are gone still, bool (B, H, S) for all heads; None for none."""
@@ -220,11 +253,10 @@ class KeyHandler(InterventionHandler):
         if known_BHS is None:
             return selected
         if selected is None:
-            known_BHM = as_columns(known_BHS[:, site.heads])
-            return Selection(known_BHS, known_BHM, torch.full(known_BHM.shape[:2], math.nan, device=known_BHM.device))
+            return Selection(known_BHS, Choice.unasked(as_columns(known_BHS[:, site.heads])))
         older_BHS = (known_BHS & ~selected.gone_BHS)[:, site.heads]
-        columns_BHM = torch.cat([selected.columns_BHM, as_columns(older_BHS)], -1)
-        return replace(selected, gone_BHS=known_BHS | selected.gone_BHS, columns_BHM=columns_BHM)
+        columns_BHM = torch.cat([selected.choice.columns_BHM, as_columns(older_BHS)], -1)
+        return Selection(known_BHS | selected.gone_BHS, replace(selected.choice, columns_BHM=columns_BHM))
 
 
 class SelectionHandler(KeyHandler):
@@ -306,11 +338,11 @@ class SelectionHandler(KeyHandler):
         heads, every = keys.site.heads, call.query_BHQD.shape[1]
         held_BHS = None if held_BHS is None else held_BHS[:, heads]
         keys = replace(keys, gone_BHS=held_BHS, call=None if self.waits else call)
-        columns_BHM, mass_BH = choose(self.options, keys)
+        choice = choose(self.options, keys)
         if held_BHS is not None and self.options.source == "carried":
-            columns_BHM = torch.cat([columns_BHM, as_columns(held_BHS)], -1)
-        gone_BHS = as_flags(columns_BHM, keys.received_BHS.shape[-1])
+            choice = replace(choice, columns_BHM=torch.cat([choice.columns_BHM, as_columns(held_BHS)], -1))
+        gone_BHS = as_flags(choice.columns_BHM, keys.received_BHS.shape[-1])
         if len(heads) < every:
             some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])
             gone_BHS[:, heads] = some_BHS
-        return Selection(gone_BHS, columns_BHM, mass_BH)
+        return Selection(gone_BHS, choice)

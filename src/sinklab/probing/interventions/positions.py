@@ -1,7 +1,6 @@
 """Edits by canvas position: `MaskPositions`, `TruncateContext` from some step on, and `WindowAttention`."""
 
 # B batch, H query heads, Q queries, S keys, M keys taken away; a position is a canvas column, sink columns not counted
-import math
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -12,7 +11,7 @@ from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, LayerIntervention
-from sinklab.probing.interventions.keys import KeyHandler, Selection
+from sinklab.probing.interventions.keys import Choice, KeyHandler, Selection
 from sinklab.probing.interventions.removal import REMOVALS, as_columns, restricted
 from sinklab.probing.scope import whole_numbers
 from sinklab.probing.tap import Listener
@@ -113,7 +112,7 @@ class _PositionHandler(KeyHandler):
         self.longest = max(self.longest, length)
         if call.visibility.running is not None:
             self._check_positions()
-        (batch, every), heads = call.query_BHQD.shape[:2], site.heads
+        every, heads = call.query_BHQD.shape[1], site.heads
         gone_S = torch.zeros(site.prefix + length, dtype=torch.bool)
         gone_S[[site.prefix + position for position in self.options.positions if position < length]] = True
         # Padding is never attended, and counts as nothing taken.
@@ -124,7 +123,7 @@ class _PositionHandler(KeyHandler):
             edited_H[heads] = True
             gone_BHS = gone_BHS & edited_H[:, None]
         columns_BHM = as_columns(gone_B1S).expand(-1, len(heads), -1)
-        return Selection(gone_BHS, columns_BHM, torch.full((batch, len(heads)), math.nan, device=gone_B1S.device))
+        return Selection(gone_BHS, Choice.unasked(columns_BHM))
 
     def end(self) -> None:
         self._check_positions()

@@ -1,0 +1,116 @@
+"""The dose of an intervention: what it really took away, to stand beside every score that was measured under it."""
+
+# B batch, L layers, H query heads
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+MEASURED = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
+"""What a `RemovalRecord` says of each head, as `removed_BLH`, …"""
+
+
+@dataclass(frozen=True)
+class Dose:
+    """Means over the forwards, rows, layers and heads in which edits had an opportunity to act.
+
+    No key that passed the rule is a dose of zero, which is a result. What was not measured, or has no meaning for an
+    edit (a share of sinks where none was chosen), is NaN.
+    """
+
+    totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By name, as in `MEASURED`: a sum, and the number of entries it is over."""
+
+    @classmethod
+    def of(cls, removals: Iterable[Any], rows_B: Tensor | None = None) -> Dose:
+        """The dose that records of a log (`RemovalRecord`) say, of these batch rows (bool) alone; None for all."""
+        return cls.pooled(cls._of_one(record, rows_B) for record in removals)
+
+    @classmethod
+    def _of_one(cls, record: Any, rows_B: Tensor | None) -> Dose:
+        parts = {name: getattr(record, f"{name}_BLH").double() for name in MEASURED}
+        parts = parts if rows_B is None else {name: part_BLH[rows_B] for name, part_BLH in parts.items()}
+        totals = {name: (part.nansum().item(), float((~part.isnan()).sum())) for name, part in parts.items()}
+        # a share of the keys, however they are spread over heads
+        return cls(totals | {"sinks": (totals["sinks"][0], totals["chosen"][0])})
+
+    @classmethod
+    def pooled(cls, doses: Iterable[Dose]) -> Dose:
+        """That of several together, every entry with equal weight."""
+        totals: dict[str, tuple[float, float]] = {}
+        for dose in doses:
+            for name, (total, entries) in dose.totals.items():
+                before, known = totals.get(name, (0.0, 0.0))
+                totals[name] = (before + total, known + entries)
+        return cls(totals)
+
+    def _mean(self, name: str) -> float:
+        total, entries = self.totals.get(name, (0.0, 0.0))
+        return total / entries if entries else math.nan
+
+    @property
+    def columns(self) -> float:
+        """Keys that were gone, per head."""
+        return self._mean("removed")
+
+    @property
+    def sinks(self) -> float:
+        """The share (0 to 1) of the chosen keys that the rule calls sinks."""
+        return self._mean("sinks")
+
+    @property
+    def held(self) -> float:
+        """The share of attention (0 to 1) that they held when they were chosen."""
+        return self._mean("mass")
+
+    @property
+    def removed(self) -> float:
+        """The share of attention (0 to 1) that was really taken away."""
+        return self._mean("realised")
+
+    @property
+    def overlap(self) -> float:
+        """Jaccard overlap (0 to 1) of what was gone in one step and the next."""
+        return self._mean("overlap")
+
+    @property
+    def matched(self) -> float:
+        """The share (0 to 1) of heads, of those that had something to match, with a control of equal mass."""
+        return self._mean("matched")
+
+    @property
+    def left(self) -> float:
+        """Keys that stay for a query."""
+        return self._mean("left")
+
+    @property
+    def weight(self) -> int:
+        """Number of entries: heads, layers, rows and forwards."""
+        return int(self.totals.get("removed", (0, 0))[1])
+
+    def row(self) -> dict[str, float]:
+        """Its numbers as columns of a table, by the names in `DOSE_COLUMNS`."""
+        return {name: getattr(self, name) for name in DOSE_COLUMNS}
+
+    def __str__(self) -> str:
+        """As it stands beside a score: 1.00 columns a head (48 % sinks), held 4.8 % of the attention, 3.4 % removed."""
+        if not self.weight:
+            return "nothing hidden"
+        sinks = "" if math.isnan(self.sinks) else f" ({self.sinks:.0%} sinks)".replace("%", "\u00a0%")
+        shares = [
+            ("held", self.held, " of the attention"),
+            ("", self.removed, " removed"),
+            ("matched in", self.matched, " of heads"),
+        ]
+        told = [
+            f"{before} {100 * share:.1f}\u00a0%{after}".strip() for before, share, after in shares if share == share
+        ]
+        return ", ".join([f"{self.columns:.2f} columns a head{sinks}", *told])
+
+
+DOSE_COLUMNS = ("columns", "sinks", "held", "removed", "overlap", "matched")
+"""Columns of a table that says the dose beside a score."""
