@@ -74,7 +74,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
     words = f"ablate {model} --rows 7 --length 16 --batch 4 --heldout held.txt --out out"
     assert main(shlex.split(words)) == 0
     printed = capsys.readouterr().out
-    assert "the most attended key held" in printed and "sink" not in printed.replace("sinklab", "")
+    assert "the most attended key held" in printed and "of them sinks by Excess(epsilon=3.0" in printed
     run = open_run("out")
     rows, cells = run.table("ablation"), run.table("map")
     assert run.info.parts == {"ablation.parquet": [0, 1]}
@@ -84,7 +84,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
     assert (cells["delta_low"] <= cells["delta"]).all() and (cells["delta"] <= cells["delta_high"]).all()
     assert ((cells["told"] == 0) | (np.sign(cells["delta_low"]) == np.sign(cells["delta_high"]))).all()
     page = Path("out/ablation.md").read_text()
-    assert page.startswith("| layer | head | keys | held | removed | change of loss | verdict |")
+    assert page.startswith("| layer | head | keys | sinks | held | removed | change of loss | verdict |")
     assert "need them more cannot be told: that takes 10 heads" in page
     assert pd.read_csv("out/ablation.csv").shape == cells.shape
     assert Path("out/ablation.png").stat().st_size > 1000
@@ -92,7 +92,7 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
     assert main(shlex.split(f"{words} --resume --figures")) == 0
     assert main(shlex.split(f"{words} --resume --k 2")) == 2
     assert main(shlex.split(words.replace("--out out", "--sink-rule excess:epsilon=3 --out ruled --figures"))) == 0
-    assert "at most 1 key that Excess(epsilon=3.0) calls a sink" in capsys.readouterr().out
+    assert "at most 1 key that Excess(epsilon=3.0, scale='sum') calls a sink" in capsys.readouterr().out
 
 
 def made_up(folder: Path, deltas: np.ndarray, **settings_: object) -> list[str]:
@@ -101,7 +101,7 @@ def made_up(folder: Path, deltas: np.ndarray, **settings_: object) -> list[str]:
 
     row, head = np.indices(deltas.shape).reshape(2, -1)
     frame = pd.DataFrame({"row": row, "layer": 0, "head": head, "loss": 4 + deltas.ravel(), "clean": 4.0})
-    frame = frame.assign(columns=1.0, held=0.01 * (head + 1), removed=0.01 * (head + 1))
+    frame = frame.assign(columns=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1))
     known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
     with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:
         run.table("ablation", frame)
@@ -125,6 +125,7 @@ def test_sentences_say_what_the_rows_say() -> None:
     assert "cannot be told: that takes 10 heads that differ" in made_up(Path("flat"), np.full((8, 10), 0.1))[1]
     assert "the 2 most attended keys" in made_up(Path("two"), noise, k=2)[0]
     assert list(ablation_table(open_run("rising"))["head"][:2]) == ["9", "8"]
+    assert set(ablation_table(open_run("nothing"))["verdict"]) == {"cannot tell"}
     assert np.isnan(rank_correlation(np.ones((8, 10)), noise[:8]).value)
 
 

@@ -71,7 +71,7 @@ def test_a_causal_model_loses_the_same_keys_as_a_diffusion_model_and_no_query_al
     assert torch.isfinite(found.losses_R).all()
     assert torch.allclose(found.losses_R.double(), expected, rtol=1e-4)
     held_R = received_LBHS.masked_fill(~hidden_LBHS, 0).sum(-1).mean((0, 2)) / 12
-    assert torch.allclose(found.by_row("mass").nan_to_num(), held_R, atol=1e-5)
+    assert torch.allclose(found.doses_by_row()["held"].nan_to_num(), held_R, atol=1e-5)
 
 
 EDITS = {
@@ -117,10 +117,14 @@ def test_one_clean_pass_for_all_arms_scores_what_a_block_for_each_arm_scores(fam
                 expected_R = losses()
             assert torch.allclose(one.losses_R, expected_R, atol=1e-5)
             assert (one.losses_R - found[0].losses_R).abs().max() > 1e-4
-            for name in ("removed", "mass", "realised"):
-                numbers = log.table()
-                rows = pd.Series(numbers[name]).groupby(numbers["row"]).mean()
-                assert np.allclose(one.by_row(name), rows, atol=1e-5, equal_nan=True)
+            rows = pd.DataFrame(log.table()).groupby("row")
+            known = (
+                rows[["removed", "mass", "realised"]].mean().assign(sinks=rows["sinks"].sum() / rows["chosen"].sum())
+            )
+            names = {"columns": "removed", "held": "mass", "removed": "realised", "sinks": "sinks"}
+            for name, found_R in one.doses_by_row().items():
+                assert np.allclose(found_R, known[names[name]], atol=1e-5, equal_nan=True)
+            assert str(one.dose) == str(log.dose())
 
 
 def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws_by() -> None:
@@ -131,12 +135,12 @@ def test_arms_do_not_disturb_each_other_and_the_number_of_a_row_is_what_it_draws
         for edits, one in zip(arms, together, strict=True):
             alone = edited_losses(loaded, ids_RS, [edits])[0]
             assert torch.equal(alone.losses_R, one.losses_R)
-            assert torch.equal(alone.by_row("mass"), one.by_row("mass")) or not edits
+            assert torch.equal(alone.doses_by_row()["held"], one.doses_by_row()["held"]) or not edits
         for one, other in zip(together, edited_losses(loaded, ids_RS, arms, batch=2), strict=True):
             assert torch.allclose(one.losses_R, other.losses_R, rtol=1e-4)
-            assert torch.allclose(one.by_row("mass"), other.by_row("mass"), atol=1e-5, equal_nan=True)
-        assert together[1].by_row("mass").isnan().all()
-        assert (together[2].by_row("mass") > together[3].by_row("mass")).all()
+            assert torch.allclose(one.doses_by_row()["held"], other.doses_by_row()["held"], atol=1e-5, equal_nan=True)
+        assert together[1].doses_by_row()["held"].isnan().all()
+        assert (together[2].doses_by_row()["held"] > together[3].doses_by_row()["held"]).all()
 
 
 def made_up(rows: int = 40) -> tuple[dict, dict]:

@@ -41,12 +41,21 @@ class EditedLosses:
         """What was taken away, over all rows."""
         return Dose.of(one for batch in self.removals for one in batch)
 
-    def by_row(self, name: str) -> Tensor:
-        """A number of `RemovalRecord` ("mass", "realised", …), mean over layers and heads, (R,); NaN for none."""
+    def doses_by_row(self) -> dict[str, Tensor]:
+        """What every row lost, by name as in `Dose` (columns, sinks, held, removed), each (R,); NaN for nothing."""
         if not any(self.removals):
-            return torch.full_like(self.losses_R, math.nan)
-        of_batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
-        return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in of_batches])
+            return dict.fromkeys(("columns", "sinks", "held", "removed"), torch.full_like(self.losses_R, math.nan))
+
+        def of_rows(name: str) -> Tensor:
+            batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
+            return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
+
+        shares = {
+            "sinks": of_rows("sinks") / of_rows("chosen"),
+            "held": of_rows("mass"),
+            "removed": of_rows("realised"),
+        }
+        return {"columns": of_rows("removed"), **shares}
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import colormap, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent
+from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.ablate.run import by_row
 
 SHOWN = 20
@@ -44,10 +45,11 @@ def _of_one(run: Run) -> list[str]:
     cells, settings = cells_of(run), run.info.settings
     unit, rows, name = settings["by"], int(cells["rows"].iloc[0]), run.info.model["name"]
     what = _hidden(settings)
+    sinks = "" if settings["sink_rule"] else f", {percent(cells['sinks'].mean())} of them sinks by {DEFAULT}"
     dose = (
         f"{name}: {what} held {percent(cells['held'].mean())} of a head's attention (mean; most "
-        f"{percent(cells['held'].max())}), {number(cells['columns'].mean(), 2)} keys a head; hidden in one {unit} at a "
-        "time"
+        f"{percent(cells['held'].max())}), {number(cells['columns'].mean(), 2)} keys a head{sinks}; hidden in one "
+        f"{unit} at a time"
     )
     if rows < FEWEST:
         return [f"{dose}, in {rows} rows: cannot tell what that costs, a verdict takes {FEWEST} rows."]
@@ -106,10 +108,11 @@ def ablation_table(run: Run) -> pd.DataFrame:
             "layer": f"{cell['layer']:.0f}",
             "head": "all" if cell["head"] < 0 else f"{cell['head']:.0f}",
             "keys": number(cell["columns"], 2),
+            "sinks": percent(cell["sinks"]),
             "held": percent(cell["held"]),
             "removed": percent(cell["removed"]),
             "change of loss": _change(cell),
-            "verdict": TOLD[int(cell["told"])],
+            "verdict": TOLD[int(cell["told"])] if cell["columns"] else "nothing to hide",
         }
         for _, cell in cells.iterrows()
     ]

@@ -21,8 +21,7 @@ from sinklab.studies.base import Work, check_fits, describe, heldout_text
 from sinklab.studies.processes import Progress
 
 CELL = ["layer", "head"]
-MEASURED = {"columns": "removed", "held": "mass", "removed": "realised"}
-"""Columns of the table ``ablation``, and what `RemovalRecord` calls them."""
+DOSE = ("columns", "sinks", "held", "removed")
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,9 @@ def score(work: Work) -> None:
     """Write a part of the table ``ablation`` for every batch of rows that is missing.
 
     Columns: row; layer; head (−1 for all of the layer); loss and clean, nats per token with the keys hidden and
-    without; columns, how many were hidden; held, the share of attention that they held in the clean pass; removed, the
-    share really taken away. Means over the heads where a layer is hidden.
+    without; columns, how many were hidden; sinks, the share of these that the rule calls sinks; held, the share of
+    attention that they held in the clean pass; removed, the share really taken away (as in `Dose`; over the heads where
+    a layer is hidden).
     """
     settings, plan = work.settings, work.plan
     count = work.progress.counter(len(work.samples) * (1 + len(plan.cells)))
@@ -79,7 +79,7 @@ def score(work: Work) -> None:
         frames = [
             pd.DataFrame(
                 {"row": rows, "layer": layer, "head": head, "loss": one.losses_R.numpy(), "clean": clean_B}
-            ).assign(**{name: one.by_row(of_record).numpy() for name, of_record in MEASURED.items()})
+            ).assign(**{name: values_R.numpy() for name, values_R in one.doses_by_row().items()})
             for (layer, head), one in zip(plan.cells, found[1:], strict=True)
         ]
         work.run.table("ablation", pd.concat(frames, ignore_index=True), part=part)
@@ -96,7 +96,7 @@ def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:
     told: 1 where the delta is above zero, −1 where it is below, 0 where that cannot be told (`told_apart`).
     """
     rows = rows.assign(delta=rows["loss"] - rows["clean"])
-    means = rows.groupby(CELL)[["loss", "delta", *MEASURED]].mean()
+    means = rows.groupby(CELL)[["loss", "delta", *DOSE]].mean()
     found = [mean_over(rows_of) for _, rows_of in rows.groupby(CELL)["delta"]]
     means["delta_low"], means["delta_high"] = np.transpose([one.interval for one in found])
     means["told"] = told_apart(by_row(rows, "delta"))

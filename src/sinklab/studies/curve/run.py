@@ -75,7 +75,7 @@ def _scored(
         for choice, of_choice in drawn.items()
     }
     masses = {
-        choice: float(np.mean([one.by_row("mass").nanmean() for one in of_choice])) if choice[0] else 0.0
+        choice: float(np.mean([one.dose.held for one in of_choice])) if choice[0] else 0.0
         for choice, of_choice in drawn.items()
     }
     if wrong := [choice for choice, loss_R in losses.items() if not np.isfinite(loss_R).all()]:

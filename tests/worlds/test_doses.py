@@ -1,0 +1,110 @@
+"""Costs against removed attention, in worlds with a known answer: maps over heads, and models at equal mass."""
+
+# R rows, C cells, K doses
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sinklab.analysis.doses import Doses, at_equal_mass, contrast, rank_correlation, told_apart
+
+WORLDS = 200
+
+
+def heads(seed: int, rows: int, cells: int, *, signal: float = 0.0, shared: float = 0.0, tails: bool = False):
+    """Weight of every cell and what hiding it costs, (R, C); `signal`: the spread of costs that go with the weight."""
+    rng = np.random.default_rng(seed)
+    weight_C = 0.05 * np.exp(rng.normal(0, 1, cells))
+    weights_RC = weight_C * np.exp(rng.normal(0, 0.3, (rows, cells)))
+    noise_RC = rng.standard_t(3, (rows, cells)) if tails else rng.normal(0, 1, (rows, cells))
+    noise_RC = np.sqrt(1 - shared) * noise_RC + np.sqrt(shared) * rng.normal(0, 1, (rows, 1))
+    spread_C = np.exp(rng.normal(0, 0.5, cells))
+    return weights_RC, spread_C * noise_RC + signal * (weight_C - weight_C.mean()) / weight_C.std()
+
+
+def percent(flags) -> float:
+    return 100 * float(np.mean(list(flags)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [{}, {"shared": 0.3}, {"tails": True}])
+@pytest.mark.parametrize(("rows", "cells"), [(6, 24), (12, 10), (12, 36)])
+def test_where_nothing_costs_anything_maps_seldom_say_so(rows: int, cells: int, world: dict) -> None:
+    worlds = [heads(seed, rows, cells, **world) for seed in range(WORLDS)]
+    # 7 %, and two standard errors of 200 worlds
+    assert percent((told_apart(deltas_RC) != 0).any() for _, deltas_RC in worlds) <= 10.6
+    assert percent(rank_correlation(*one).above() is not None for one in worlds) <= 10.6
+
+
+@pytest.mark.slow
+def test_a_cost_that_rises_with_the_weight_is_found_in_twelve_rows() -> None:
+    worlds = [heads(seed, 12, 24, signal=0.7) for seed in range(100)]
+    assert percent((told_apart(deltas_RC) == 1).any() for _, deltas_RC in worlds) >= 80
+    found = [rank_correlation(*one) for one in worlds]
+    assert percent(one.above() is True for one in found) >= 80
+    assert percent(one.above() is False for one in found) == 0
+    assert all(one.low <= one.value <= one.high for one in found)
+
+
+def test_signs_and_cells_are_those_that_were_planted() -> None:
+    noise_RC = np.random.default_rng(0).normal(0, 0.1, (12, 10))
+    deltas_RC = noise_RC + np.array([1.0, -1.0, *[0.0] * 8])
+    assert told_apart(deltas_RC).tolist() == [1, -1, *[0] * 8]
+    assert not told_apart(deltas_RC[:5]).any()
+    assert not told_apart(np.zeros((12, 3))).any()
+    weights_RC = np.tile(np.arange(10.0), (12, 1))
+    assert rank_correlation(weights_RC, weights_RC + 0.01 * noise_RC).value == 1
+    assert rank_correlation(weights_RC, -weights_RC).above() is False
+    # too few cells, or a flat map
+    assert np.isnan(rank_correlation(weights_RC[:, :9], weights_RC[:, :9]).value)
+    assert np.isnan(rank_correlation(weights_RC, np.ones((12, 10))).value)
+
+
+def model(seed: int, masses: list[float], slope: float, rows: int = 12, *, curved: float = 0.0) -> Doses:
+    """A model that loses `slope` per removed mass, with a spread of rows that grows with the dose."""
+    rng = np.random.default_rng(seed)
+    removed_K = np.array(masses)
+    slopes_R1 = slope * (1 + 0.4 * rng.normal(size=(rows, 1)))
+    costs_RK = slopes_R1 * removed_K + curved * removed_K**2 + 0.02 * rng.normal(size=(rows, len(masses)))
+    return Doses(removed_K, costs_RK)
+
+
+LOW, HIGH = [0.02, 0.04, 0.09, 0.16, 0.25], [0.1, 0.22, 0.35]
+
+
+def test_models_that_lose_alike_per_mass_show_no_contrast() -> None:
+    found = [at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0)) for seed in range(500)]
+    assert {one.mass for one in found} == {0.25}
+    assert percent(one.difference.above() is not None for one in found) <= 7
+    # at equal count the second takes four times as much and seems to need its sinks more
+    counts = [
+        contrast(model(2 * seed, LOW, 2.0).costs_RK[:, 0], model(2 * seed + 1, HIGH, 2.0).costs_RK[:, 0])
+        for seed in range(500)
+    ]
+    assert percent(one.difference.above() is False for one in counts) >= 80
+
+
+def test_a_model_that_loses_twice_as_much_per_mass_is_found() -> None:
+    found = [at_equal_mass(model(2 * seed, LOW, 4.0), model(2 * seed + 1, HIGH, 2.0)) for seed in range(500)]
+    assert percent(one.difference.above() is True for one in found) >= 80
+    assert percent(one.difference.low <= 0.5 <= one.difference.high for one in found) >= 90
+
+
+def test_there_is_no_contrast_beyond_what_both_models_have() -> None:
+    low, high = model(0, [0.01, 0.05], 2.0), model(1, [0.1, 0.4], 2.0)
+    for one, other in ((low, high), (high, low), (low, model(2, [], 2.0)), (low, model(3, [0.0], 2.0))):
+        found = at_equal_mass(one, other)
+        assert found.difference.samples == 0
+        assert np.isnan(found.mass) and found.difference.above() is None
+    few = at_equal_mass(model(0, LOW, 9.0, rows=5), model(1, HIGH, 2.0, rows=5))
+    assert few.mass == 0.25 and few.difference.above() is None and np.isnan(few.difference.low)
+
+
+def test_costs_between_two_doses_lie_on_the_line_between_them() -> None:
+    doses = Doses(np.array([0.3, 0.1]), np.array([[3.0, 1.0], [0.0, 2.0]]))
+    assert doses.at(0.1).tolist() == [1, 2] and doses.at(0.3).tolist() == [3, 0]
+    assert doses.at(0.25) == pytest.approx([2.5, 0.5])
+    assert np.isnan(doses.at(0.31)).all() and np.isnan(doses.at(0.09)).all()
+    one = replace(doses, masses_K=np.array([0.2]), costs_RK=doses.costs_RK[:, :1])
+    assert one.at(0.2).tolist() == [3, 0]
+    assert at_equal_mass(one, doses).mass == 0.2
