@@ -46,10 +46,10 @@ def test_a_curve_is_scored_once(model: str, capsys: pytest.CaptureFixture, monke
         "run folders: out/plain, out/plain-2",
         "drawn: out/masking_curve.md, out/masking_curve.csv",
     ]
-    assert "plain (plain) (DLM): hiding 2 sinks per layer and head changes the masked-token bound" in printed.out
+    assert "plain (plain) (DLM): hiding the 2 most attended keys per layer and head (2.00 keys a head" in printed.out
     first = open_run("out/plain")
     assert first.info.kind == "curve"
-    assert first.table("curve")["k"].tolist() == [0, 2, 2, 2]
+    assert first.table("curve")["k"].tolist() == [0, 2, 2, 2, 2]
     # what is there is taken as it is
     monkeypatch.setattr("sinklab.studies.curve.run.score", None)
     curve((model,), Path("out"), settings=small(), figures=())

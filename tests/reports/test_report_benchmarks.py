@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from test_report_training import made
 
+from sinklab.probing.dose import Dose
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports.printed import latex
+from sinklab.scoring.heldout import HeldoutRows
 from sinklab.studies.benchmarks.onetoken import (
     LESS,
     LOSS,
@@ -40,6 +43,7 @@ from sinklab.studies.curve.figures import (
     masking_curve_table,
     write_masking_curves,
 )
+from sinklab.studies.curve.run import curve_table
 
 
 def benchmark(
@@ -375,18 +379,39 @@ def test_a_metric_can_be_asked_for(onetoken_folder: Path) -> None:
 # -- masking curves
 
 
-def curve(folder: Path, family: str, rise: float, *, controls: tuple[str, ...] = ("sinks", "random")) -> Run:
-    rows = [{"k": 0, "control": "none", "delta": 0.0, "mass": 0.0}]
-    for k in (1, 5):
-        sizes = {"sinks": rise * k, "random": rise * k / 10, "lowest": 0.0}
-        rows += [{"k": k, "control": name, "delta": sizes[name], "mass": 0.02 * k} for name in controls]
-    frame = pd.DataFrame(rows)
-    frame["loss"], frame["relative"] = 4 + frame["delta"], frame["delta"] / 4
-    for name, value in (("delta", frame["delta"]), ("loss", frame["loss"]), ("excess", 0.9 * frame["delta"])):
-        frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = value, value - 0.05, value + 0.05
-    frame["rows"], frame["tokens"], frame["bits_per_byte"] = 10, 100, 1.5
-    with RunWriter(folder, kind="curve", model={"name": folder.name, "family": family}, settings={}, seed=0) as run:
-        run.table("curve", frame)
+def curve(
+    folder: Path,
+    family: str,
+    rise: float,
+    *,
+    controls: tuple[str, ...] = ("top", "random"),
+    mass: float = 0.02,
+    **how: Any,
+) -> Run:
+    """A run of 10 rows: `rise` nats a key, and `mass` of the attention removed by one."""
+    spread_R = 0.02 * np.linspace(-1, 1, 10)
+    sizes = {"top": rise, "sinks": rise, "matched": rise, "equal_mass": rise / 2, "random": rise / 10, "lowest": 0.0}
+    rows = {(k, name): 4 + k * sizes[name] + spread_R * (1 + k) for k in (1, 5) for name in controls}
+    losses = {(0, "none"): 4 + spread_R, **rows}
+    shares = {"sinks": 0.25, "mass": mass, "realised": mass, "matched": how.get("matched", 0.75)}
+    doses = {
+        (k, name): Dose({one: (share * (k if one in ("mass", "realised") else 1), 1) for one, share in shares.items()})
+        for k, name in losses
+    }
+    doses = {choice: Dose(dose.totals | {"removed": (choice[0], 1)}) for choice, dose in doses.items()}
+    table = pd.DataFrame(curve_table(losses, doses, HeldoutRows(torch.zeros(10, 10), 100)))
+    settings = {"sink_rule": how.get("sink_rule")}
+    with RunWriter(
+        folder, kind="curve", model={"name": folder.name, "family": family}, settings=settings, seed=0
+    ) as run:
+        run.table("curve", table)
+        frames = [
+            pd.DataFrame({"row": np.arange(10), "k": k, "control": name, "loss": losses[k, name]}) for k, name in losses
+        ]
+        run.table("curve_rows", pd.concat(frames))
+        run.table(
+            "phenomenon", {"row": np.arange(10), "main": np.full(10, mass), "gu": np.full(10, how.get("gu", 0.5))}
+        )
     return open_run(folder)
 
 
@@ -395,43 +420,92 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
     axes = masking_curve_figure(runs)
     handles, _ = axes.get_legend_handles_labels()
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["tiny (DLM)", "llama (AR)", "sinks", "random columns"]
+    assert names == ["tiny (DLM)", "llama (AR)", "most attended keys", "random keys"]
     assert [line.get_linestyle() for line in axes.lines[:4]] == ["-", ":", "-", ":"]
     assert axes.lines[1].get_ydata() == pytest.approx([0, 0.01, 0.05])
     assert handles[0].get_ydata() == pytest.approx([0, 0.1, 0.5])
     assert handles[0].get_xdata() == pytest.approx([0, 1, 5])
     assert axes.get_xscale() == "symlog"
-    band = axes.collections[0].get_paths()[0].vertices
-    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((-0.05, 0.55))
+    by_mass = masking_curve_figure(runs, over="mass")
+    assert by_mass.lines[0].get_xdata() == pytest.approx([0, 2, 10])
+    assert by_mass.get_xlabel() == "attention removed, %"
     percent = masking_curve_figure(runs, relative=True, scale="linear")
     assert percent.get_legend_handles_labels()[0][0].get_ydata() == pytest.approx([0, 2.5, 12.5])
     assert (percent.get_xscale(), percent.get_yscale()) == ("linear", "linear")
     assert masking_curve_figure(runs, change="log").get_yscale() == "symlog"
-    table = masking_curve_table(runs).set_index(["model", "k"])
-    assert table.loc[("tiny (DLM)", 5), "sinks"] == "+0.500 (+0.450 … +0.550)"
-    assert table.loc[("tiny (DLM)", 5), "change"] == "+12.5 %"
-    assert table.loc[("llama (AR)", 0), "loss"] == 4.0
+    table = masking_curve_table(runs).set_index(["model", "k", "hidden"])
+    line = table.loc[("tiny (DLM)", 5, "most attended keys")]
+    assert line["change"].startswith("+0.500 (+0.4")
+    assert line["relative"] == "+12.5 %"
+    assert line[["keys", "sinks", "held", "removed"]].tolist() == ["5.00", "25.0\u00a0%", "10.0\u00a0%", "10.0\u00a0%"]
+    assert table.loc[("llama (AR)", 0, "nothing")]["loss"] == "4.000"
     said = masking_curve_sentences(runs)
-    assert said[0] == (
-        "tiny (DLM): hiding 5 sinks per layer and head changes the masked-token bound of 4.00 by +0.500 "
-        "(+0.450 … +0.550) nats per token (+12.5 %)."
+    assert said[0].startswith(
+        "tiny (DLM): hiding the 5 most attended keys per layer and head (5.00 keys a head, 25.0\u00a0% of them sinks, "
+        "held 10.0\u00a0% of the attention, 10.0\u00a0% removed) changes the masked-token bound of 4.00 by +0.500 (+0.4"
     )
     assert said[1] == (
-        "tiny: the interval of the change lies above 0 from k = 1 on; 5 sinks cost more than as many random columns "
-        "(+0.050, 10 times)."
+        "tiny: the interval of the change lies above 0 from k = 1 on; the 5 most attended keys cost more than as many "
+        "random ones (+0.050, 10 times)."
     )
-    assert said[3] == (
-        "llama: the interval of the change lies above 0 at no k; 5 sinks and as many random columns (+0.001) cannot be "
-        "distinguished."
+    assert "llama: the interval of the change lies above 0 at no k" in said[3]
+    assert said[4].startswith(
+        "tiny (DLM) against llama (AR), keys chosen by a clean pass (protocol clean): at equal count, the most "
+        "attended key a head, it loses more (+2.50 % against +0.05 % of the loss; difference 95 %"
     )
-    assert said[4].startswith("One hidden sink: tiny +2.50 % (diffusion) against llama +0.05 % (autoregressive)")
+    assert "at equal removed attention, 10.0\u00a0%, it loses more (+12.50 % against +0.25 % of the loss" in said[4]
+
+
+def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_common(tmp_path: Path) -> None:
+    tiny = curve(tmp_path / "tiny", "diffusion", 0.1)
+
+    def against(name: str, **how: Any) -> str:
+        return masking_curve_sentences([tiny, curve(tmp_path / name, "autoregressive", 0.4, **how)])[-1]
+
+    # four times as much a key, of which each takes four times as much
+    alike = against("alike", mass=0.08)
+    assert "a head, it loses less (+2.50 % against +10.00 % of the loss" in alike
+    assert "at equal removed attention, 10.0\u00a0%, cannot tell which loses more" in alike
+    assert "cannot tell, since no share of it was removed from both" in against("heavy", mass=0.15)
+    assert against("none", gu=0.0).endswith(
+        "cannot tell, since none does not have the phenomenon: one key gets more than 30 % in 0.0\u00a0% of its heads "
+        "(median of rows; 5.0\u00a0% are wanted), the most attended one 2.0\u00a0% on average."
+    )
+    ruled = against("ruled", controls=("sinks",), sink_rule="excess")
+    assert ruled.endswith("cannot tell, since not the same keys were hidden in both.")
 
 
 def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
-    alone = curve(tmp_path / "a", "diffusion", 0.1, controls=("sinks",))
+    alone = curve(tmp_path / "a", "diffusion", 0.1, controls=("top",))
     assert len(masking_curve_sentences(alone)) == 2
     assert masking_curve_sentences(alone)[1] == "a: the interval of the change lies above 0 from k = 1 on."
     assert masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("lowest",))) == []
+
+
+def test_keys_of_equal_mass_need_half_of_the_heads(tmp_path: Path) -> None:
+    controls = ("sinks", "equal_mass", "matched")
+    ruled = masking_curve_sentences(curve(tmp_path / "a", "diffusion", 0.1, controls=controls, sink_rule="excess"))
+    assert "hiding at most 5 keys that Excess(epsilon=3.0, scale='sum') calls sinks" in ruled[0]
+    assert "cost more than keys that are no sinks and hold as much, in the 75.0\u00a0% of heads" in ruled[2]
+    assert "(+0.250 (" in ruled[2]
+    few = masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("top", *controls[1:]), matched=0.4))
+    assert few[2] == (
+        "b: cannot tell whether these keys cost more than others that hold as much, since at most 40.0\u00a0% of heads "
+        "have such others (a verdict takes half)."
+    )
+
+
+def test_curves_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    frame = open_run(curve(tmp_path / "new", "diffusion", 0.1).path).table("curve")
+    frame = frame.rename(columns={"held": "mass"}).drop(columns=["columns", "sinks", "removed", "matched"])
+    with RunWriter(tmp_path / "old", kind="curve", model={"family": "diffusion"}, settings={}, seed=0) as run:
+        run.table("curve", frame.replace({"control": {"top": "sinks"}}))
+    old = open_run(tmp_path / "old")
+    assert "hiding the 5 most attended keys per layer and head (held 10.0" in masking_curve_sentences(old)[0]
+    assert (
+        "was not asked whether it has heavy sinks"
+        in masking_curve_sentences([old, curve(tmp_path / "ar", "autoregressive", 0.1)])[-1]
+    )
 
 
 def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
@@ -445,5 +519,7 @@ def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown format of a figure 'jpg'; known are pdf, png, svg"):
         write_masking_curves(run, tmp_path / "out", formats=("jpg",))
     written = write_masking_curves(run, tmp_path / "out")
-    assert [path.name for path in written] == ["masking_curve.md", "masking_curve.csv", "masking_curve.png"]
+    assert [path.name for path in written] == [
+        "masking_curve.md", "masking_curve.csv", "masking_curve.png", "masking_curve_mass.png",
+    ]  # fmt: skip
     assert list(pd.read_csv(written[1])["model"].unique()) == ["a (DLM)"]

@@ -12,6 +12,7 @@ import torch
 
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene
+from sinklab.probing.dose import Dose
 from sinklab.records import open_run
 from sinklab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.sinks.rules import Excess
@@ -148,16 +149,16 @@ def made_up(rows: int = 40) -> tuple[dict, dict]:
     clean = generator.normal(4, 1, rows)
     losses = {(0, "none"): clean}
     for k in (1, 5):
-        losses[k, "sinks"] = clean + generator.normal(0.1 * k, 0.05, rows)
+        losses[k, "top"] = clean + generator.normal(0.1 * k, 0.05, rows)
         losses[k, "random"] = clean + generator.normal(0.01 * k, 0.05, rows)
-    return losses, {choice: 0.1 for choice in losses}
+    return losses, dict.fromkeys(losses, Dose())
 
 
 def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> None:
-    losses, masses = made_up()
-    table = curve_table(losses, masses, HeldoutRows(torch.zeros(40, 10), 1000))
+    losses, doses = made_up()
+    table = curve_table(losses, doses, HeldoutRows(torch.zeros(40, 10), 1000))
     assert table["k"] == [0, 1, 1, 5, 5]
-    assert table["control"] == ["none", "sinks", "random", "sinks", "random"]
+    assert table["control"] == ["none", "top", "random", "top", "random"]
     assert (table["delta"][0], table["delta_low"][0], table["delta_high"][0]) == (0, 0, 0)
     for place, (choice, loss_R) in enumerate(losses.items()):
         assert table["loss"][place] == pytest.approx(loss_R.mean())
@@ -165,7 +166,7 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
         assert table["bits_per_byte"][place] == pytest.approx(loss_R.mean() * 400 / 1000 / math.log(2))
         random_R = losses.get((choice[0], "random"))
         known = {"loss": loss_R, "delta": loss_R - losses[0, "none"]}
-        if choice[1] == "sinks":
+        if choice[1] == "top":
             known["excess"] = loss_R - random_R
         for name, values_R in known.items():
             if choice == (0, "none") and name == "delta":
@@ -180,8 +181,8 @@ def test_the_table_is_paired_and_its_intervals_are_those_of_a_normal_mean() -> N
 
 
 def test_few_rows_have_no_interval() -> None:
-    losses = {(0, "none"): np.full(5, 4.0), (1, "sinks"): np.full(5, 4.5)}
-    table = curve_table(losses, dict.fromkeys(losses, 0.0), HeldoutRows(torch.zeros(5, 10), 30))
+    losses = {(0, "none"): np.full(5, 4.0), (1, "top"): np.full(5, 4.5)}
+    table = curve_table(losses, dict.fromkeys(losses, Dose()), HeldoutRows(torch.zeros(5, 10), 30))
     assert table["delta"] == [0.0, 0.5]
     assert math.isnan(table["delta_low"][1])
 
@@ -191,6 +192,7 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 10)
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()
     settings = CurveSettings(ks=(3, 1), rows=4, length=20, heldout=str(tmp_path / "held.txt"), draws=2, batch=3)
+    settings = replace(settings, edits=("window_attention:radius=4",))
     said: list[str] = []
     path = masking_curve(loaded, tmp_path / "run", settings, progress=said.append)
     run = open_run(path)
@@ -199,13 +201,29 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     assert run.info.settings["ks"] == [0, 1, 3]
     assert said == [f"scoring 4 rows of 20 tokens with {loaded.name}"]
     rows, table = run.table("curve_rows"), run.table("curve")
-    assert len(rows) == 4 * len(table) == 4 * 7
+    arms = ["top", "random", "equal_mass", "matched"]
+    assert table["control"].tolist() == ["none", *arms, *arms, "window_attention:radius=4"]
+    assert len(rows) == 4 * len(table)
     means = rows.groupby(["k", "control"])["loss"].mean()
     for _, cell in table.iterrows():
         assert means[cell["k"], cell["control"]] == pytest.approx(cell["loss"])
+    cells = table.set_index(["k", "control"])
+    assert cells.loc[3, "top"][["columns", "matched"]].tolist() == pytest.approx([3, math.nan], nan_ok=True)
+    assert cells.loc[(0, "none"), ["columns", "held", "removed"]].tolist() == [0, 0, 0]
+    assert cells.loc[0, "window_attention:radius=4"]["removed"] > 0
+    # one draws for every row what holds as much as the other, in the same heads
+    matched, equal = cells.loc[1, "matched"], cells.loc[1, "equal_mass"]
+    assert matched["matched"] == pytest.approx(equal["matched"], abs=1e-6) and 0 < equal["matched"] <= 1
+    assert equal["held"] == pytest.approx(matched["held"], rel=0.1)
+    assert matched["excess"] == pytest.approx(matched["delta"] - equal["delta"])
+    seen = run.table("phenomenon")
+    assert seen["main"].mean() == pytest.approx(
+        cells.loc[1, "top"]["held"], abs=0.05 if family == "diffusion" else 1e-6
+    )
+    assert seen["gu"].between(0, 1).all()
     held = heldout_rows(loaded, tmp_path / "held.txt", rows=4, length=20).ids_RS
     first = row_losses(loaded, held, edits=[MaskSinks(k=3)], batch=3).mean().item()
-    loss = float(means[3, "sinks"])
+    loss = float(means[3, "top"])
     # noise changes with the draw; a causal model without random columns has none
     assert loss == pytest.approx(first, rel=1e-6) if family == "autoregressive" else abs(loss - first) > 1e-4
     with pytest.raises(ValueError, match="A run folder is written once"):

@@ -10,26 +10,39 @@ import torch
 
 from sinklab.analysis.estimates import mean_over
 from sinklab.checkpoints.loading import Loaded
+from sinklab.probing.dose import Dose
 from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.registry import interventions
 from sinklab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
+from sinklab.scoring.writing import is_random
+from sinklab.sinks.rules import Gu
 from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
 
 Choice = tuple[int, str]
-"""k keys and the control of `MaskSinks` that says which; k = 0 hides nothing."""
+"""k keys, and what is hidden: "none"; "top", the most attended; "sinks", those of them that a rule calls so; "matched",
+the same in the heads alone that have a control of equal mass; another control of `MaskSinks`; the text of an edit."""
+AGAINST = {"top": "random", "sinks": "random", "matched": "equal_mass"}
+"""What the excess of an arm is over."""
+DOSE = ("columns", "sinks", "held", "removed", "matched")
 
 
 def score(work: Work) -> None:
     """Write the tables of a curve."""
     settings, text, loaded = work.settings, work.plan, work.loaded
     work.progress.stage(f"scoring {len(text.ids_RS)} rows of {settings.length} tokens with {loaded.name}")
-    losses, masses = _scored(loaded, text, settings, work.progress)
-    work.run.table("curve", curve_table(losses, masses, text))
+    losses, doses = _scored(loaded, text, settings, work.progress)
+    work.run.table("curve", curve_table(losses, doses, text))
     rows = len(text.ids_RS)
     columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
     columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
     work.run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
+    # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
+    look = [MaskSinks(k=1, counted_by=Gu())]
+    (found,) = edited_losses(loaded, text.ids_RS, [look], seed=settings.seed, batch=settings.batch)
+    seen = found.doses_by_row()
+    work.run.table("phenomenon", {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()})
 
 
 def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> HeldoutRows:
@@ -42,45 +55,54 @@ def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> Held
     loaded.needed_tokenizer()
     check_fits(loaded, "curve", settings.length, "choose a smaller length")
     keys = settings.length + getattr(loaded.model.config, "sink_count", 0)
-    alone = settings.controls == ("sinks",)
+    alone = not {*settings.controls} - {"sinks", "equal_mass"}
     most = keys - 1 if alone else keys // 2
     if settings.ks[-1] > most:
         others = "" if alone else " and as many others as controls"
         raise ValueError(
-            f"k columns{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
+            f"k keys{others} must leave something of the {keys} keys of a row, but k is {settings.ks[-1]}; choose "
             f"at most {most}, or a greater length"
         )
     return heldout_rows(loaded, heldout_text(settings.heldout), rows=settings.rows, length=settings.length)
 
 
+def arms_of(settings: CurveSettings) -> dict[Choice, list[Any]]:
+    """What is hidden in every pass, nothing first."""
+    arms: dict[Choice, list[Any]] = {(0, "none"): []}
+    for k in settings.ks[1:]:
+        for control in settings.controls:
+            how: dict[str, Any] = {"k": k, "rule": settings.sink_rule}
+            name = "top" if control == "sinks" and settings.sink_rule is None else control
+            arms[k, name] = [MaskSinks(**how, control=control)]
+            if control == "equal_mass":
+                arms[k, "matched"] = [MaskSinks(**how, matched=True)]
+    return arms | {(0, interventions.as_text(edit)): [edit] for edit in settings.edits}
+
+
 def _scored(
     loaded: Loaded, text: HeldoutRows, settings: CurveSettings, progress: Progress
-) -> tuple[dict[Choice, np.ndarray], dict[Choice, float]]:
-    """Loss of every row, (R,), and share of attention that the hidden columns held, by choice; means over draws."""
-    choices = [(k, control) for k in settings.ks for control in (settings.controls if k else ("none",))]
-    # without noise nothing but random columns changes from draw to draw
-    redrawn = choices if loaded.family == "diffusion" else [choice for choice in choices if choice[1] == "random"]
+) -> tuple[dict[Choice, np.ndarray], dict[Choice, Dose]]:
+    """Loss of every row, (R,), mean over draws, and what was taken away, by choice."""
+    arms = arms_of(settings)
+    # without noise nothing but what is drawn changes from draw to draw
+    redrawn = [choice for choice in arms if loaded.family == "diffusion" or is_random(arms[choice])]
     batches = math.ceil(len(text.ids_RS) / settings.batch)
-    count = progress.counter((len(choices) + len(redrawn) * (settings.draws - 1)) * batches)
-    drawn: dict[Choice, list[EditedLosses]] = {choice: [] for choice in choices}
+    count = progress.counter((len(arms) + len(redrawn) * (settings.draws - 1)) * batches)
+    drawn: dict[Choice, list[EditedLosses]] = {choice: [] for choice in arms}
     for draw, seed in enumerate(_seeds(settings)):
-        some = redrawn if draw else choices
+        some = redrawn if draw else [*arms]
         if some:
-            arms = [[MaskSinks(k=k, control=control)] if k else [] for k, control in some]
-            found = edited_losses(loaded, text.ids_RS, arms, seed=seed, batch=settings.batch, progress=count)
+            edits = [arms[choice] for choice in some]
+            found = edited_losses(loaded, text.ids_RS, edits, seed=seed, batch=settings.batch, progress=count)
             for choice, one in zip(some, found, strict=True):
                 drawn[choice].append(one)
     losses = {
         choice: torch.stack([one.losses_R for one in of_choice]).double().mean(0).numpy()
         for choice, of_choice in drawn.items()
     }
-    masses = {
-        choice: float(np.mean([one.dose.held for one in of_choice])) if choice[0] else 0.0
-        for choice, of_choice in drawn.items()
-    }
     if wrong := [choice for choice, loss_R in losses.items() if not np.isfinite(loss_R).all()]:
         raise ValueError(f"{loaded.name} gave a loss that is no number at (k, control) {wrong[0]}; try another dtype")
-    return losses, masses
+    return losses, {choice: Dose.pooled(one.dose for one in of_choice) for choice, of_choice in drawn.items()}
 
 
 def _seeds(settings: CurveSettings) -> list[int]:
@@ -90,14 +112,15 @@ def _seeds(settings: CurveSettings) -> list[int]:
 
 
 def curve_table(
-    losses: Mapping[Choice, np.ndarray], masses: Mapping[Choice, float], text: HeldoutRows
+    losses: Mapping[Choice, np.ndarray], doses: Mapping[Choice, Dose], text: HeldoutRows
 ) -> dict[str, list[Any]]:
     """The columns of the table ``curve``.
 
     loss: mean over rows, nats per token. delta: that less the loss with nothing hidden. excess: delta less that of as
-    many random columns, NaN without them. low and high: ends of the 95 % interval over rows (`mean_over`), NaN with
-    fewer than 6; differences are paired. relative: delta over the loss. mass: share of
-    attention that the columns held before they were hidden. bits_per_byte: of the text, comparable across tokenizers.
+    many random keys, or of "matched" less that of the keys of equal mass; NaN without them. low and high: ends of the
+    95 % interval over rows (`mean_over`), NaN with fewer than 6; differences are paired. relative: delta over the loss.
+    columns, sinks, held, removed, matched: the dose (`Dose`), 0 removed where nothing is hidden. bits_per_byte: of the
+    text, comparable across tokenizers.
 
     Rows are taken as independent; rows of one book are alike, so over other texts the spread is wider.
     """
@@ -110,10 +133,12 @@ def curve_table(
 
     lines = []
     for (k, control), loss_R in losses.items():
-        random_R = losses.get((k, "random")) if control != "random" else None
+        other_R = losses.get((k, AGAINST.get(control, "")))
         line = {"k": k, "control": control, **measured("loss", loss_R), **measured("delta", loss_R - clean_R)}
-        line |= measured("excess", None if random_R is None else loss_R - random_R)
+        line |= measured("excess", None if other_R is None else loss_R - other_R)
         line["relative"] = float((loss_R - clean_R).mean() / clean_R.mean())
-        line |= {"mass": masses[k, control], "rows": rows, "tokens": tokens}
+        dose = doses[k, control].row()
+        dose |= {} if doses[k, control].weight else {"columns": 0.0, "held": 0.0, "removed": 0.0}
+        line |= {name: dose[name] for name in DOSE} | {"rows": rows, "tokens": tokens}
         lines.append(line | {"bits_per_byte": float(loss_R.mean()) * tokens / math.log(2) / text.size})
     return columns_of(lines)

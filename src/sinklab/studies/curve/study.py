@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sinklab.errors import Checked, limited
-from sinklab.registry import studies
+from sinklab.probing.scope import CONTROLS
+from sinklab.registry import interventions, of, rules, studies
 from sinklab.studies.base import Study, deferred
 
 if TYPE_CHECKING:
     from sinklab.records.reading import Run
 
 
-CONTROLS = ("sinks", "random", "lowest", "recent")
-
-
 @dataclass(frozen=True)
 class CurveSettings(Checked):
-    """Which columns are hidden, from what text, and how sure the result has to be.
+    """Which keys are hidden, from what text, and how sure the result has to be.
 
     Raises ValueError for unknown controls and for numbers that make no sense with any model.
     """
 
     ks: tuple[int, ...] = limited((0, 1, 2, 5, 10, 20), at_least=0)
-    """Numbers of columns to hide per row, layer and query head; 0 is always scored."""
-    controls: tuple[str, ...] = limited(("sinks", "random", "lowest"), one_of=CONTROLS)
-    """Which columns: those that receive most (sinks), random others, the least attended, the last (recent)."""
+    """Numbers of keys to hide per row, layer and query head; 0 is always scored."""
+    controls: tuple[str, ...] = limited(("sinks", "random", "equal_mass"), one_of=CONTROLS)
+    """Which keys: those that receive most (sinks), as many others drawn (random), others that are no sinks and together
+    hold as much (equal_mass, compared in the heads that have some), the least attended (lowest), the last (recent)."""
+    sink_rule: Any = of(rules, None)  # noqa: RUF009
+    """What counts as a sink, NAME:field=value: of the most attended keys only such are hidden, at most k. When left out
+    all k are, and excess:epsilon=3 counts how many of them are sinks."""
+    edits: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
+    """Further edits to score, each by itself: NAME:field=value."""
     heldout: str | None = None
     """Corpus to score; None uses the excerpt in the package."""
     rows: int = limited(48, at_least=1)
@@ -45,21 +49,27 @@ class CurveSettings(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
+        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
+        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
         if not self.controls and self.ks != (0,):
             raise ValueError(f"a curve over ks {self.ks} needs at least one of the controls {', '.join(CONTROLS)}")
 
 
 @studies.register("curve")
 class Curve(Study):
-    """Measure the held-out loss with 0, 1, 2, 5, … sinks hidden per head: a cheap proxy for a benchmark.
+    """Measure the held-out loss with 0, 1, 2, 5, … keys hidden per head: a cheap proxy for a benchmark.
 
     For diffusion models the masked-token loss, for autoregressive ones the next-token loss. A clean pass over the same
-    text selects the columns; the controls are equally many random and least attended ones. Each model gets a run folder
-    OUT/<name>; masking_curve.md, .csv and .png are written to OUT. A complete curve is not scored again.
+    text chooses the most attended keys (with --sink-rule those among them that it calls sinks); controls are as many
+    random ones, and others that hold as much. Beside every loss stand the keys hidden, how many of them are sinks, the
+    attention they held and what was really removed. Models are compared at equal count and at equal removed attention,
+    if they have heavy sinks at all. Each model gets a run folder OUT/<name>; masking_curve.md, .csv and pictures are
+    written to OUT. A complete curve is not scored again.
 
     Try
         sinklab curve
         sinklab curve --model tiny --ks 0 1 5 --rows 12 --out runs/quick
+        sinklab curve --model tiny --sink-rule excess:epsilon=3 --edits mask_sinks:k=5,removal=zero_value
         sinklab curve --model tiny runs/laptop-causal/model --relative --scale linear
         sinklab curve --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda --heldout my_texts/ --length 512
     """
@@ -93,11 +103,13 @@ class Curve(Study):
 
 
 masking_curve = Curve()
-"""Score held-out text with 0, 1, 2, … columns hidden, and write a run folder of kind "curve".
+"""Score held-out text with 0, 1, 2, … keys hidden, and write a run folder of kind "curve".
 
 A diffusion model is scored by its masked-token bound, an autoregressive one by its next-token loss; what is hidden
-is chosen by a clean pass over the same row, see `hidden_losses`. Table ``curve``: one row per (k, control), see
-`curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows.
+is chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``: one row per (k, control), see
+`curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows; table
+``phenomenon``: by row of text, main, the share of attention on the key of a head that receives most, and gu, the share
+of heads that give it more than 30 % (mean over layers and heads).
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.
