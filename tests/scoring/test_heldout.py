@@ -86,6 +86,8 @@ def test_the_curve_is_a_table_of_paired_differences() -> None:
     assert table["delta"][3] == pytest.approx((hidden - clean).mean().item(), rel=1e-4)
     assert table["delta_stderr"][3] == pytest.approx((hidden - clean).std().item() / 6**0.5, rel=1e-4)
     assert table["tokens"] == [144] * 5
+    assert table["columns"][1:] == [1, 1, 4, 4] and math.isnan(table["columns"][0])
+    assert table["held"][3] > table["held"][4]
     assert table["bits_per_byte"][0] == pytest.approx(table["loss"][0] * 144 / math.log(2) / text.size)
     assert all(map(math.isnan, table["bits_per_byte"][1:]))
 

@@ -14,7 +14,8 @@ from sinklab.probing import MaskSinks, intervene
 from sinklab.records import RunWriter, open_run
 from sinklab.reports.samples import NotRecorded
 from sinklab.scoring.heldout import heldout_rows
-from sinklab.studies.ablate import Ablate, AblateSettings
+from sinklab.studies.ablate import Ablate, AblateSettings, DistanceSettings, DistanceStudy
+from sinklab.studies.ablate.distance import distance_sentences, distance_table
 from sinklab.studies.ablate.figures import ablation_figure, ablation_sentences, ablation_table
 from sinklab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
@@ -146,3 +147,57 @@ def test_what_makes_no_sense_is_refused() -> None:
         raise KeyboardInterrupt
     with pytest.raises(NotRecorded, match=r"cut is not\. Resume it"):
         ablation_sentences([open_run("cut")])
+
+
+def shorter(**changes: object) -> DistanceSettings:
+    small = {"rows": 3, "prompt_tokens": 8, "new_tokens": 4, "heldout": "held.txt", "batch": 2, "ks": (1, 2)}
+    return DistanceSettings(**{**small, **changes})
+
+
+@pytest.mark.slow
+def test_the_study_of_distances_conforms() -> None:
+    check_study(DistanceStudy(), tiny_loaded(1), shorter(protocols=("paper", "rule"), ks=(1,)))
+    check_study(DistanceStudy(), tiny_llama(), shorter(protocols=("clean",), removals=("mask",), controls=("random",)))
+
+
+@pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
+def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
+    loaded = tiny_loaded() if family == "diffusion" else tiny_llama()
+    asked = shorter(protocols=("paper", "held"), controls=("sinks", "lowest"), ks=(2,))
+    run = open_run(DistanceStudy()(loaded, "out", asked))
+    rows, cells = run.table("distances"), run.table("outcomes")
+    arms = ["protocol", "removal", "k", "control"]
+    assert len(cells) == 2 * 2 * 2 and len(rows) == 3 * len(cells)
+    assert set(rows.groupby(arms)["row"].apply(lambda numbers: (*sorted(numbers),))) == {(0, 1, 2)}
+    merged = cells.set_index(arms).sort_index()
+    assert np.allclose(rows.groupby(arms)[["kl", "worse", "agreement"]].mean(), merged[["kl", "worse", "agreement"]])
+    # three texts are too few for an interval, and for a verdict
+    assert cells["kl_low"].isna().all() and (cells["told"] == 0).all()
+    assert merged["columns"].between(1.9, 2.01).all()
+    held, paper = (merged.loc[(name, "mask", 2, "sinks")] for name in ("held", "paper"))
+    assert held["overlap"] > 0.9 > paper["overlap"]
+    # a text that is the clean one costs the unedited model what that costs
+    same = rows[rows["agreement"] == 1]
+    assert same["worse"].abs().max() < 1e-6 or same.empty
+    table = distance_table(run)
+    assert set(table["hidden"]) == {"top k", "lowest"}
+    said = distance_sentences([run])
+    assert len(said) == 4
+    assert "k = 2 (2.00 keys a head" in said[0] and "3 texts are too few to tell (at least 6)" in said[0]
+    other = open_run(DistanceStudy()(loaded, "other", shorter(protocols=("held",), ks=(2,), batch=3)))
+    again = other.table("outcomes").set_index(arms).loc[("held", "mask", 2, "sinks")]
+    assert again["kl"] == pytest.approx(held["kl"], rel=1e-3)
+
+
+def test_the_command_of_distances_writes_a_page(capsys: pytest.CaptureFixture) -> None:
+    model = str(save_tiny(Path("model")))
+    words = f"distance {model} --rows 6 --prompt-tokens 8 --new-tokens 3 --ks 1 --removals mask --heldout held.txt"
+    assert main(shlex.split(f"{words} --protocols paper rule --sink-rule excess:epsilon=1 --out out")) == 0
+    printed = capsys.readouterr().out
+    assert "model, protocol rule, mask, k = 1 (" in printed
+    assert "drawn: out/distance.md" in printed
+    page = Path("out/distance.md").read_text()
+    assert "| protocol | path | k | hidden | keys | sinks | held | removed | overlap | tokens that agree |" in page
+    assert open_run("out").table("outcomes")["agreement_low"].between(0, 1).all()
+    assert main(shlex.split(f"{words} --ks 5 --out b")) == 2
+    assert "k is 5; choose at most 4, or a longer prompt" in capsys.readouterr().err

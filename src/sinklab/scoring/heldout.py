@@ -239,7 +239,8 @@ def heldout_curve(
     ``heldout``.
 
     ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the paired difference to k
-    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller). ``bits_per_byte`` is given for k = 0.
+    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller); ``columns``, ``sinks``, ``held`` and
+    ``removed`` say the dose (`Dose`). ``bits_per_byte`` is given for k = 0.
 
     Raises:
         ValueError: if a k is not smaller than the number of keys, or the model is no diffusion model.
@@ -261,6 +262,9 @@ def heldout_curve(
         mean = one.losses_R.mean().item()
         row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
         row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
+        row |= {
+            name: value for name, value in one.dose.row().items() if name in ("columns", "sinks", "held", "removed")
+        }
         rows.append(row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan})
     return {name: [row[name] for row in rows] for name in rows[0]}
 

@@ -1,5 +1,5 @@
-"""Which heads a model needs its most attended keys in: the cost of hiding them in one head, or layer, at a time."""
+"""What the most attended keys are worth: hidden in one head or layer, or everywhere while texts are written."""
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, study="Ablate AblateSettings")
+__getattr__, __dir__, __all__ = exports(__name__, study="Ablate AblateSettings DistanceSettings DistanceStudy")

@@ -1,4 +1,4 @@
-"""The ablation map as a study: its settings and its command."""
+"""Where keys are needed, and how far hiding them takes a text: two studies, their settings and commands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import Checked, limited
+from sinklab.probing.scope import CONTROLS, PROTOCOLS
 from sinklab.registry import of, rules, studies
 from sinklab.studies.base import Study, deferred
 
@@ -93,3 +94,77 @@ class Ablate(Study):
         from sinklab.studies.ablate.figures import write_ablation
 
         return [path for run in runs for path in write_ablation(run, options.figures)]
+
+
+@dataclass(frozen=True)
+class DistanceSettings(Checked):
+    """What is hidden while texts are written, and which texts.
+
+    Raises ValueError for names and numbers that make no sense with any model.
+    """
+
+    protocols: tuple[str, ...] = limited(("paper", "held", "clean"), one_of=PROTOCOLS, needed=True)
+    """Which keys, and for how long: paper (the top k of the step before, arXiv 2510.15731), held (the first top k stay
+    hidden), rule (those of them that are sinks stay hidden), clean (the top k of a clean pass at the same step)."""
+    ks: tuple[int, ...] = limited((1, 5), at_least=1, needed=True)
+    """Numbers of keys to hide per layer and head."""
+    removals: tuple[str, ...] = limited(REMOVALS, one_of=REMOVALS, needed=True)
+    """Path of removal: mask (before the softmax) or zero_value (the weight stays and adds nothing)."""
+    controls: tuple[str, ...] = limited(("sinks",), one_of=CONTROLS, needed=True)
+    """Which keys: those that the protocol names (sinks), or others in their place."""
+    sink_rule: Any = of(rules, None)  # noqa: RUF009
+    """What counts as a sink, NAME:field=value: in the protocol rule, and in what is printed; excess:epsilon=3 when left
+    out."""
+    heldout: str | None = None
+    """Corpus whose rows begin the texts; None uses the excerpt in the package."""
+    rows: int = limited(12, at_least=1)
+    """Texts."""
+    prompt_tokens: int = limited(32, at_least=1)
+    """Tokens that are given of each."""
+    new_tokens: int = limited(32, at_least=1)
+    """Tokens to write, the most probable ones; a diffusion model writes one a step."""
+    block_length: int | None = limited(None, at_least=1)
+    """Tokens per block of a diffusion model; one block when left out."""
+    batch: int = limited(12, at_least=1)
+    """Texts that are written together."""
+    seed: int = 0
+    """Seed of random controls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
+        for name in ("protocols", "ks", "removals", "controls"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+
+
+@studies.register("distance")
+class DistanceStudy(Study):
+    """Write texts with and without keys hidden: how far apart they are, by dose, path of removal and protocol.
+
+    Agreement of the tokens in free runs; at the order and on the canvases of the clean run, the KL divergence of each
+    token when it was committed; and beside these what the unedited model makes of the text, in nats per token, since
+    another text may be as good. All paired by text. Writes a run folder with distance.md.
+
+    Try
+        sinklab distance tiny --rows 6 --ks 1 5
+        sinklab distance tiny --protocols paper held rule clean --controls sinks equal_mass
+    """
+
+    Settings = DistanceSettings
+    positional = True
+    parts = "distances"
+    shards = True
+    prepare = deferred("sinklab.studies.ablate.distance:prepare")
+    run = deferred("sinklab.studies.ablate.distance:write_texts")
+    finish = deferred("sinklab.studies.ablate.distance:summarize")
+    sentences = deferred("sinklab.studies.ablate.distance:distance_sentences")
+
+    def samples(self, plan: Any) -> int:
+        """One a batch of texts."""
+        return len(plan)
+
+    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
+        """distance.md in each run folder."""
+        from sinklab.studies.ablate.distance import write_table
+
+        return [write_table(run) for run in runs]
