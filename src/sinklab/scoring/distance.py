@@ -66,8 +66,8 @@ def output_distances(texts: Writing, arms: Sequence[Sequence[Intervention]]) -> 
         same_M = (edited_MV.argmax(-1) == clean_MV.argmax(-1)).double()
         shares = [_agreement(one, other) for one, other in zip(written, others, strict=True)]
         agreement_B = torch.tensor(shares, dtype=torch.float64)
-        means = [_mean_by_row(values_M, rows_M, len(written)) for values_M in (kl_M, same_M)]
-        found.append(Distance(agreement_B, *means, tuple(map(tuple, others)), tuple(log.removals)))
+        kl_B, same_B = (_mean_by_row(values_M, rows_M, len(written)) for values_M in (kl_M, same_M))
+        found.append(Distance(agreement_B, kl_B, same_B, tuple(map(tuple, others)), tuple(log.removals)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def write_texts(work: Work) -> None:
                 line |= {"agreement": one.agreement_B[row].item(), "kl": one.kl_B[row].item()}
                 line |= {"same": one.same_B[row].item(), "worse": costs[row, text] - costs[row, clean.texts[row]]}
                 rows.append(
-                    line | {name: dose[name] for name in DOSE} | {"text": loaded.needed_tokenizer().decode(text)}
+                    line | {name: dose[name] for name in DOSE} | {"text": loaded.needed_tokenizer().decode(list(text))}
                 )
         work.run.table("distances", columns_of(rows), part=part)
         count()
@@ -172,9 +173,10 @@ def distance_sentences(runs: Iterable[Run]) -> list[str]:
     return said
 
 
-def write_table(run: Run) -> Path:
-    """distance.md in the run folder."""
-    page = run.path / "distance.md"
-    text = markdown(distance_table(run)) + "\n" + "".join(f"- {line}\n" for line in distance_sentences([run]))
-    write_beside(page, lambda path: path.write_text(text, encoding="utf-8"))
-    return page
+def draw_tables(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+    """distance.md in each run folder."""
+    pages = [run.path / "distance.md" for run in runs]
+    for run, page in zip(runs, pages, strict=True):
+        text = markdown(distance_table(run)) + "\n" + "".join(f"- {line}\n" for line in distance_sentences([run]))
+        write_beside(page, partial(Path.write_text, data=text, encoding="utf-8"))
+    return pages

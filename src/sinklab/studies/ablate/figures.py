@@ -157,8 +157,12 @@ def _number(axis: Any, numbers: list[int]) -> None:
     axis.set_ticks(range(0, len(numbers), every), ["all" if one < 0 else str(one) for one in numbers[::every]])
 
 
-def write_ablation(run: Run, formats: Iterable[str] = ("png",)) -> list[Path]:
-    """ablation.md, ablation.csv (all cells with all numbers) and the maps, in the run folder."""
+def draw_ablation(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
+    """ablation.md, ablation.csv (all cells with all numbers) and the maps, in each run folder."""
+    return [path for run in runs for path in _written(run, options.figures)]
+
+
+def _written(run: Run, formats: Iterable[str]) -> list[Path]:
     table = ablation_table(run)
     more = f"\n{len(table) - SHOWN} more in ablation.csv.\n" if len(table) > SHOWN else ""
     text = markdown(table.head(SHOWN)) + more + "\n" + "".join(f"- {line}\n" for line in ablation_sentences([run]))

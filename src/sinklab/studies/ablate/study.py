@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sinklab.errors import Checked, limited
 from sinklab.probing.scope import CONTROLS, PROTOCOLS
 from sinklab.registry import of, rules, studies
 from sinklab.studies.base import Study, deferred
-
-if TYPE_CHECKING:
-    from sinklab.records.reading import Run
 
 UNITS = ("head", "layer")
 REMOVALS = ("mask", "zero_value")
@@ -77,6 +73,7 @@ class Ablate(Study):
     run = deferred("sinklab.studies.ablate.run:score")
     finish = deferred("sinklab.studies.ablate.run:summarize")
     sentences = deferred("sinklab.studies.ablate.figures:ablation_sentences")
+    draw = deferred("sinklab.studies.ablate.figures:draw_ablation")
 
     @dataclass(frozen=True)
     class Options:
@@ -88,12 +85,6 @@ class Ablate(Study):
     def samples(self, plan: Any) -> int:
         """One a batch of rows."""
         return len(plan.batches)
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """ablation.md, ablation.csv and the maps, in each run folder."""
-        from sinklab.studies.ablate.figures import write_ablation
-
-        return [path for run in runs for path in write_ablation(run, options.figures)]
 
 
 @dataclass(frozen=True)
@@ -158,13 +149,8 @@ class DistanceStudy(Study):
     run = deferred("sinklab.studies.ablate.distance:write_texts")
     finish = deferred("sinklab.studies.ablate.distance:summarize")
     sentences = deferred("sinklab.studies.ablate.distance:distance_sentences")
+    draw = deferred("sinklab.studies.ablate.distance:draw_tables")
 
     def samples(self, plan: Any) -> int:
         """One a batch of texts."""
         return len(plan)
-
-    def draw(self, runs: list[Run], out: Path, options: Any) -> list[Path]:
-        """distance.md in each run folder."""
-        from sinklab.studies.ablate.distance import write_table
-
-        return [write_table(run) for run in runs]

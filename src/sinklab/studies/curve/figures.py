@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sinklab.analysis.doses import Contrast, Doses, at_equal_mass, contrast
 from sinklab.analysis.estimates import FEWEST, median_over
@@ -217,9 +218,13 @@ def write_masking_curves(
     write_beside(written[0], lambda path: path.write_text(text + "\n", encoding="utf-8"))
     write_beside(written[1], lambda path: numbers.to_csv(path, index=False))
     for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
-        draw = partial(masking_curve_figure, curves, over=over, **look)
-        written += save_figure(lambda draw=draw: figure_of(draw()), target / stem, formats)
+        draw = partial(_drawn, curves, over=over, **look)
+        written += save_figure(draw, target / stem, formats)
     return written
+
+
+def _drawn(curves: list[MaskingCurve], **look: Any) -> Figure:
+    return figure_of(masking_curve_figure(curves, **look))
 
 
 def _of_one(curve: MaskingCurve) -> list[str]:
@@ -283,19 +288,18 @@ def _against_equal_mass(curve: MaskingCurve) -> list[str]:
 def _contrast(one: MaskingCurve, other: MaskingCurve) -> str:
     """A diffusion model against an autoregressive one, in shares of the loss: the contrast of the paper's Table 1."""
     pair = f"{one.title} against {other.title}, keys chosen by a clean pass (protocol clean)"
-    if one.main is None or (one.main, one.rule) != (other.main, other.rule):
+    if (main := one.main) is None or (main, one.rule) != (other.main, other.rule):
         return f"{pair}: cannot tell, since not the same keys were hidden in both."
     for curve in (one, other):
         if (missing := _lacks(curve)) is not None:
             return f"{pair}: cannot tell, since {missing}."
-    ks = {*one.of(one.main)["k"]} & {*other.of(other.main)["k"]} - {0}
-    doses = [curve.doses(one.main) for curve in (one, other)]
+    ks = [[k for k in curve.of(main)["k"] if k] for curve in (one, other)]
+    doses = [curve.doses(main) for curve in (one, other)]
     told = []
-    if ks:
-        k = min(ks)
-        places = [[*curve.of(one.main)["k"]].index(k) - 1 for curve in (one, other)]
-        costs = [some.costs_RK[:, place] for some, place in zip(doses, places, strict=True)]
-        told.append(f"at equal count, {_keys(one, k)} a head, {_told(contrast(*costs))}")
+    if both := {*ks[0]} & {*ks[1]}:
+        k = min(both)
+        costs = [some.costs_RK[:, places.index(k)] for some, places in zip(doses, ks, strict=True)]
+        told.append(f"at equal count, {_keys(one, k)} a head, {_told(contrast(costs[0], costs[1]))}")
     same = at_equal_mass(*doses)
     if math.isnan(same.mass):
         told.append("at equal removed attention cannot tell, since no share of it was removed from both")
