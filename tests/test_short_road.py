@@ -1,5 +1,6 @@
 """What `sinklab.load` returns answers by itself."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from torch.nn.functional import cross_entropy
 import sinklab
 from sinklab.checkpoints import Loaded
 from sinklab.probing import MaskSinks, intervene
-from sinklab.scoring import LikelihoodSettings, rolling
-from tiny_diffusion import TEXT, save_tiny
+from sinklab.scoring import LikelihoodSettings, rolling, score
+from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
 
@@ -26,6 +27,18 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path: P
         scored = rolling(lm, ids, LikelihoodSettings(samples=32), edits=some)
         assert loss == pytest.approx(-scored.logprob / len(ids))
     assert lm.loss(TEXT, seed=1) != pytest.approx(clean, rel=1e-6)
+    assert str(edited.scored.dose).startswith("1.00 columns a head")
+    assert str(clean.scored.dose) == "nothing hidden"
+
+
+def test_a_start_token_is_given_and_costs_nothing() -> None:
+    loaded = tiny_loaded()
+    lm = sinklab.short_road.LM(**vars(replace(loaded, special=replace(loaded.special, bos=9))))
+    scored = score(loaded, [([9], [*range(20, 30)])], LikelihoodSettings(samples=32))[0]
+    assert lm.loss([9, *range(20, 30)]) == pytest.approx(-scored.logprob / 10)
+    assert lm.loss([*range(20, 30)]) != pytest.approx(-scored.logprob / 10, rel=1e-4)
+    longer = [9, *([20, 21] * 40)]
+    assert lm.loss(longer) == pytest.approx(lm.loss(longer[1:]))
 
 
 def test_of_an_autoregressive_model_it_is_the_next_token_loss() -> None:

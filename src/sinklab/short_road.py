@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinklab.checkpoints import loading
 from sinklab.probing.intervention import Intervention
+
+if TYPE_CHECKING:
+    from sinklab.scoring.settings import Scored
+
+
+class Loss(float):
+    """Nats per token."""
+
+    scored: Scored
+    """The score that it is made of, with its Monte Carlo error, and the dose of the edits."""
 
 
 @dataclass(frozen=True)
@@ -17,14 +27,15 @@ class LM(loading.Loaded):
 
     def loss(
         self, text: str | Sequence[int], *, edits: Sequence[Intervention | str] = (), samples: int = 32, seed: int = 0
-    ) -> float:
+    ) -> Loss:
         """What a text costs, in nats per token: the negative of its log-likelihood, with or without edits.
 
             lm.loss(text, edits=[MaskSinks(k=1, layers=[2], heads=[3])]) - lm.loss(text)
 
         A diffusion model's is the Monte Carlo bound of :func:`sinklab.scoring.rolling` over random masks, the same
         masks whatever the edits are, so that differences are paired. An autoregressive model's is exact, given the
-        beginning (or else end) of text. Edits that choose by attention do so in a clean pass over the same text.
+        beginning (or else end) of text. Edits that choose by attention do so in a clean pass over the same text; what
+        they took away is ``lm.loss(…).scored.dose``.
 
         Args:
             text: text, or token ids.
@@ -37,12 +48,20 @@ class LM(loading.Loaded):
                 fit a text that is read once.
         """
         from sinklab.registry import interventions
-        from sinklab.scoring import LikelihoodSettings, rolling
+        from sinklab.scoring import LikelihoodSettings, rolling, score
+        from sinklab.scoring.requests import limit_of
 
-        ids = self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text
-        given = [interventions.parse(edit) for edit in edits]
-        found = rolling(self, ids, LikelihoodSettings(samples=samples, seed=seed), edits=given)
-        return -found.logprob / found.tokens
+        ids = list(self.needed_tokenizer()(text)["input_ids"] if isinstance(text, str) else text)
+        how, given = LikelihoodSettings(samples=samples, seed=seed), [interventions.parse(edit) for edit in edits]
+        # a start token is given, and not what the text costs
+        start = ids[: len(ids) > 1 and ids[0] == self.special.bos]
+        if start and len(ids) <= limit_of(self):
+            (scored,) = score(self, [(start, ids[1:])], how, edits=given)
+        else:
+            scored = rolling(self, ids[len(start) :], how, edits=given)
+        found = Loss(-scored.logprob / scored.tokens)
+        found.scored = scored
+        return found
 
 
 @wraps(loading.load)

@@ -8,6 +8,7 @@ from likelihood_twin import ids
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene
 from sinklab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
 from sinklab.scoring.requests import monte_carlo
+from sinklab.sinks.rules import Excess
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 
@@ -120,6 +121,26 @@ def test_guidance_and_edits_go_together() -> None:
     truth = exact(loaded, *REQUESTS[0], cfg_scale=0.5, edits=[MaskSinks(k=2)])
     (found,) = score(loaded, REQUESTS[:1], replace(settings, samples=200), edits=[MaskSinks(k=2)])
     assert abs(found.logprob - truth) < 4 * found.stderr
+
+
+def test_the_dose_of_a_request_is_its_own() -> None:
+    loaded, edit = tiny_loaded(1), MaskSinks(k=3, rule=Excess(1.0))
+    for settings in (SETTINGS, replace(SETTINGS, cfg_scale=0.5)):
+        together = score(loaded, REQUESTS, settings, edits=[edit])
+        for request, one in zip(REQUESTS, together, strict=True):
+            (alone,) = score(loaded, [request], settings, edits=[edit])
+            assert one.dose.row() == pytest.approx(alone.dose.row(), abs=1e-5, nan_ok=True)
+            # layers, heads and rows, twice with guidance
+            assert one.dose.weight == alone.dose.weight and one.dose.weight % 8 == 0
+    (context, continuation) = REQUESTS[0]
+    (single,) = score(loaded, [(context, continuation[:1])], SETTINGS, edits=[MaskSinks(k=3)])
+    noisy_1S = torch.tensor([[*context, loaded.model.config.mask_token_id]])
+    with torch.no_grad(), intervene(loaded.model, MaskSinks(k=3, source="clean_pass")) as log:
+        with log.probing():
+            loaded.model(noisy_1S)
+        loaded.model(noisy_1S)
+    assert single.dose.row() == pytest.approx(log.dose().row(), abs=1e-5, nan_ok=True)
+    assert score(loaded, REQUESTS[:1], SETTINGS)[0].dose.weight == 0
 
 
 def test_rolling_takes_edits_too() -> None:

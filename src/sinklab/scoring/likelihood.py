@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.intervention import Intervention
+from sinklab.probing.dose import Dose
+from sinklab.probing.intervention import Intervention, RemovalRecord
 from sinklab.sampling.tokens import TokenSampling, proposals
 from sinklab.scoring import requests as asked
 from sinklab.scoring.requests import Ids, Place, Plan, Request, edited, scoring_edits
@@ -41,6 +42,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sums_N = np.zeros(len(self.plan.masked_NL))
+        self.doses: list[Dose] = []
         self.is_likeliest = True
         """Whether every wanted token so far is the likeliest one of all; read of autoregressive models alone."""
         self.widest = max(self.plan.wanted_NL.sum(1).tolist(), default=0)
@@ -69,6 +71,8 @@ class Scorer:
         self.denoises = loaded.family == "diffusion"
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
         self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
+        self.removals: tuple[RemovalRecord, ...] = ()
+        """What the edits took away in the last forward."""
         self._copies = 2 if self.cfg_scale else 1
         self.rows = max(1, settings.batch // self._copies)
         # kept, as it holds what is the same for every text of a shape
@@ -112,6 +116,9 @@ class Scorer:
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
         sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
         wrong = set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
+        jobs = [job for job, _ in batch] * self._copies
+        for job in dict.fromkeys(jobs) if self.edits else ():
+            job.doses.append(Dose.of(self.removals, torch.tensor([one is job for one in jobs])))
         for row, (job, number) in enumerate(batch):
             job.sums_N[number] = sums_B[row]
             job.is_likeliest &= row not in wrong
@@ -154,7 +161,9 @@ class Scorer:
             if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
                     run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
-            return run(ids_BS, real_BS, wanted_BS)
+            logits_MV = run(ids_BS, real_BS, wanted_BS)
+        self.removals = () if log is None else tuple(log.removals)
+        return logits_MV
 
     def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         device = self.model.device
@@ -276,7 +285,8 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        results[request.number] = Scored(logprob, stderr, is_written, len(request.continuation), request.dropped)
+        tokens, dose = len(request.continuation), Dose.pooled(job.doses)
+        results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
             progress()
     return [results[number] for number in range(len(todo))]
@@ -317,7 +327,8 @@ def rolling(
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(loaded, chunks, settings, groups=groups, edits=edits, progress=progress)
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
-    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids))
+    dose = Dose.pooled(part.dose for part in parts)
+    return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 
 def exact(

@@ -260,8 +260,7 @@ def edited(
     model: Any, edits: Sequence[Intervention], places: Sequence[Place]
 ) -> AbstractContextManager[InterventionLog | None]:
     """The edits over one batch, as `placed` makes them; None without any."""
-    # what was actually removed is not read here, and would cost a pass over the scores
-    return intervene(model, *placed(edits, places), measure=False) if edits else nullcontext()
+    return intervene(model, *placed(edits, places)) if edits else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """How a continuation is scored, and what comes out: plain values, no models."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sinklab.errors import Checked, limited
+from sinklab.probing.dose import Dose
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")
@@ -46,3 +47,5 @@ class Scored:
     """Tokens of the continuation."""
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
+    dose: Dose = field(default_factory=Dose)
+    """What edits took away while it was scored."""
