@@ -140,7 +140,7 @@ def test_the_dose_of_a_request_is_its_own() -> None:
             loaded.model(noisy_1S)
         loaded.model(noisy_1S)
     assert single.dose.row() == pytest.approx(log.dose().row(), abs=1e-5, nan_ok=True)
-    assert score(loaded, REQUESTS[:1], SETTINGS)[0].dose.weight == 0
+    assert score(loaded, REQUESTS[:1], SETTINGS)[0].dose is None
 
 
 def test_rolling_takes_edits_too() -> None:

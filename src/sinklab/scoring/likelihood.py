@@ -285,7 +285,7 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-        tokens, dose = len(request.continuation), Dose.pooled(job.doses)
+        tokens, dose = len(request.continuation), Dose.pooled(job.doses) if job.doses else None
         results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
             progress()
@@ -327,7 +327,7 @@ def rolling(
     groups = [asked.digest(ids, (number,)) for number in range(len(chunks))]
     parts = score(loaded, chunks, settings, groups=groups, edits=edits, progress=progress)
     stderr = math.sqrt(sum(part.stderr**2 for part in parts))
-    dose = Dose.pooled(part.dose for part in parts)
+    dose = Dose.pooled(part.dose for part in parts if part.dose) if edits else None
     return Scored(sum(part.logprob for part in parts), stderr, tokens=len(ids), dose=dose)
 
 

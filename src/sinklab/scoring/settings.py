@@ -1,10 +1,15 @@
 """How a continuation is scored, and what comes out: plain values, no models."""
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sinklab.errors import Checked, limited
-from sinklab.probing.dose import Dose
+
+if TYPE_CHECKING:
+    from sinklab.probing.dose import Dose
 
 ESTIMATORS = ("auto", "monte_carlo", "chain_rule")
 NOISES = ("llada", "smdm")
@@ -47,5 +52,5 @@ class Scored:
     """Tokens of the continuation."""
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
-    dose: Dose = field(default_factory=Dose)
-    """What edits took away while it was scored."""
+    dose: Dose | None = None
+    """What edits took away while it was scored; None without edits."""
