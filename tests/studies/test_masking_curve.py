@@ -16,6 +16,7 @@ from sinklab.probing.dose import Dose
 from sinklab.records import open_run
 from sinklab.scoring.heldout import HeldoutRows, edited_losses, heldout_rows, row_losses
 from sinklab.sinks.rules import Excess
+from sinklab.studies.curve.figures import masking_curve_sentences
 from sinklab.studies.curve.run import curve_table
 from sinklab.studies.curve.study import CurveSettings, masking_curve
 from tiny_diffusion import TEXT, tiny_loaded
@@ -230,6 +231,25 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
         masking_curve(loaded, path, settings)
     again = masking_curve(loaded, path, settings, overwrite=True)
     assert open_run(again).table("curve").equals(table)
+
+
+def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "held.txt").write_text(TEXT * 10)
+    settings = CurveSettings(
+        ks=(1,), rows=6, length=16, heldout=str(tmp_path / "held.txt"), sink_rule="excess:epsilon=14", batch=6
+    )
+    run = open_run(masking_curve(tiny_loaded(), tmp_path / "run", settings))
+    table = run.table("curve").set_index("control")
+    assert list(table.index) == ["none", "sinks", "random", "equal_mass", "matched"]
+    assert table.loc["sinks"][["columns", "held", "removed", "delta"]].tolist() == [0, 0, 0, 0]
+    assert table["matched"].isna().all()
+    said = masking_curve_sentences(run)
+    assert len(said) == 2
+    assert (
+        "calls sinks per layer and head (0 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed)"
+        in said[0]
+    )
+    assert open_run(tmp_path / "run").info.settings["sink_rule"] == "excess:epsilon=14.0"
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

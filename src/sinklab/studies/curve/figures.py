@@ -266,10 +266,11 @@ def _against_random(curve: MaskingCurve, last: pd.Series) -> str:
 
 def _against_equal_mass(curve: MaskingCurve) -> list[str]:
     """At the greatest k at which half of the heads have a control of equal mass."""
-    if "matched" not in curve.controls:
+    rows = curve.rows[curve.rows["control"] == "matched"].sort_values("k")
+    # where nothing is hidden nothing is matched
+    if rows["matched"].isna().all():
         return []
-    rows = curve.of("matched")
-    fit = rows[(rows["k"] > 0) & (rows["matched"] >= MATCHED)]
+    fit = rows[rows["matched"] >= MATCHED]
     if fit.empty:
         most = percent(rows["matched"].max())
         return [
