@@ -19,7 +19,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.dose import Dose
+<<<<<<< HEAD
 from sinklab.probing.intervention import Intervention
+=======
+from sinklab.probing.intervention import Intervention, RemovalRecord
+>>>>>>> w-ablate
 from sinklab.sampling.tokens import TokenSampling, proposals
 from sinklab.scoring import requests as asked
 from sinklab.scoring.answers import taken, totals
@@ -43,6 +47,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sums_N = np.zeros(len(self.plan.masked_NL))
+        self.doses: list[Dose] = []
         self.is_likeliest = True
         """Whether every wanted token so far is the likeliest one of all; read of autoregressive models alone."""
         self.taken_N2: Any = 0
@@ -78,6 +83,8 @@ class Scorer:
         self.denoises = loaded.family == "diffusion"
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
         self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
+        self.removals: tuple[RemovalRecord, ...] = ()
+        """What the edits took away in the last forward."""
         self._copies = 2 if self.cfg_scale else 1
         self.rows = max(1, settings.batch // self._copies)
         # kept, as it holds what is the same for every text of a shape
@@ -122,6 +129,9 @@ class Scorer:
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
         sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
         wrong = set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
+        jobs = [job for job, _ in batch] * self._copies
+        for job in dict.fromkeys(jobs) if self.edits else ():
+            job.doses.append(Dose.of(self.removals, torch.tensor([one is job for one in jobs])))
         for row, (job, number) in enumerate(batch):
             job.sums_N[number] = sums_B[row]
             job.is_likeliest &= row not in wrong
@@ -168,7 +178,11 @@ class Scorer:
                 with log.probing():
                     run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
             logits_MV = run(ids_BS, real_BS, wanted_BS)
+<<<<<<< HEAD
         self.taken_BN2 = 0 if log is None else taken(log)
+=======
+        self.removals = () if log is None else tuple(log.removals)
+>>>>>>> w-ablate
         return logits_MV
 
     def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
@@ -294,7 +308,11 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
+<<<<<<< HEAD
         tokens, dose = len(request.continuation), Dose(totals(job.taken_N2)) if edits else None
+=======
+        tokens, dose = len(request.continuation), Dose.pooled(job.doses) if job.doses else None
+>>>>>>> w-ablate
         results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
             progress()
