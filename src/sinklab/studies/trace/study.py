@@ -136,8 +136,9 @@ class MaskSettings(Checked):
     source: Literal["closed_loop", "clean_pass", "carried"] = "closed_loop"
     """How keys are selected: from the step before of the edited run (closed_loop), from an unedited forward pass
     (clean_pass), or keys once selected stay hidden (carried)."""
-    control: Literal["sinks", "random", "recent", "lowest"] = "sinks"
-    """What to hide: sinks, or as controls the same number of random, most recent or least attended other keys."""
+    control: Literal["sinks", "random", "equal_mass", "recent", "lowest"] = "sinks"
+    """What to hide: sinks (the keys so chosen), or as controls the same number of random, most recent or least attended
+    other keys, or keys that are no sinks and together receive as much."""
     limit: int | None = None
     """With --source carried: the largest number of keys hidden from a head at once."""
     also: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
