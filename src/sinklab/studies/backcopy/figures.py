@@ -166,8 +166,8 @@ def _masking(table: pd.DataFrame, kinds: Kinds) -> list[str]:
         count = mean_over([one[1, "sinks"][1] - other[1, "sinks"][1] for one, other in zip(*costs, strict=True)])
         lines.append(f"{words}, one key a head each: {_verdict(count, 1, 'nats')}")
         equal = [
-            at_equal_dose(*([*_doses(cells)] for cells in pair), pair[0][1, "sinks"][0])
-            for pair in zip(*costs, strict=True)
+            at_equal_dose([*_doses(one)], [*_doses(other)], one[1, "sinks"][0])
+            for one, other in zip(*costs, strict=True)
         ]
         doses, gaps = (pd.Series(part) for part in zip(*equal, strict=True))
         told = f": cannot tell, since {doses.isna().sum()} of {len(doses)} seeds have no dose in common"

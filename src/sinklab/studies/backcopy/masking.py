@@ -26,7 +26,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """Beside the most attended keys, for one key: these on the heads with a control of equal mass, that control, and a key
 drawn from the others."""
-REVEALED = 128
+REVEALED = 32
 """Rows that are revealed."""
 
 
@@ -38,7 +38,8 @@ def hidden(model: Any, rows: Any) -> list[dict[str, Any]]:
     queries, in a causal model and a diffusion model alike.
     """
     cells = [{"task": "rows", "protocol": "clean", "k": 0, "control": "none", "loss": float(rows.loss(model))}]
-    asked = [(k, "sinks", {}) for k in KEYS] + [(1, arm, fields) for arm, fields in ARMS.items()]
+    asked: list[tuple[int, str, dict[str, Any]]] = [(k, "sinks", {}) for k in KEYS]
+    asked += [(1, arm, fields) for arm, fields in ARMS.items()]
     for k, arm, fields in asked:
         with intervene(model, MaskSinks(k=k, source="clean_pass", **fields)) as log:
             with log.probing():
