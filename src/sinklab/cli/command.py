@@ -41,7 +41,7 @@ ARGUMENTS = {
 }
 
 
-SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
+SAMPLING: dict[str, Any] = {"temperature": 0.7}
 """How `generate` and `tour` draw tokens; studies are greedy unless told otherwise, as in the papers."""
 
 
