@@ -125,18 +125,7 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
 
 
 def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.CaptureFixture) -> None:
-    options = [
-        "--rule",
-        "entropy",
-        "--schedule",
-        "entropy_bound",
-        "--gamma",
-        "0.5",
-        "--cache",
-        "prefix",
-        "--temperature",
-        "0",
-    ]
+    options = shlex.split("--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0")
     assert main(["generate", "The sea", "--model", model, "--new-tokens", "8", "--block-length", "4", *options]) == 0
     printed = capsys.readouterr().out
     loaded = sinklab.load(model)

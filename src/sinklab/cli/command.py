@@ -41,7 +41,7 @@ ARGUMENTS = {
 }
 
 
-SAMPLING: dict[str, Any] = {"rule": "random", "temperature": 0.7}
+SAMPLING: dict[str, Any] = {"rule": "entropy", "temperature": 0.7}
 """How `generate` and `tour` write, for text that can be read; studies are greedy by confidence, as in the papers."""
 
 
