@@ -83,7 +83,10 @@ def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny'\?"),
+        (
+            "tiny-snik",
+            r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny' or 'tiny-causal'\?",
+        ),
         ("tny", r"no model can be loaded from 'tny'.*did you mean 'tiny'\?"),
         ("./no/such/folder", r"from './no/such/folder'.*'tiny', 'tiny-sink', 'tiny-causal', a folder"),
         ("gpt2", r"from 'gpt2': it is no folder and no name on the Hub"),
@@ -231,7 +234,11 @@ def test_a_packaged_model_loads_and_writes(name: str) -> None:
 def test_the_packaged_models_differ_in_objective_and_sink_alone() -> None:
     models = {name: load(name, dtype="auto") for name in PACKAGED}
     sizes = {name: one.model.num_parameters() for name, one in models.items()}
-    assert sizes["tiny"] == sizes["tiny-causal"] == sizes["tiny-sink"] - models["tiny-sink"].model.config.hidden_size
+    assert (
+        sizes["tiny"]
+        == sizes["tiny-causal"]
+        == sizes["tiny-sink"] - models["tiny-sink"].model.config.backbone.hidden_size
+    )
     assert len({str(sorted(one.tokenizer.get_vocab().items())) for one in models.values()}) == 1
     folders = [Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name for name in PACKAGED]
     for folder, one in zip(folders, models.values(), strict=True):

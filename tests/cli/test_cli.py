@@ -13,7 +13,7 @@ from sinklab.cli import main
 from sinklab.records import open_run
 from tiny_diffusion import TEXT, save_tiny, tiny_model
 
-GREEDY = ("--temperature", "0")
+GREEDY = ("--temperature", "0", "--rule", "low_confidence")
 COMMANDS = ("tour", "generate", "info", "trace", "mask", "compare", "train", "report")
 
 
@@ -125,7 +125,7 @@ def test_generate_fills_blanks_and_streams(model: str, capsys: pytest.CaptureFix
 
 
 def test_generate_takes_rules_schedules_and_caches(model: str, capsys: pytest.CaptureFixture) -> None:
-    options = ["--rule", "entropy", "--schedule", "entropy_bound", "--gamma", "0.5", "--cache", "prefix", *GREEDY]
+    options = shlex.split("--rule entropy --schedule entropy_bound --gamma 0.5 --cache prefix --temperature 0")
     assert main(["generate", "The sea", "--model", model, "--new-tokens", "8", "--block-length", "4", *options]) == 0
     printed = capsys.readouterr().out
     loaded = sinklab.load(model)

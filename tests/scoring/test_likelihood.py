@@ -68,7 +68,8 @@ def test_the_packaged_models_agree_with_their_exact_scores() -> None:
     for name in ("tiny", "tiny-sink"):
         loaded = load(name)
         encode = loaded.needed_tokenizer().encode
-        context, right, wrong = map(encode, ("The old man sat by the", " fire", " purple parliament"))
+        context = encode("The old man sat by the")
+        right, wrong = (encode(text, add_special_tokens=False) for text in (" fire", " purple parliament"))
         requests = [(context, right), (context, wrong)]
         truth = [exact(loaded, *request) for request in requests]
         found = score(loaded, requests, LikelihoodSettings(samples=64))

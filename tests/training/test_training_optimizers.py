@@ -1,5 +1,6 @@
 """Muon beside AdamW, and rows that begin with a start token."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_rows_begin_with_a_start_token_that_is_given(settings: TrainSettings, tm
 
 
 def test_rows_with_a_start_token_hold_the_same_text() -> None:
-    tokenizer, documents = tiny_tokenizer(), ["the sea and the boat", "a wind", "the old man by the sea"]
+    tokenizer, documents = copy.deepcopy(tiny_tokenizer()), ["the sea and the boat", "a wind", "the old man by the sea"]
     plain_RS, owners_RS = pack_with_documents(documents, tokenizer, 5)
     begin_rows(tokenizer)
     ids_RS, numbers_RS = pack_with_documents(documents, tokenizer, 6)
@@ -156,6 +157,8 @@ def test_a_model_remembers_how_its_rows_began(settings: TrainSettings, tmp_path:
     # a run that goes on from it reads such rows too
     onward = replace(here, tokenizer=None, init_from=str(tmp_path / "run" / "model"), row_start=False)
     assert prepare(onward, tokenizer=loaded.tokenizer).training.maskable_RS is not None
+    with pytest.raises(ValueError, match="begin with a start token, which a stream has not"):
+        prepare(replace(onward, streaming=True), tokenizer=loaded.tokenizer)
 
 
 def test_noise_of_a_score_spares_the_start_token(settings: TrainSettings, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ ARGUMENTS = {
 }
 
 
-SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
-"""How `generate` and `tour` draw tokens; studies are greedy unless told otherwise, as in the papers."""
+SAMPLING: dict[str, Any] = {"rule": "entropy", "temperature": 0.7}
+"""How `generate` and `tour` write, for text that can be read; studies are greedy by confidence, as in the papers."""
 
 
 @dataclass(frozen=True)

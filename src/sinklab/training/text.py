@@ -47,7 +47,8 @@ def prepare(
         tokenizer: of the model that the run starts from; one that the settings name comes before it.
 
     Raises:
-        ValueError: for a corpus without text or with too little, or a tokenizer that cannot be loaded.
+        ValueError: for a corpus without text or with too little, a tokenizer that cannot be loaded, or a stream where
+            its rows begin with a start token.
     """
     say(f"reading {settings.corpus}")
     documents = _read(settings.corpus, settings)
@@ -130,6 +131,8 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
 
 
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
+    if row_start(tokenizer):
+        raise ValueError("rows of this tokenizer begin with a start token, which a stream has not; leave out streaming")
     same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
     skipped = 0 if settings.heldout is not None else settings.heldout_rows
     stream = StreamedRows(settings.corpus, tokenizer, **same, skip_rows=skipped)
