@@ -52,10 +52,11 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    settings = StudySettings(truncate=True)
+    # untrained twins would take as long again
+    settings = StudySettings(truncate=True, twin=False)
     if quick:
         settings = StudySettings(
-            prompts=settings.prompts[:1], new_tokens=24, block_length=None, heldout_rows=6, ks=(0, 5)
+            prompts=settings.prompts[:1], new_tokens=24, block_length=None, heldout_rows=6, ks=(0, 5), twin=False
         )
     runs = []
     with working() as say:
