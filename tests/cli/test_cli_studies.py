@@ -20,7 +20,7 @@ from sinklab.registry import interventions
 from tiny_diffusion import save_tiny
 from tiny_llama import tiny_llama
 
-QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received --mask-sinks --heldout ''"
+QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received --mask-sinks --heldout '' --no-twin"
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,24 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2 --resume") == 0
     assert run(f"{command} --resume") == 2
     assert "can be resumed only with the same settings: its model['recorded_layers']" in capsys.readouterr().err
+
+
+def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsys: pytest.CaptureFixture) -> None:
+    quick = QUICK.removesuffix(" --no-twin")
+    twins = ("attention-initialised", "attention-permuted")
+    for flags, expected in (
+        ("--no-twin", ()),
+        ("--twin", twins),
+        ("--reproduce twin", twins),
+        ("--reproduce twin --no-twin", ()),
+    ):
+        folder = flags.strip("-").replace(" ", "-")
+        assert run(f"trace The --model {model} --out {folder} {'' if 'reproduce' in flags else quick} {flags}") == 0
+        assert open_run(folder).array_files == ("attention", *expected)
+    assert ("tracing an untrained twin (permuted) on the same canvases" in capsys.readouterr().err) == bool(twins)
+    # the flag that was left out may come later
+    assert run(f"trace The --model {model} --out no-twin {quick} --twin --resume") == 0
+    assert open_run("no-twin").array_files == ("attention", *twins)
 
 
 def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -145,13 +145,13 @@ def typed(settings: Any, *hidden: str) -> Any:
         elif dataclasses.is_dataclass(value):
             value = typed(value, *hidden)
             hint = MARK.OmitArgPrefixes[type(value)]
-        if hint == bool | None and value is None:
-            # neither on nor off: a flag for each
-            hint, value, negated = MARK.FlagCreatePairsOff[bool], False, f"no_{field.name}"
-            defaults[negated], annotations[negated] = (
-                False,
-                Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")],
-            )
+        if hint == bool | None:
+            hint = bool
+            if value is None:
+                # neither on nor off: a flag for each
+                hint, value, negated = MARK.FlagCreatePairsOff[bool], False, f"no_{field.name}"
+                defaults[negated] = False
+                annotations[negated] = Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")]
         defaults[field.name] = value
         annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}

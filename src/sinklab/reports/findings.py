@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from sinklab.analysis.counts import ratio
+from sinklab.analysis.estimates import FEWEST
 from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
 from sinklab.reports.samples import ADDED
@@ -37,23 +38,23 @@ def findings_of(study: Any) -> dict[str, Finding]:
     numbers_L = measured.layer_sinks.number
     pace = motion_word(motion.mobility)
     found = {
-        "greatest share": Finding(True, _excess(study, "text_share")),
+        "greatest share": _share(study, "text_share"),
         "drift": Finding(bool(motion.drift_word), motion.drift_over.value),
         "depth": Finding(bool(trend_word(numbers_L)), float(ratio(measured.layer_sinks.trend, numbers_L.mean()))),
-        "norms": Finding(True, _longer(study, "sink_norm", "rest_norm")),
+        "norms": _length(study, with_sinks(study) >= FEWEST, "sink_norm", "rest_norm"),
         "hiding": Finding(abs(gap) > 2 * hiding(study).get("error", math.nan), gap),
     }
     # a word for the pace is shown or not; there is no more or less of it
     found |= {word: Finding(motion.word == word, float(pace == word)) for word in ("static", "mixed", "moving")}
     if study.sink_count:
-        found["added share"] = Finding(True, _excess(study, "added_share"))
-        found["added norms"] = Finding(True, _longer(study, "added_norm", "text_norm"))
+        found["added share"] = _share(study, "added_share")
+        found["added norms"] = _length(study, True, "added_norm", "text_norm")
     if (shares := study.explained) is not None:
         found["semantic"] = Finding(shares.word == "semantic", shares.by_class.value)
         found["positional"] = Finding(shares.word == "positional", shares.by_position.value)
     for name, labels in (("class", study.classes), ("age", study.ages)):
         best = richest(labels, name)
-        found[name] = Finding(bool(best), math.log(best[0][4]) if best else 0.0)
+        found[name] = Finding(bool(best) and with_sinks(study) >= FEWEST, math.log(best[0][4]) if best else 0.0)
     return found
 
 
@@ -78,16 +79,23 @@ def in_twins(study: Any) -> dict[str, bool]:
     return found
 
 
-def _excess(study: Any, share: str) -> float:
-    """How far a mean share of the attention is above an even one, as a multiple of that."""
+def with_sinks(study: Any) -> int:
+    """How many samples have a sink in the text."""
+    return int((np.nan_to_num(study.measured.events_NS).sum(-1) > 0).sum())
+
+
+def _share(study: Any, share: str) -> Finding:
+    """How far a mean share of the attention is above an even one, as a multiple of that; said from twice of it on."""
     positions = np.mean([study.samples[place].positions_T.mean() for place in study.recorded])
-    return float(study.over("layer")[share].mean() * positions - 1)
+    excess = float(study.over("layer")[share].mean() * positions - 1)
+    return Finding(excess > 1, excess)
 
 
-def _longer(study: Any, one: str, other: str) -> float:
-    """How much longer some value vectors are than others, on a logarithmic scale; NaN where there are none."""
+def _length(study: Any, is_known: bool, one: str, other: str) -> Finding:
+    """How much longer some value vectors are than others, on a logarithmic scale; said from a tenth on."""
     both = study.over("layer").dropna(subset=[one, other])
-    return math.log(both[one].mean() / both[other].mean()) if len(both) else math.nan
+    size = math.log(both[one].mean() / both[other].mean()) if len(both) else math.nan
+    return Finding(is_known and abs(size) > 0.1, size)
 
 
 def trend_word(numbers_L: Any) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from sinklab.analysis.estimates import Estimate, mean_over
+from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
-from sinklab.reports.findings import hiding, richest, trend_word
+from sinklab.reports.findings import hiding, richest, trend_word, with_sinks
 from sinklab.reports.study import Study
 from sinklab.reports.style import asset
 from sinklab.reports.training import OVER_EVEN, Training
@@ -30,11 +30,11 @@ def _statements() -> Any:
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     filters = [number, percent, quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
-    filters += [groups, hiding, losses_of, trend_word]
+    filters += [groups, hiding, losses_of, trend_word, with_sinks]
     words.filters |= {each.__name__: each for each in filters} | {"mean": np.nanmean}
     words.tests["in_twins"] = _is_in_twins
     words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same, "many": are_many}
-    words.globals["over_even"] = OVER_EVEN
+    words.globals |= {"over_even": OVER_EVEN, "fewest": FEWEST}
     return words.get_template("sentences.jinja").module
 
 

@@ -2,7 +2,7 @@
 
 # L layers, H heads
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,15 @@ def twins_table(study: Study) -> pd.DataFrame:
     """Measures of a study, column ``trained``, beside those of its untrained twins; no row where there are none."""
     if not study.twins:
         return pd.DataFrame()
-    columns = {name: pd.Series(measures(one)) for name, one in {"trained": study, **study.twins}.items()}
-    return pd.DataFrame(columns).iloc[1:].dropna(how="all").rename_axis("measure").reset_index()
+    frame = _side_by_side(("trained", *study.twins), (study, *study.twins.values())).drop("samples")
+    return frame.rename_axis("measure").reset_index()
+
+
+def _side_by_side(names: Sequence[str], studies: Sequence[Study]) -> pd.DataFrame:
+    """`measures` of some studies, a column each; those that none has are left out."""
+    columns = [pd.Series(measures(study), name=name) for name, study in zip(names, studies, strict=True)]
+    frame, without = pd.concat(columns, axis=1), not any(study.sink_count for study in studies)
+    return frame.dropna(how="all").loc[lambda found: [not (without and TEXT_SINK in name) for name in found.index]]
 
 
 def verdicts_table(study: Study) -> pd.DataFrame:
@@ -192,10 +199,7 @@ def compare(a: Run | Study, b: Run | Study) -> pd.DataFrame:
     words that stand at the same place.
     """
     one, other = as_studies([a, b])
-    frame = pd.concat([pd.Series(measures(study), name=study.label) for study in (one, other)], axis=1)
-    frame = frame.dropna(how="all")
-    if not (one.sink_count or other.sink_count):
-        frame = frame[[TEXT_SINK not in name for name in frame.index]]
+    frame = _side_by_side((one.label, other.label), (one, other))
     common, agreement, unit = text_agreement(one, other)
     if common:
         frame.loc["prompts that both runs have"] = common
