@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-<<<<<<< HEAD
 import scipy
-=======
->>>>>>> w-ablate
 import torch
 from test_report_training import made
 

@@ -8,11 +8,7 @@ from likelihood_twin import ids
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
 from sinklab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
 from sinklab.scoring.requests import monte_carlo
-<<<<<<< HEAD
 from sinklab.sinks import Excess
-=======
-from sinklab.sinks.rules import Excess
->>>>>>> w-ablate
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
 

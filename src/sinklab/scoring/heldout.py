@@ -246,13 +246,8 @@ def heldout_curve(
     ``heldout``.
 
     ``loss`` is in nats per token and ``stderr`` its standard error over rows; ``delta`` is the paired difference to k
-<<<<<<< HEAD
     = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller); ``losses`` are those of the rows;
     ``columns``, ``sinks``, ``held`` and ``removed`` say the dose (`Dose`). ``bits_per_byte`` is given for k = 0.
-=======
-    = 0 with ``delta_stderr`` (the noise is the same, so it is much smaller); ``columns``, ``sinks``, ``held`` and
-    ``removed`` say the dose (`Dose`). ``bits_per_byte`` is given for k = 0.
->>>>>>> w-ablate
 
     Raises:
         ValueError: if a k is not smaller than the number of keys, or the model is no diffusion model.
@@ -274,14 +269,8 @@ def heldout_curve(
         mean = one.losses_R.mean().item()
         row = {"k": k, "control": control, "loss": mean, "stderr": _stderr(one.losses_R)}
         row |= {"delta": delta_R.mean().item(), "delta_stderr": _stderr(delta_R), "tokens": tokens}
-<<<<<<< HEAD
         row |= {name: dose for name, dose in one.dose.row().items() if name in ("columns", "sinks", "held", "removed")}
         row["losses"] = one.losses_R.tolist()
-=======
-        row |= {
-            name: value for name, value in one.dose.row().items() if name in ("columns", "sinks", "held", "removed")
-        }
->>>>>>> w-ablate
         rows.append(row | {"bits_per_byte": mean * tokens / math.log(2) / text.size if k == 0 else math.nan})
     return {name: [row[name] for row in rows] for name in rows[0]}
 

@@ -19,11 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.dose import Dose
-<<<<<<< HEAD
 from sinklab.probing.intervention import Intervention
-=======
-from sinklab.probing.intervention import Intervention, RemovalRecord
->>>>>>> w-ablate
 from sinklab.sampling.tokens import TokenSampling, proposals
 from sinklab.scoring import requests as asked
 from sinklab.scoring.answers import taken, totals
@@ -178,11 +174,7 @@ class Scorer:
                 with log.probing():
                     run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
             logits_MV = run(ids_BS, real_BS, wanted_BS)
-<<<<<<< HEAD
         self.taken_BN2 = 0 if log is None else taken(log)
-=======
-        self.removals = () if log is None else tuple(log.removals)
->>>>>>> w-ablate
         return logits_MV
 
     def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
@@ -308,11 +300,7 @@ def score(
     for job in scorer.run(Job(request, plan(request)) for request in todo):
         request, (logprob, stderr) = job.request, job.plan.result(job.sums_N)
         is_written = written.get(request.number, False) if is_diffusion else greedy and job.is_likeliest
-<<<<<<< HEAD
         tokens, dose = len(request.continuation), Dose(totals(job.taken_N2)) if edits else None
-=======
-        tokens, dose = len(request.continuation), Dose.pooled(job.doses) if job.doses else None
->>>>>>> w-ablate
         results[request.number] = Scored(logprob, stderr, is_written, tokens, request.dropped, dose)
         if progress is not None:
             progress()

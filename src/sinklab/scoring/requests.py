@@ -260,11 +260,7 @@ def edited(
     model: Any, edits: Sequence[Intervention], places: Sequence[Place], *, measure: bool = True
 ) -> AbstractContextManager[InterventionLog | None]:
     """The edits over one batch, as `placed` makes them; None without any."""
-<<<<<<< HEAD
     return intervene(model, *placed(edits, places), measure=measure) if edits else nullcontext()
-=======
-    return intervene(model, *placed(edits, places)) if edits else nullcontext()
->>>>>>> w-ablate
 
 
 @dataclass(frozen=True)

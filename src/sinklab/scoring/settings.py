@@ -53,9 +53,5 @@ class Scored:
     dropped: int = 0
     """Tokens cut from the left of the context, so that both fit the model's context."""
     dose: Dose | None = None
-<<<<<<< HEAD
     """What edits took away while it was scored; None without edits. What was really removed is known where it was
     measured."""
-=======
-    """What edits took away while it was scored; None without edits."""
->>>>>>> w-ablate
