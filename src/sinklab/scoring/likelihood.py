@@ -43,7 +43,6 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sums_N = np.zeros(len(self.plan.masked_NL))
-        self.doses: list[Dose] = []
         self.is_likeliest = True
         """Whether every wanted token so far is the likeliest one of all; read of autoregressive models alone."""
         self.taken_N2: Any = 0
@@ -79,8 +78,6 @@ class Scorer:
         self.denoises = loaded.family == "diffusion"
         self.edits = scoring_edits(edits, is_diffusion=self.denoises)
         self.seed, self.cfg_scale = settings.seed, settings.cfg_scale
-        self.removals: tuple[RemovalRecord, ...] = ()
-        """What the edits took away in the last forward."""
         self._copies = 2 if self.cfg_scale else 1
         self.rows = max(1, settings.batch // self._copies)
         # kept, as it holds what is the same for every text of a shape
@@ -125,9 +122,6 @@ class Scorer:
             raise ValueError(f"{self.loaded.name} gave NaN logits while scoring; try another dtype")
         sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add(0, rows_M, logp_M.double().cpu()).tolist()
         wrong = set() if self.denoises else {*rows_M[logits_MV.argmax(-1).cpu() != labels_M].tolist()}
-        jobs = [job for job, _ in batch] * self._copies
-        for job in dict.fromkeys(jobs) if self.edits else ():
-            job.doses.append(Dose.of(self.removals, torch.tensor([one is job for one in jobs])))
         for row, (job, number) in enumerate(batch):
             job.sums_N[number] = sums_B[row]
             job.is_likeliest &= row not in wrong

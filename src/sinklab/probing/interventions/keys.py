@@ -151,7 +151,7 @@ class Choice:
     columns_BHM: Tensor
     """By falling score, -1 where a head loses fewer than M."""
     mass_BH: Tensor
-    """The share of attention that they hold in this call; NaN where the limit left no choice."""
+    """The share of attention that they hold in this call; NaN where keys are gone and none was added."""
     chosen_BH: Tensor
     """How many they are; NaN likewise."""
     sinks_BH: Tensor
@@ -176,10 +176,14 @@ def choose(options: KeyIntervention, keys: KeyScores) -> Choice:
         mass_BH = every_BHS.gather(2, place_BHM).masked_fill(none_BHM, 0.0).sum(-1) / keys.queries_B1
         sinks_BHM = options.counts(keys).gather(2, place_BHM) & ~none_BHM
         unknown_BH = torch.full_like(mass_BH, math.nan)
+        chosen_BH = (~none_BHM).sum(-1)
         full_BH = torch.zeros_like(mass_BH, dtype=torch.bool)
-        if options.limit is not None and keys.gone_BHS is not None:
-            full_BH = keys.gone_BHS.sum(-1) >= options.limit
-        numbers = (mass_BH, (~none_BHM).sum(-1).to(mass_BH), sinks_BHM.sum(-1).to(mass_BH))
+        if keys.gone_BHS is not None:
+            gone_BH = keys.gone_BHS.sum(-1)
+            # of keys that stay gone it is the first choice that says what they held
+            full_BH = (gone_BH > 0) & (chosen_BH == 0)
+            full_BH = full_BH if options.limit is None else full_BH | (gone_BH >= options.limit)
+        numbers = (mass_BH, chosen_BH.to(mass_BH), sinks_BHM.sum(-1).to(mass_BH))
         mass_BH, chosen_BH, sinks_BH = (number_BH.masked_fill(full_BH, math.nan) for number_BH in numbers)
         matched_BH = unknown_BH if matched_BH is None else matched_BH.expand_as(mass_BH).to(mass_BH)
         return Choice(columns_BHM, mass_BH, chosen_BH, sinks_BH, matched_BH)
