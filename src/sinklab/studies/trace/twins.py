@@ -120,8 +120,8 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
                 table = truncation_table(retraced(task, rest, selection, edit).arrays(), hidden, selection, sample)
                 run.table(of_twin("truncation", kind), table, part=sample)
     if work.plan.text is not None:
-        table = heldout_curve(twin, work.plan.text, ks=settings.ks, seed=settings.seed or 0)
-        run.table(of_twin("heldout", kind), table)
+        losses = heldout_curve(twin, work.plan.text, ks=settings.ks, seed=settings.seed or 0)
+        run.table(of_twin("heldout", kind), losses)
 
 
 def retraced(task: Task, tokens: pd.DataFrame, selection: Selection, *more_edits: Any) -> Recorder:
