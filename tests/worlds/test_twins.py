@@ -14,8 +14,8 @@ from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import TEXT, tiny_backbone, tiny_tokenizer
 
 PROMPTS = ("The old man", "", "The sea", "He said", "Will it", "boats and")
-WIDTHS = (0.02, 0.1, 0.2, 0.3)
-"""deviations of fresh weights: from even attention to a few sinks in each head"""
+WIDTHS = (0.02, 0.2, 0.3, 0.5)
+"""deviations of fresh weights: from even attention to sinks in most heads"""
 
 
 def page_of(folder: Path, seed: int) -> Study:
@@ -51,5 +51,5 @@ def test_what_random_weights_show_is_marked(tmp_path: Path) -> None:
         page = page_of(folder, seed)
         said += len(page.in_twins)
         pages.append([name for name, is_shown in page.in_twins.items() if not is_shown])
-    assert said > 100, "these pages find a lot"
+    assert said > 60, "these pages find a lot"
     assert sum(map(bool, pages)) <= 2, pages

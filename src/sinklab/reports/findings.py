@@ -53,8 +53,8 @@ def findings_of(study: Any) -> dict[str, Finding]:
         found["semantic"] = Finding(shares.word == "semantic", shares.by_class.value)
         found["positional"] = Finding(shares.word == "positional", shares.by_position.value)
     for name, labels in (("class", study.classes), ("age", study.ages)):
-        best = richest(labels, name)
-        found[name] = Finding(bool(best) and with_sinks(study) >= FEWEST, math.log(best[0][4]) if best else 0.0)
+        is_said = bool(richest(labels, name)) and with_sinks(study) >= FEWEST
+        found[name] = Finding(is_said, _unevenness(labels))
     return found
 
 
@@ -79,6 +79,12 @@ def in_twins(study: Any) -> dict[str, bool]:
     return found
 
 
+def _unevenness(found: Enrichment | None) -> float:
+    """By how much the share of sinks on one label is above its share of positions, at most."""
+    rows = zip(found.label, found.frequency, found.occupancy, strict=True) if found else ()
+    return max((float(mine - there) for label, mine, there in rows if label not in (ADDED, "sink")), default=0.0)
+
+
 def with_sinks(study: Any) -> int:
     """How many samples have a sink in the text."""
     return int((np.nan_to_num(study.measured.events_NS).sum(-1) > 0).sum())
@@ -92,10 +98,10 @@ def _share(study: Any, share: str) -> Finding:
 
 
 def _length(study: Any, is_known: bool, one: str, other: str) -> Finding:
-    """How much longer some value vectors are than others, on a logarithmic scale; said from a tenth on."""
+    """How much longer some value vectors are than others, on a logarithmic scale; said from a fifth on."""
     both = study.over("layer").dropna(subset=[one, other])
     size = math.log(both[one].mean() / both[other].mean()) if len(both) else math.nan
-    return Finding(is_known and abs(size) > 0.1, size)
+    return Finding(is_known and abs(size) > 0.2, size)
 
 
 def trend_word(numbers_L: Any) -> str:

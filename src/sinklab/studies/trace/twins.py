@@ -116,8 +116,8 @@ def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:
         if settings.truncate and len(tokens):
             _write_truncated(work, task, done, sample, kind)
     if work.plan.text is not None:
-        table = heldout_curve(twin, work.plan.text, ks=settings.ks, seed=settings.seed or 0)
-        run.table(of_twin("heldout", kind), table)
+        losses = heldout_curve(twin, work.plan.text, ks=settings.ks, seed=settings.seed or 0)
+        run.table(of_twin("heldout", kind), losses)
 
 
 def _write_truncated(work: Work, task: Task, done: Run, sample: int, kind: str) -> None:
