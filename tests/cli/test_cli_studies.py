@@ -102,7 +102,7 @@ def test_mask_writes_both_runs_and_says_what_it_did(model: str, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     plain, masked = open_run("out/plain"), open_run("out/masked")
     assert plain.info.settings["edits"] == []
-    assert masked.info.settings["edits"] == ["mask_sinks:k=2"]
+    assert masked.info.settings["edits"] == ["mask_sinks:k=2,source=closed_loop"]
     assert plain.info.seed == masked.info.seed
     removals = masked.table("removals")
     assert lines[0] == f"edits: {masked.info.settings['edits'][0]}"
