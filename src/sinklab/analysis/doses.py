@@ -13,6 +13,10 @@ import scipy  # its modules load where they are first used
 from sinklab.analysis.estimates import FEWEST, LEVEL, Estimate, jackknife, mean_interval, mean_over
 
 FEWEST_CELLS = 10
+PHENOMENON = 0.05
+"""A model has heavy sinks where one key holds more than 30 % of the attention in no smaller share of its heads."""
+MATCHED = 0.5
+"""With fewer heads that have a control of equal mass, what is compared is hardly the model."""
 
 
 def told_apart(deltas_RC: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.doses import Doses, at_equal_mass
+from sinklab.analysis.doses import MATCHED, PHENOMENON, Doses, at_equal_mass
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.reports.runs import labels
 from sinklab.studies.base import hidden_words
@@ -16,11 +16,6 @@ from sinklab.studies.benchmarks.tables import Benchmark
 
 POINTS = 0.05
 """What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
-STRONG = 0.05
-"""A model has the phenomenon where a sink holds more than 30 % of the attention in no smaller share of its heads."""
-MATCHED = 0.5
-"""With fewer heads that have a control of equal mass, what is compared is hardly the model."""
-
 Cell = tuple[str, str, int]
 """(protocol, control, k)"""
 PLAIN: Cell = ("", "sinks", 0)
@@ -156,7 +151,7 @@ def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
     rate, share = plain.sinks(task, "gu_rate"), plain.sinks(task, "share")
     if math.isnan(rate):
         return f"the attention of {model} was not watched with nothing masked (record_sinks)"
-    if rate >= STRONG:
+    if rate >= PHENOMENON:
         return ""
     return (
         f"{model} hardly has such sinks: one holds more than 30 % of the attention in {100 * rate:.1f} % of its heads "

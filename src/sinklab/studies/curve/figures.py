@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sinklab.analysis.doses import Contrast, Doses, at_equal_mass, contrast
+from sinklab.analysis.doses import MATCHED, PHENOMENON, Contrast, Doses, at_equal_mass, contrast
 from sinklab.analysis.estimates import FEWEST, median_over
 from sinklab.errors import one_of
 from sinklab.records.reading import Run
@@ -43,10 +43,6 @@ AXES = ("count", "mass")
 COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
 COLUMNS |= {"relative", "rows", "tokens"}
 DOSE = ("columns", "sinks", "held", "removed", "matched")
-PHENOMENON = 0.05
-"""Share of heads that must give one key more than 30 %, for a model to have what a contrast of sinks is about."""
-MATCHED = 0.5
-"""Share of heads that need a control of equal mass, for a verdict by it."""
 
 
 @dataclass(frozen=True, eq=False)
