@@ -1,4 +1,4 @@
-"""Train the three models that ship inside the package: one causal start, then three twins that differ in the objective.
+"""Train three twins for the package: one causal start, then models that differ in objective and sink alone.
 
     python studies/embedded_models.py tokenizer CORPUS
     python studies/embedded_models.py train start CORPUS HELDOUT       then plain, sink and causal, each on one core
@@ -151,13 +151,13 @@ def distinct(ids_RN: Tensor) -> dict[str, float]:
 
 def texts(heldout: str, decoding: Any = WRITING_DEFAULTS) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """What the diffusion models write after the first tokens of evenly spaced held-out rows, beside what is there."""
-    judge = load("tiny-causal")
+    judge = load(str(PACKAGED / "tiny-causal"))
     rows_RS = heldout_rows(judge, heldout, rows=10**9, length=256).ids_RS
     chosen_RS = rows_RS[:: len(rows_RS) // PROMPTS][:PROMPTS, : PROMPT + WRITTEN]
     found = {"held-out text": distinct(chosen_RS[:, PROMPT:]) | {"nats": likelihood(judge, chosen_RS)}}
     written: dict[str, list[str]] = {}
     for name in ("tiny", "tiny-sink"):
-        loaded = load(name)
+        loaded = load(str(PACKAGED / name))
         model: Any = loaded.model
         ids_RS = model.generate(chosen_RS[:, :PROMPT], max_new_tokens=WRITTEN, settings=decoding).cpu()
         found[name] = distinct(ids_RS[:, PROMPT:]) | {"nats": likelihood(judge, ids_RS)}
@@ -168,7 +168,7 @@ def texts(heldout: str, decoding: Any = WRITING_DEFAULTS) -> tuple[dict[str, Any
 
 def compare(heldout: str) -> None:
     """The packaged models on all five held-out books, and what they write."""
-    found = {name: scored(name, heldout) for name in NAMES.values()}
+    found = {name: scored(str(PACKAGED / name), heldout) for name in NAMES.values()}
     delta_R = found["tiny-sink"][1] - found["tiny"][1]
     figures, written = texts(heldout)
     result = {
@@ -177,7 +177,9 @@ def compare(heldout: str) -> None:
         "stderr_of_the_paired_difference": (delta_R.std() / delta_R.numel() ** 0.5).item(),
         "seed": 0,
         "text": figures,
-        "weights_sha256": {name: weights_hash(load(name).model.state_dict()) for name in NAMES.values()},
+        "weights_sha256": {
+            name: weights_hash(load(str(PACKAGED / name)).model.state_dict()) for name in NAMES.values()
+        },
         "torch": torch.__version__,
     }
     target = Path(__file__).with_suffix(".json")

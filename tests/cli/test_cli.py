@@ -312,5 +312,3 @@ def test_the_packaged_diffusion_models_write(capsys: pytest.CaptureFixture) -> N
     for name in ("tiny", "tiny-sink"):
         assert main(["generate", "It was a dark and", "--model", name, "--new-tokens", "8"]) == 0
         assert capsys.readouterr().out.startswith("It was a dark and")
-    assert main(["generate", "It was a dark and", "--model", "tiny-causal"]) == 2
-    assert "tiny-causal is autoregressive" in capsys.readouterr().err

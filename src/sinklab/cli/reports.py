@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sinklab.reports.printed import Printed
 
 
-MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
+MODELS = {"plain": "tiny", "sink": "tiny-sink"}
 
 
 def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
-    """See attention sinks in real language models, diffusion and causal, in about a minute and without a download.
+    """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
-    Three small models come with this package, trained alike on public-domain English books: a diffusion model, one with
-    a sink token, and their causal twin. Each writes a few sentences while attention is recorded; what its untrained
+    Two small models come with this package, trained alike on public-domain English books, without and with one sink
+    token. Each writes a few sentences while attention is recorded; what its untrained
     twins show as well is marked. The result is one page, report.html. What takes longer was measured beforehand and
     comes with the models: what hiding keys costs, beside other keys that hold as much attention.
 
@@ -197,7 +197,7 @@ def table1(
         sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
 
     Args:
-        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), folders, or names on the Hub.
+        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.
