@@ -17,7 +17,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from sinklab.checkpoints import load
@@ -92,10 +91,8 @@ def collect(names: tuple[str, ...]) -> dict[str, Any]:
     costs = masking_curve_table(curves)
     return {
         "passages": len(passages()),
-        "rows_of_text": CURVE.rows,
-        "measures": {
-            row: {k: None if np.isnan(v) else round(v, 4) for k, v in cells.items()} for row, cells in table.items()
-        },
+        "rows_of_text": int(curves[0].table("curve")["rows"].iloc[0]),
+        "measures": table,
         "masking": costs[costs["k"].isin([0, 1, 10])].astype(object).where(costs.notna(), None).to_dict("records"),
         "sentences": masking_curve_sentences(as_curves(curves)),
     }

@@ -6,6 +6,8 @@ A python block below `<!-- not run: why -->` is only compiled. `.ci/run` runs th
 """
 
 import ast
+import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -129,3 +131,14 @@ def test_a_failing_block_fails_its_page(tmp_path: Path, python: str, bash: str) 
     page.write_text(PAGE.format(python=python, bash=bash), "utf-8")
     with pytest.raises(AssertionError):
         run_page(page, tmp_path)
+
+
+def test_the_findings_of_the_readme_are_those_that_were_measured() -> None:
+    path = ROOT / "studies" / "findings.py"
+    spec = importlib.util.spec_from_file_location("findings", path)
+    assert spec is not None and spec.loader is not None
+    findings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(findings)
+    measured = json.loads(findings.RESULTS.read_text("utf-8"))
+    shown = (ROOT / "README.md").read_text("utf-8").partition(findings.BEGIN)[2].partition(findings.END)[0]
+    assert shown.strip() == findings.as_markdown(measured) and "| sinks per head and step |" in shown
