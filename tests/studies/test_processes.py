@@ -84,7 +84,14 @@ def test_two_processes_write_what_one_writes(settings: dict, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_processes_take_up_the_seed_and_resume_their_own_samples(settings: dict, tmp_path: Path) -> None:
     """A run of which one process was interrupted: what the others wrote is kept, and all samples are there at last."""
-    settings = {**settings, "heldout": "", "seed": None, "prompts": settings["prompts"][:3], "mask_sinks": ()}
+    settings = {
+        **settings,
+        "heldout": "",
+        "seed": None,
+        "prompts": settings["prompts"][:3],
+        "mask_sinks": (),
+        "twin": False,
+    }
     study(tiny_loaded(1), tmp_path / "run", StudySettings(**settings))
     whole = open_run(tmp_path / "run")
     seed, texts = whole.info.seed, whole.table("generations")

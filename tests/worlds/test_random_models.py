@@ -51,5 +51,5 @@ def test_what_random_weights_show_is_marked(tmp_path: Path) -> None:
         page = page_of(folder, seed)
         said += len(page.in_twins)
         pages.append([name for name, is_shown in page.in_twins.items() if not is_shown])
-    assert said > 60, "these pages find a lot"
+    assert said > 50, "these pages find a lot"
     assert sum(map(bool, pages)) <= 2, pages
