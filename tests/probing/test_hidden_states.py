@@ -8,6 +8,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from golden_llada import golden_folder, load_llada
 from sinklab.attention import is_observed
@@ -277,6 +279,9 @@ def test_a_clip_that_never_acts_is_an_error() -> None:
         ClipChannel(channels=0, limit=-1.0)
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="its replayed layers save another number of tensors"
+)
 def test_layers_that_a_backward_pass_replays_are_clipped_too() -> None:
     grads = []
     ids = torch.tensor([[4, 5, 6, 7]])
