@@ -51,7 +51,8 @@ class ClipChannel(Checked):
 
     Sun et al. (arXiv 2402.17762, Sec. 3.3) set massive activations to their mean, which changes little, and to zero,
     which breaks a model; arXiv 2603.05498 asks which of them make sinks. `trace(model, ("massive_activations",))` says
-    which channels these are. Positions that run are edited; the model's own sink columns are not.
+    which channels these are. Positions that run are edited; the model's own sink columns are not. Where layers are
+    replayed by gradient checkpointing it takes transformers 5.23: with older ones PyTorch refuses the replay.
 
     Raises ValueError for no channel, a negative limit, and in the run for a channel that the hidden states do not have.
     """
