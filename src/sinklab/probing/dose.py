@@ -1,6 +1,6 @@
 """The dose of an intervention: what it really took away, to stand beside every score that was measured under it."""
 
-# B batch, L layers, H query heads
+# B batch, L layers, H query heads, E entries (layers and heads)
 from __future__ import annotations
 
 import math
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 MEASURED = ("removed", "mass", "realised", "overlap", "left", "chosen", "sinks", "matched")
 """What a `RemovalRecord` says of each head, as `removed_BLH`, …"""
+
+
+def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Sums over layers and heads of a `RemovalRecord`, and the numbers of entries they are over, each (B,), by name."""
+    parts = {name: getattr(record, f"{name}_BLH").flatten(1).double() for name in MEASURED}
+    both = {name: (part_BE.nansum(1), (~part_BE.isnan()).sum(1).double()) for name, part_BE in parts.items()}
+    # a share of the chosen keys, however they are spread over heads
+    return both | {"sinks": (both["sinks"][0], both["chosen"][0])}
 
 
 @dataclass(frozen=True)
@@ -33,11 +41,15 @@ class Dose:
 
     @classmethod
     def _of_one(cls, record: Any, rows_B: Tensor | None) -> Dose:
-        parts = {name: getattr(record, f"{name}_BLH").double() for name in MEASURED}
-        parts = parts if rows_B is None else {name: part_BLH[rows_B] for name, part_BLH in parts.items()}
-        totals = {name: (part.nansum().item(), float((~part.isnan()).sum())) for name, part in parts.items()}
-        # a share of the keys, however they are spread over heads
-        return cls(totals | {"sinks": (totals["sinks"][0], totals["chosen"][0])})
+        both = by_row(record)
+        both = (
+            both
+            if rows_B is None
+            else {name: (one_B[rows_B], other_B[rows_B]) for name, (one_B, other_B) in both.items()}
+        )
+        return cls(
+            {name: (total_B.sum().item(), entries_B.sum().item()) for name, (total_B, entries_B) in both.items()}
+        )
 
     @classmethod
     def pooled(cls, doses: Iterable[Dose]) -> Dose:

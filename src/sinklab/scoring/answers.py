@@ -1,6 +1,6 @@
 """Answers to several prompts at once, each up to its end, and what sinks did while they were written."""
 
-# B batch rows, L layers, H heads, K keys (sink columns first), S positions, N numbers of `MEASURED`, E entries
+# B batch rows, L layers, H heads, K keys (sink columns first), S positions, N numbers of `MEASURED`
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.checkpoints.loading import Loaded
-from sinklab.probing.dose import MEASURED
+from sinklab.probing.dose import MEASURED, by_row
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.keys import KeyIntervention
 from sinklab.probing.recording import Recording
@@ -40,9 +40,7 @@ def taken(log: InterventionLog, active_B: Tensor | None = None) -> Tensor | int:
     for removal in log.removals:
         # a window and named positions are no choice: they have no dose
         if isinstance(removal.edit, KeyIntervention):
-            parts = [getattr(removal, f"{name}_BLH").flatten(1) for name in MEASURED]
-            part_BNE = torch.stack(parts, 1).double()
-            both_BN2 = torch.stack([part_BNE.nansum(-1), (~part_BNE.isnan()).sum(-1).double()], -1)
+            both_BN2 = torch.stack([torch.stack(pair, -1) for pair in by_row(removal).values()], 1)
             sums = sums + (both_BN2 if active_B is None else both_BN2 * active_B.cpu()[:, None, None])
     return sums
 
@@ -51,9 +49,7 @@ def totals(taken_N2: Tensor | int) -> dict[str, tuple[float, float]]:
     """The `Dose.totals` of sums that `taken` gives, of one row or several rows together; empty for nothing."""
     if isinstance(taken_N2, int):
         return {}
-    found = {name: (both[0], both[1]) for name, both in zip(MEASURED, taken_N2.tolist(), strict=True)}
-    # a share of the chosen keys, however they are spread over heads
-    return found | {"sinks": (found["sinks"][0], found["chosen"][0])}
+    return {name: (both[0], both[1]) for name, both in zip(MEASURED, taken_N2.tolist(), strict=True)}
 
 
 class SinkFacts:

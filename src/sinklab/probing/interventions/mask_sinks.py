@@ -206,6 +206,8 @@ class MaskSinks(KeyIntervention):
 
 TOLERANCE = 0.1
 """How far the mass of a control may be from what it stands for, as a share of it."""
+LOOK = 16
+"""Keys that are tried between two looks whether all heads have their control."""
 
 
 def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +219,10 @@ def equal_mass(score_BHS: Tensor, wanted_BH: Tensor, free_BHS: Tensor) -> tuple[
     order_BHS = score_BHS.masked_fill(~free_BHS, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     least_BH, most_BH = (1 - TOLERANCE) * wanted_BH, (1 + TOLERANCE) * wanted_BH
     sum_BH, flags_BHS = torch.zeros_like(wanted_BH), torch.zeros_like(free_BHS)
-    for place_BH in order_BHS.unbind(-1):
+    for number, place_BH in enumerate(order_BHS.unbind(-1)):
+        # looked at now and then, as it waits for the device: a few keys are enough, and there may be thousands
+        if number % LOOK == 0 and not bool((sum_BH < least_BH).any()):
+            break
         place_BH1 = place_BH.unsqueeze(-1)
         more_BH = sum_BH + score_BHS.gather(-1, place_BH1)[..., 0]
         takes_BH = (sum_BH < least_BH) & (more_BH <= most_BH) & free_BHS.gather(-1, place_BH1)[..., 0]
