@@ -84,8 +84,8 @@ def limited(default: Any, **limits: Unpack[Limits]) -> Any:
 class Checked:
     """A record of settings whose fields are checked in one place, by what `limited` says of them.
 
-    Lists become tuples, and a single value becomes one where the default is a tuple. Raises ValueError that names the
-    field, what it may be and what it is.
+    Lists become tuples, and a single value becomes one where the default is a tuple; what belongs to a registry may be
+    given as text. Raises ValueError that names the field, what it may be and what it is.
     """
 
     def __post_init__(self) -> None:
@@ -95,6 +95,9 @@ class Checked:
                 value = (value,)
             if isinstance(value, list | tuple):
                 value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            if (registry := field.metadata.get("registry")) and value is not None:
+                value = tuple(map(registry.parse, value)) if isinstance(value, tuple) else registry.parse(value)
                 object.__setattr__(self, field.name, value)
             if field.metadata.get("needed") and not value:
                 raise ValueError(f"{field.name} must not be empty")

@@ -45,8 +45,6 @@ class AblateSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = None if self.sink_rule is None else rules.parse(self.sink_rule)
-        object.__setattr__(self, "sink_rule", rule)
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
 
 
@@ -123,7 +121,6 @@ class DistanceSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
         for name in ("protocols", "ks", "removals", "controls"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
 

@@ -137,7 +137,6 @@ class BatterySettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
         for name in ("skills", "levels", "protocols", "controls", "conditions"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         # whatever is hidden is compared with nothing hidden

@@ -104,7 +104,6 @@ class EvalSettings(DecodingSettings, Checked):
             raise ValueError("an evaluation needs at least one task, got none; give --tasks gsm8k, for example")
         if self.published and TWO_STAGE not in names:
             raise ValueError(f"published is a choice for the task {TWO_STAGE}, got the tasks {', '.join(names)}")
-        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
         said = [name for name, default in MASKING.items() if getattr(self, name) != default]
         if said and self.mask_sinks is None:
             raise ValueError(
@@ -171,7 +170,6 @@ class Plan(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "protocols", tuple(dict.fromkeys(self.protocols)))
-        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
         # what is of equal mass is compared in the heads that have it
         pairs = [("matched", name) if name == "equal_mass" else (name,) for name in self.controls]
         object.__setattr__(self, "controls", tuple(dict.fromkeys(name for pair in pairs for name in pair)))

@@ -49,8 +49,6 @@ class CurveSettings(Checked):
         super().__post_init__()
         object.__setattr__(self, "ks", tuple(sorted({0, *self.ks})))
         object.__setattr__(self, "controls", tuple(dict.fromkeys(self.controls)))
-        object.__setattr__(self, "sink_rule", self.sink_rule and rules.parse(self.sink_rule))
-        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
         if not self.controls and self.ks != (0,):
             raise ValueError(f"a curve over ks {self.ks} needs at least one of the controls {', '.join(CONTROLS)}")
 

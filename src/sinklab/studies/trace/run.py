@@ -81,16 +81,6 @@ def write_sample(
     run.table("generations", columns_of(generations), part=sample)
 
 
-def cut_of(task: Task, steps: int) -> tuple[dict[str, int], slice]:
-    """What `truncate` hides: the middle quarter of the positions from half of the steps on; and the same as keys."""
-    step = max(steps // 2, 1)
-    # a causal model has only read so many positions when the middle is hidden
-    length = task.positions if task.is_diffusion else len(task.started()) + step
-    start = length * 3 // 8
-    stop, added = max(length * 5 // 8, start + 1), getattr(task.loaded.model.config, "sink_count", 0)
-    return {"start": start, "stop": stop, "step": step}, slice(added + start, added + stop)
-
-
 def _write_truncated(
     run: RunWriter, task: Task, sample: int, selection: Selection, whole: list[Moment], meter: Meter
 ) -> None:

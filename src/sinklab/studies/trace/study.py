@@ -105,7 +105,6 @@ class StudySettings(DecodingSettings, Checked):
         names = tuple(n if n in STATISTICS else known_statistics.as_text(known_statistics.parse(n)) for n in names)
         mine = (*(name for name in STATISTICS if name in names), *(name for name in names if name not in STATISTICS))
         object.__setattr__(self, "statistics", tuple(dict.fromkeys(mine)))
-        object.__setattr__(self, "edits", tuple(map(interventions.parse, self.edits)))
         if self.only_steps and self.every > 1:
             raise ValueError(f"every={self.every} and only_steps both choose the steps to record; give one of them")
         if wrong := [text for text in self.maps if not re.fullmatch(r"\d+:-?\d+:\d+", text)]:
@@ -150,7 +149,6 @@ class MaskSettings(Checked):
         super().__post_init__()
         if self.k is not None and self.epsilon is not None:
             raise ValueError(f"give --k or --epsilon, not both: got {self.k} and {self.epsilon}")
-        object.__setattr__(self, "also", tuple(map(interventions.parse, self.also)))
 
     def edited(self, *, by_last_row: bool) -> StudySettings:
         """The settings of the edited run.
