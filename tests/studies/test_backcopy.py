@@ -2,8 +2,11 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -177,6 +180,32 @@ def test_the_study_keeps_its_promises(tmp_path, capsys):
     assert (tmp_path / "run" / "backcopy.png").stat().st_size > 5000
     assert main(["backcopy", "--width", "30", *arguments, str(tmp_path / "other")]) == 2
     assert "a multiple of 4" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_where_it_stopped_and_makes_one_run_of_all_models(tmp_path):
+    script = Path(__file__).parents[2] / "studies" / "backcopy.py"
+    options = ["--out", "out", "--work", "work", "--processes", "2", "--seeds", "0", "--steps", "2", "--rows", "4"]
+
+    def called(*more):
+        return subprocess.run([sys.executable, script, *more, *options], cwd=tmp_path, capture_output=True, text=True)
+
+    stopped = called("run", "--seconds", "0")
+    assert stopped.returncode == 3 and "the same command goes on" in stopped.stdout, stopped.stderr
+    assert called("run").returncode == 0
+    kinds = [("causal", "plain"), ("converted", "plain")]
+    kinds += [("diffusion", variant) for variant in ("plain", "sink", "zero", "gate", "logit")]
+    whole = open_run(tmp_path / "out" / "run")
+    assert list(summary(whole)[["objective", "variant"]].itertuples(index=False, name=None)) == kinds
+    assert set(whole.table("masking")["objective"]) == {"causal", "diffusion"}
+    # elsewhere, with what was packed: the same without training
+    (tmp_path / "work").rename(tmp_path / "before")
+    assert called("run").returncode == 0
+    assert open_run(tmp_path / "out" / "run").table("heads").equals(whole.table("heads"))
+    assert (tmp_path / "work" / "models" / "causal-plain-0.safetensors").read_bytes() == (
+        tmp_path / "before" / "models" / "causal-plain-0.safetensors"
+    ).read_bytes()
+    assert "step by step, held, cost of hiding keys" in called("report").stdout
 
 
 def made_up(over, first, tmp_path, seeds=6, other=("diffusion", "plain"), untrained=None, masking=()):

@@ -26,7 +26,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """Beside the most attended keys, for one key: these on the heads with a control of equal mass, that control, and a key
 drawn from the others."""
-REVEALED = 32
+REVEALED = 128
 """Rows that are revealed."""
 
 

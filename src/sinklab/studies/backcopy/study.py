@@ -44,7 +44,7 @@ class BackcopySettings(Checked):
     """Rows that every model of a seed is measured on, the same for all; with the same noise."""
     masking: bool = False
     """Measure what hiding keys costs, at equal count and at equal removed attention, of whole rows and under every
-    protocol: about half a minute a model."""
+    protocol: 40 seconds a model."""
     models: str | None = limited(None, free=True)
     """Folder that trained models are kept in, and taken from where they are there."""
 
