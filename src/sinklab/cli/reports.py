@@ -197,7 +197,7 @@ def table1(
         sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
+        model: "tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the Hub.
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.
