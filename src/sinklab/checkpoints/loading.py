@@ -81,7 +81,7 @@ def load(
     mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
 
     Args:
-        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the name on the Hub of a
+        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
         dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
         device: where to put the model; the CPU by default.
