@@ -90,6 +90,8 @@ class Contrast:
     """What it costs the second."""
     difference: Estimate
     """The first less the second, its interval by Welch's t; no samples where there is no common mass."""
+    p: float = math.nan
+    """Of that test; NaN where there is no interval."""
 
 
 def at_equal_mass(one: Doses, other: Doses) -> Contrast:
@@ -112,8 +114,9 @@ def contrast(
     """Costs of rows of two models, whose rows are not paired: tokenizers may cut the text otherwise."""
     one, other = mean_over(one_R), mean_over(other_R)
     value, samples = one.value - other.value, min(one.samples, other.samples)
-    low = high = math.nan
+    low = high = p = math.nan
     if samples >= FEWEST:
         test = scipy.stats.ttest_ind(one_R, other_R, equal_var=False)
         low, high = test.confidence_interval(LEVEL)
-    return Contrast(mass, one, other, Estimate(value, float(low), float(high), samples))
+        p = float(test.pvalue)
+    return Contrast(mass, one, other, Estimate(value, float(low), float(high), samples), p)
