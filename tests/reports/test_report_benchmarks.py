@@ -127,11 +127,11 @@ def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(tm
     row = text.iloc[0]
     # likelihoods know the clean pass alone, whatever was asked for
     assert row["2, clean"] == (
-        "0.300 ± 0.046; 2.00 columns a head (25\u00a0% sinks), held 30.0\u00a0% of the attention, 20.0\u00a0% removed"
+        "0.300 ± 0.046; 2.00 keys a head (25\u00a0% sinks), held 30.0\u00a0% of the attention, 20.0\u00a0% removed"
     )
     # a dose of zero is a result
     assert row["2, rule"].endswith(
-        "0.00 columns a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed, matched in 0.0\u00a0% of heads"
+        "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed, matched in 0.0\u00a0% of heads"
     )
     assert row[VERDICT] == "at 2, clean"
     said = contrasts(found_in([tmp_path]).benchmarks)
