@@ -42,7 +42,7 @@ MAY_IMPORT["testing"] = {*MAY_IMPORT}
 MAY_IMPORT["short_road"] = {*MAY_IMPORT}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "sinklab"}
 MAY_IMPORT["__main__"] = {"cli"}
-SHARED_BY_STUDIES = {"base", "processes", "request_cache"}
+SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 # after the redesign 4,800 and 19,500; what came since, and by how much: docs/decisions.md
 CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_000, 22_500, 400, 60

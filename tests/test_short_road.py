@@ -27,7 +27,7 @@ def test_a_loaded_model_tells_what_hiding_the_keys_of_one_head_costs(tmp_path: P
         scored = rolling(lm, ids, LikelihoodSettings(samples=32), edits=some)
         assert loss == pytest.approx(-scored.logprob / len(ids))
     assert lm.loss(TEXT, seed=1) != pytest.approx(clean, rel=1e-6)
-    assert str(edited.scored.dose).startswith("1.00 columns a head")
+    assert str(edited.scored.dose).startswith("1.00 keys a head")
     assert clean.scored.dose is None
 
 

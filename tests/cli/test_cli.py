@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shlex
@@ -60,6 +61,24 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture) -> None:
     assert "sinklab tour" in printed
     assert all(re.search(rf"\b{command}\b", printed) for command in COMMANDS)
     assert "Try" not in printed, "one line a command; its own help has the examples"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_the_help_breaks_where_the_source_does(
+    command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a box a line is as full as it can be: the first word of the next one would not have fit."""
+    monkeypatch.setenv("COLUMNS", "100")
+    _, _, options = help_of(command, capsys).partition("show this help")
+    lines = [line.strip("│").ljust(100)[:99].rstrip() for line in options.splitlines()]
+    checked = 0
+    for line, following in itertools.pairwise(lines):
+        text, words = line.strip(), following.split()
+        if len(following) - len(following.lstrip()) < 15 or (text.startswith("--") and "  " not in text):
+            continue
+        assert len(line) + 1 + len(words[0]) > 95, f"{line}\n{following}"
+        checked += 1
+    assert checked > 2 or command in ("tour", "info", "compare")
 
 
 class Reached(Exception):

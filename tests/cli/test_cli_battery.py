@@ -46,7 +46,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
     )
     assert sum(line.startswith("dlm, blocks-2: ") for line in lines) == 3
     said = next(line for line in lines if line.startswith("ar: most attended keys, protocol paper: "))
-    assert " columns a head (" in said
+    assert " keys a head (" in said
     # seven tokens cannot lose five random columns beside five sinks
     assert "ar: 1 of 6 parts left out, questions too short for so many columns" in lines
     assert lines[-1] == f"tables and figures: {tmp_path / 'out' / 'report'} (7 files)"

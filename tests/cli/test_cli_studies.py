@@ -75,7 +75,7 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsy
         folder = flags.strip("-").replace(" ", "-")
         assert run(f"trace The --model {model} --out {folder} {'' if 'reproduce' in flags else quick} {flags}") == 0
         assert open_run(folder).array_files == ("attention", *expected)
-    assert ("tracing an untrained twin (permuted) on the same canvases" in capsys.readouterr().err) == bool(twins)
+    assert ("measuring an untrained twin (permuted) on the same canvases" in capsys.readouterr().err) == bool(twins)
     # the flag that was left out may come later
     assert run(f"trace The --model {model} --out no-twin {quick} --twin --resume") == 0
     assert open_run("no-twin").array_files == ("attention", *twins)

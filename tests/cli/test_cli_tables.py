@@ -151,7 +151,7 @@ def test_table1_of_two_models_prints_protocols_doses_and_controls(
     more = "--protocols paper held --controls sinks random --out out --figures"
     assert main(shlex.split(f"table1 --model dlm ar {how} {more}")) == 0
     printed = capsys.readouterr().out
-    for words in ("1, paper", "1, held", "1.00 columns a head", "dlm, random keys", "ar, random keys"):
+    for words in ("1, paper", "1, held", "1.00 keys a head", "dlm, random keys", "ar, random keys"):
         assert words in " ".join(printed.split()), words
     assert "GSM8K, dlm and ar: cannot tell which loses more, by any protocol: " in printed
     numbers = pd.read_csv("out/table1.csv").query("source == 'measured' and k == 1")

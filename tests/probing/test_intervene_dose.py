@@ -98,7 +98,7 @@ def test_the_log_counts_sinks_among_the_keys_that_were_chosen() -> None:
     assert math.isnan(dose.overlap) and math.isnan(dose.matched)
     table = log.table()
     assert table["sinks"].sum() == sinks_BH.sum() and (table["chosen"] == 3).all()
-    assert str(dose).startswith("3.00 columns a head (") and str(dose).endswith("\u00a0% removed")
+    assert str(dose).startswith("3.00 keys a head (") and str(dose).endswith("\u00a0% removed")
 
 
 def test_a_dose_of_zero_is_a_dose() -> None:
@@ -107,7 +107,7 @@ def test_a_dose_of_zero_is_a_dose() -> None:
         model(IDS)
     dose = log.dose()
     assert dose.columns == 0 and dose.removed == 0 and dose.weight and math.isnan(dose.sinks)
-    assert str(dose) == "0.00 columns a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
+    assert str(dose) == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
     assert str(Dose()) == "nothing hidden" and math.isnan(Dose().columns)
 
 

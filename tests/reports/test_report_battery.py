@@ -29,7 +29,13 @@ Marks = dict[tuple[str, str, int, str, int], int]
 
 
 def planted(
-    folder: Path, marks: Marks, *, kind: str = "battery", finished: bool = True, dose: dict[str, float] | None = None
+    folder: Path,
+    marks: Marks,
+    *,
+    kind: str = "battery",
+    finished: bool = True,
+    dose: dict[str, float] | None = None,
+    rate: float | None = None,
 ) -> Run:
     answers, removed = list[dict[str, Any]](), list[dict[str, Any]]()
     for (condition, control, k, skill, level), right in marks.items():
@@ -46,6 +52,10 @@ def planted(
         run.table("answers", pd.DataFrame(answers))
         if finished:
             run.table("accuracy", pd.DataFrame(accuracy(answers)))
+        if rate is not None:
+            kept = [(condition, skill, level) for condition, control, _, skill, level in marks if control == "none"]
+            seen = pd.DataFrame(kept, columns=["condition", "skill", "level"])
+            run.table("phenomenon", seen.assign(control="none", k=0, problem=0, share=0.2, gu_rate=rate))
         if removed:
             run.table("removed", pd.DataFrame(removed))
     return open_run(folder)
@@ -54,7 +64,7 @@ def planted(
 SKILLS = ("arithmetic", "copying")
 
 
-def robust(folder: Path) -> Run:
+def robust(folder: Path, rate: float | None = None) -> Run:
     """Loses 2 of 20 in copying at k = 5, and nothing else; too weak at level 2 of arithmetic to tell."""
     marks: Marks = {}
     for skill in SKILLS:
@@ -64,10 +74,10 @@ def robust(folder: Path) -> Run:
             for k in (1, 5):
                 marks["pure", "sinks", k, skill, level] = clean - (2 if (skill, k) == ("copying", 5) else 0)
                 marks["pure", "random", k, skill, level] = clean
-    return planted(folder, marks)
+    return planted(folder, marks, rate=rate)
 
 
-def fragile(folder: Path) -> Run:
+def fragile(folder: Path, rate: float | None = None) -> Run:
     """Loses 10 and 16 of 20 everywhere; random columns cost 5; 5 do not fit level 1 of arithmetic."""
     marks: Marks = {}
     for skill in SKILLS:
@@ -78,7 +88,7 @@ def fragile(folder: Path) -> Run:
                 if (skill, level, k) != ("arithmetic", 1, 5):
                     marks["greedy", "sinks", k, skill, level] = clean - lost
                     marks["greedy", "random", k, skill, level] = clean - 5
-    return planted(folder, marks)
+    return planted(folder, marks, rate=rate)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +152,26 @@ def test_contrasts_compare_drops_where_both_models_are_able(runs: list[Run]) -> 
     assert table["cells"] == 2
 
 
+def test_a_contrast_asks_both_models_for_heavy_sinks(tmp_path: Path, runs: list[Run]) -> None:
+    assert set(battery_contrasts(runs)["verdict"]) == {
+        "cannot tell: the attention of ar was not watched with nothing masked"
+    }
+    for name, rates, verdict in (
+        ("both", (0.1, 0.05), "it loses more"),
+        (
+            "one",
+            (0.04, 0.3),
+            "cannot tell: dlm hardly has such sinks: one holds more than 30 % of the attention in 4.0 %",
+        ),
+        ("other", (0.3, 0.0), "cannot tell: ar hardly has such sinks"),
+    ):
+        made = [robust(tmp_path / name / "dlm", rates[0]), fragile(tmp_path / name / "ar", rates[1])]
+        table = battery_contrasts(made).set_index(["control", "k"])
+        assert table.loc["sinks", 1]["verdict"].startswith(verdict), name
+        same = battery_contrasts([made[0], made[0]], reference=1).set_index(["control", "k"])["verdict"]
+        assert same["sinks", 1] == "cannot tell" or rates[0] < 0.05
+
+
 def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
     lines = battery_sentences(runs)
     assert lines[0] == "dlm: 2 of 2 skills are above 90% at level 1 with nothing hidden"
@@ -165,7 +195,7 @@ def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     )
     assert said[1].startswith(words)
     assert said[1].endswith(
-        "against other keys of equal mass; 5.00 columns a head (20\u00a0% sinks), held 40.0\u00a0% of the attention, "
+        "against other keys of equal mass; 5.00 keys a head (20\u00a0% sinks), held 40.0\u00a0% of the attention, "
         "30.0\u00a0% removed, matched in 75.0\u00a0% of heads"
     )
     scores = battery_scores(run).set_index(["skill", "control"]).loc[("all", "matched")]

@@ -14,6 +14,7 @@ import scipy
 import torch
 from test_report_training import made
 
+from sinklab.analysis.estimates import mean_p
 from sinklab.probing.dose import Dose
 from sinklab.records import Run, RunWriter, open_run
 from sinklab.reports.printed import latex
@@ -126,11 +127,11 @@ def test_each_masked_score_has_its_dose_in_its_cell_and_protocols_are_columns(tm
     row = text.iloc[0]
     # likelihoods know the clean pass alone, whatever was asked for
     assert row["2, clean"] == (
-        "0.300 ± 0.046; 2.00 columns a head (25\u00a0% sinks), held 30.0\u00a0% of the attention, 20.0\u00a0% removed"
+        "0.300 ± 0.046; 2.00 keys a head (25\u00a0% sinks), held 30.0\u00a0% of the attention, 20.0\u00a0% removed"
     )
     # a dose of zero is a result
     assert row["2, rule"].endswith(
-        "0.00 columns a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed, matched in 0.0\u00a0% of heads"
+        "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed, matched in 0.0\u00a0% of heads"
     )
     assert row[VERDICT] == "at 2, clean"
     said = contrasts(found_in([tmp_path]).benchmarks)
@@ -558,10 +559,10 @@ def test_a_curve_as_figure_table_and_words(tmp_path: Path) -> None:
         "held 10.0\u00a0% of the attention, 10.0\u00a0% removed) changes the masked-token bound of 4.00 by +0.500 (+0.4"
     )
     assert said[1] == (
-        "tiny: the interval of the change lies above 0 from k = 1 on; the 5 most attended keys cost more than as many "
+        "tiny: the loss rises from k = 1 on; the 5 most attended keys cost more than as many "
         "random ones (+0.050, 10 times)."
     )
-    assert "llama: the interval of the change lies above 0 at no k" in said[3]
+    assert "llama: at no k can a rise of the loss be told" in said[3]
     assert said[4].startswith(
         "tiny (DLM) against llama (AR), keys chosen by a clean pass (protocol clean): at equal count, the most "
         "attended key a head, it loses more (+2.50 % against +0.05 % of the loss; difference 95 %"
@@ -573,7 +574,8 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
     tiny = curve(tmp_path / "tiny", "diffusion", 0.1)
 
     def against(name: str, **how: Any) -> str:
-        return masking_curve_sentences([tiny, curve(tmp_path / name, "autoregressive", 0.4, **how)])[-1]
+        said = masking_curve_sentences([tiny, curve(tmp_path / name, "autoregressive", 0.4, **how)])
+        return next(line for line in said if " against " in line)
 
     # four times as much a key, of which each takes four times as much
     alike = against("alike", mass=0.08)
@@ -590,8 +592,11 @@ def test_models_are_contrasted_where_both_have_the_phenomenon_and_a_dose_in_comm
 
 def test_curves_without_controls_or_of_one_family(tmp_path: Path) -> None:
     alone = curve(tmp_path / "a", "diffusion", 0.1, controls=("top",))
-    assert len(masking_curve_sentences(alone)) == 2
-    assert masking_curve_sentences(alone)[1] == "a: the interval of the change lies above 0 from k = 1 on."
+    assert masking_curve_sentences(alone)[1:] == [
+        "a: the loss rises from k = 1 on.",
+        "Verdicts are corrected for the 2 that are judged here (Holm), intervals are not.",
+        "No untrained twin of a was measured: what is said may be true of untrained weights as well.",
+    ]
     assert masking_curve_sentences(curve(tmp_path / "b", "diffusion", 0.1, controls=("lowest",))) == []
 
 
@@ -615,10 +620,54 @@ def test_curves_of_earlier_versions_are_read(tmp_path: Path) -> None:
         run.table("curve", frame.replace({"control": {"top": "sinks"}}))
     old = open_run(tmp_path / "old")
     assert "hiding the 5 most attended keys per layer and head (held 10.0" in masking_curve_sentences(old)[0]
-    assert (
-        "was not asked whether it has heavy sinks"
-        in masking_curve_sentences([old, curve(tmp_path / "ar", "autoregressive", 0.1)])[-1]
-    )
+    assert "an earlier version kept no losses of rows, so nothing is judged" in masking_curve_sentences(old)[1]
+    both = masking_curve_sentences([old, curve(tmp_path / "ar", "autoregressive", 0.1)])
+    assert any("was not asked whether it has heavy sinks" in line for line in both)
+
+
+def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
+    """A twin that loses a fifth of what the model loses, and one that loses half."""
+    for rise, is_marked in ((0.02, False), (0.05, True)):
+        controls = ("top", "random", "equal_mass", "matched")
+        runs = []
+        for name, family in (("a", "diffusion"), ("b", "autoregressive")):
+            folder = tmp_path / str(rise)
+            run = curve(folder / name, family, 0.1 if name == "a" else 0.3, controls=controls)
+            twin = curve(folder / "twin" / name, family, rise * (1 if name == "a" else 3), controls=controls)
+            with RunWriter(
+                run.path, kind="curve", model=run.info.model, settings=run.info.settings, seed=0, resume=True
+            ) as more:
+                for table in ("curve", "curve_rows", "phenomenon"):
+                    more.table(f"{table}-permuted", twin.table(table))
+                more.table(
+                    "twins", pd.DataFrame({"twin": ["initialised", "permuted"], "made": [False, True], "why": ""})
+                )
+            runs.append(open_run(run.path))
+        said = masking_curve_sentences(runs)
+        assert not any("No untrained twin" in line for line in said)
+        marks = [line.count("(an untrained twin shows as much)") for line in said]
+        # rise and random, equal mass, twice; then the contrast at both doses
+        assert marks == ([0, 2, 1, 0, 2, 1, 2, 0] if is_marked else [0] * 8), said
+
+
+def test_verdicts_of_a_curve_are_corrected_for_all_that_are_judged(tmp_path: Path) -> None:
+    """A rise with p = 0.013 stands alone, and not beside the other curves of a page."""
+    runs = []
+    for name in ("a", "b", "c"):
+        run, noise = curve(tmp_path / name, "diffusion", 0.0, controls=("top",)), np.linspace(-1, 1, 10)
+        frame = run.table("curve_rows")
+        costs = 0.1 * noise + 0.063
+        frame["loss"] = 4 + np.concatenate([np.zeros(10), np.zeros(10) + 0.1 * noise, costs])
+        with RunWriter(
+            run.path, kind="curve", model=run.info.model, settings=run.info.settings, seed=0, resume=True
+        ) as more:
+            more.table("curve_rows", frame)
+        runs.append(open_run(run.path))
+    assert 0.05 / 6 < mean_p(costs) < 0.05 / 2
+    assert "a: the loss rises from k = 5 on" in masking_curve_sentences(runs[0])[1]
+    told = masking_curve_sentences(runs)
+    assert [line for line in told if "at no k can a rise of the loss be told" in line] == [told[1], told[3], told[5]]
+    assert "corrected for the 6 that are judged here" in told[6]
 
 
 def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:

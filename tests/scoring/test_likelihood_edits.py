@@ -7,7 +7,7 @@ from likelihood_twin import ids
 
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
 from sinklab.scoring.likelihood import LikelihoodSettings, exact, rolling, score, scoring_edits
-from sinklab.scoring.requests import monte_carlo
+from sinklab.scoring.requests import monte_carlo, without_steps
 from sinklab.sinks import Excess
 from tiny_diffusion import tiny_loaded
 from tiny_llama import tiny_llama
@@ -176,11 +176,13 @@ def test_rolling_takes_edits_too() -> None:
 
 
 def test_edits_become_such_as_a_single_reading_can_carry_out() -> None:
-    carried = MaskSinks(k=2, source="carried", limit=6, selector="last_row")
-    assert scoring_edits([carried], is_diffusion=True) == (MaskSinks(k=2, source="clean_pass", selector="last_row"),)
-    assert scoring_edits([carried], is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
+    carried = without_steps([MaskSinks(k=2, source="carried", limit=6, selector="last_row")])
+    assert scoring_edits(carried, is_diffusion=True) == (MaskSinks(k=2, source="clean_pass", selector="last_row"),)
+    assert scoring_edits(carried, is_diffusion=False) == (MaskSinks(k=2, source="clean_pass"),)
     evicted = MaskSinks(k=2, removal="evict", limit=6)
     assert scoring_edits([evicted], is_diffusion=True) == (replace(evicted, source="clean_pass"),)
+    now = (MaskSinks(k=2, source="now"),)
+    assert scoring_edits(without_steps(now), is_diffusion=True) == now, "a source that one reading can have stays"
     others = (MaskPositions((0,), steps=(0, 4)), TruncateContext(2, 4, 0), WindowAttention(2))
     assert scoring_edits(others, is_diffusion=True) == others
 
@@ -192,6 +194,8 @@ def test_edits_that_do_not_fit_are_refused() -> None:
         (MaskPositions((2,), steps=(3, None)), "mask_positions begins at step 3 and would change nothing"),
         (MaskPositions((14,)), "mask_positions names position 14, but the shortest text to score has 14 tokens"),
         (TruncateContext(2, 15, 0), "truncate_context names position 14, but the shortest text"),
+        (MaskSinks.by_protocol("paper", 2), "source='closed_loop' has no step before it to choose in; leave it out"),
+        (MaskSinks.by_protocol("held", 2), "source='carried' has no step before it to choose in; leave it out"),
         (MaskSinks(k=14), r"MaskSinks\(k=14.* needs more than 14 keys"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sinklab.analysis.doses import rank_correlation
+from sinklab.checkpoints.loading import UNTRAINED
 from sinklab.cli import main
 from sinklab.probing import MaskSinks, intervene
 from sinklab.records import RunWriter, open_run
@@ -96,18 +97,54 @@ def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.Cap
     assert "at most 1 key that Excess(epsilon=3.0, scale='sum') calls a sink" in capsys.readouterr().out
 
 
-def made_up(folder: Path, deltas: np.ndarray, **settings_: object) -> list[str]:
-    """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number."""
+def made_up(folder: Path, deltas: np.ndarray, twin: np.ndarray | None = None, **settings_: object) -> list[str]:
+    """Sentences of a run whose rows lose this, (R, C); the weight of a cell is its number. And of one with a twin."""
     from sinklab.studies.ablate.run import ablation_map
 
-    row, head = np.indices(deltas.shape).reshape(2, -1)
-    frame = pd.DataFrame({"row": row, "layer": 0, "head": head, "loss": 4 + deltas.ravel(), "clean": 4.0})
-    frame = frame.assign(columns=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1))
     known = {"by": "head", "k": 1, "sink_rule": None, **settings_}
     with RunWriter(folder, kind="ablate", model={"name": "toy"}, settings=known, seed=0) as run:
-        run.table("ablation", frame)
-        run.table("map", ablation_map(frame))
+        for kind, values in (("", deltas), ("-permuted", twin)):
+            if values is None:
+                continue
+            row, head = np.indices(values.shape).reshape(2, -1)
+            frame = pd.DataFrame({"row": row, "layer": 0, "head": head, "loss": 4 + values.ravel(), "clean": 4.0})
+            frame = frame.assign(columns=1.0, sinks=0.5, held=0.01 * (head + 1), removed=0.01 * (head + 1))
+            run.table(f"ablation{kind}", frame)
+            run.table(f"map{kind}", ablation_map(frame))
+        if twin is not None:
+            run.table("twins", pd.DataFrame({"twin": ["permuted"], "made": [True], "why": [""]}))
     return ablation_sentences([open_run(folder)])
+
+
+def test_what_an_untrained_twin_shows_as_well_is_marked() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.01, (12, 10))
+    rising, mark = 0.02 * np.arange(10) + noise, " (an untrained twin shows as much)."
+    for name, twin, marks in (
+        ("both", 0.5 * rising, [True, True]),
+        ("weak", 0.1 * rising, [False, True]),
+        ("other place", 0.1 * ((np.arange(10) // 2) == 2) + 0.1 * noise, [True, False]),
+        ("none", 0.1 * noise, [False, False]),
+    ):
+        said = made_up(Path(name), rising, twin)
+        assert len(said) == 2 and [line.endswith(mark) for line in said] == marks, (name, said)
+    assert made_up(Path("alone"), rising)[2].startswith("No untrained twin of toy was measured: what is said may be")
+    # nothing is told, so nothing is marked
+    assert not any(mark in line for line in made_up(Path("still"), noise, rising))
+
+
+def test_twins_are_mapped_on_the_same_rows() -> None:
+    loaded = tiny_loaded(1)
+    run = open_run(Ablate()(loaded, "run", settings()))
+    assert run.table("twins")["made"].tolist() == [True, True]
+    for kind, make in UNTRAINED.items():
+        alone = open_run(Ablate()(make(loaded, 0), kind, settings(twin=False)))
+        assert "twins" not in alone.tables
+        for name in ("ablation", "map"):
+            assert alone.table(name).equals(run.table(f"{name}-{kind}"))
+    # a finished run gets them where they are asked for
+    Ablate()(loaded, "late", settings(twin=False))
+    Ablate()(loaded, "late", settings(twin=True), resume=True)
+    assert open_run("late").table("map-permuted").equals(run.table("map-permuted"))
 
 
 def test_sentences_say_what_the_rows_say() -> None:

@@ -19,6 +19,7 @@ from sinklab.probing import MaskSinks
 from sinklab.probing.intervention import InterventionLog, RemovalRecord
 from sinklab.records import open_run
 from sinklab.scoring import writing
+from sinklab.scoring.answers import write_batch
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
 from sinklab.sinks import Excess, Gu
@@ -279,10 +280,8 @@ def small(**changes: Any) -> BatterySettings:
 
 def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) -> None:
     stages: list[str] = []
-    folder = score_battery(
-        tiny_loaded(), tmp_path / "run", small(conditions=("pure", "blocks-2")), progress=stages.append
-    )
-    run = open_run(folder)
+    loaded, settings = tiny_loaded(), small(conditions=("pure", "blocks-2"))
+    run = open_run(score_battery(loaded, tmp_path / "run", settings, progress=stages.append))
     assert (run.info.kind, run.info.status) == ("battery", "complete")
     assert run.info.settings["conditions"] == ["pure", "blocks-2"]
     answers, shares, removed = (run.table(name) for name in ("answers", "accuracy", "removed"))
@@ -299,6 +298,16 @@ def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) 
     assert (removed["keys"] == 2).all()
     assert stages[:3] == ["pure, nothing hidden", "pure, 2 hidden, sinks", "pure, 2 hidden, random"]
     assert "skipped" not in run.tables
+    seen = run.table("phenomenon")
+    assert set(seen["control"]) == {"none"} and seen["gu_rate"].between(0, 1).all()
+    assert seen.groupby(["condition", "skill"]).size().to_dict() == dict.fromkeys(
+        [(one, skill) for one in ("pure", "blocks-2") for skill in ("arithmetic", "copying")], 3
+    )
+    asked = battery.asked_of(loaded, list(problems("test", 3, skills=("copying",), levels=(1,)))[1:2], 0)
+    alone = write_batch(loaded, asked, Condition.named("blocks-2").decoding(0), settings.new_tokens, watch=True)[0]
+    expected = sum(layer["share"] for layer in alone.sinks) / len(alone.sinks)
+    share = seen.query("condition == 'blocks-2' and skill == 'copying' and problem == 1")["share"].item()
+    assert share == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_keys_that_no_rule_names_are_a_dose_of_zero() -> None:
     assert (
         str(Dose.from_row(dose.row()))
         == str(dose)
-        == "0.00 columns a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
+        == "0.00 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed"
     )
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from sinklab.checkpoints.loading import UNTRAINED
 from sinklab.diffusion import corrupt, masked_token_loss, sample_times
 from sinklab.probing import MaskPositions, MaskSinks, WindowAttention, intervene
 from sinklab.probing.dose import Dose
@@ -200,7 +201,11 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     assert run.info.kind == "curve"
     assert run.info.model["family"] == family
     assert run.info.settings["ks"] == [0, 1, 3]
-    assert said == [f"scoring 4 rows of 20 tokens with {loaded.name}"]
+    kinds = ("initialised", "permuted")
+    assert said == [
+        f"scoring 4 rows of 20 tokens with {loaded.name}",
+        *(f"measuring an untrained twin ({kind}) on the same canvases" for kind in kinds),
+    ]
     rows, table = run.table("curve_rows"), run.table("curve")
     arms = ["top", "random", "equal_mass", "matched"]
     assert table["control"].tolist() == ["none", *arms, *arms, "window_attention:radius=4"]
@@ -229,7 +234,14 @@ def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     assert loss == pytest.approx(first, rel=1e-6) if family == "autoregressive" else abs(loss - first) > 1e-4
     with pytest.raises(ValueError, match="A run folder is written once"):
         masking_curve(loaded, path, settings)
-    again = masking_curve(loaded, path, settings, overwrite=True)
+    # twins see the same rows under the same noise: theirs is what a run of their own gives
+    for kind, make in UNTRAINED.items():
+        alone = open_run(masking_curve(make(loaded, 0), tmp_path / kind, replace(settings, twin=False)))
+        assert "twins" not in alone.tables
+        for name in ("curve", "curve_rows", "phenomenon"):
+            assert alone.table(name).equals(run.table(f"{name}-{kind}"))
+        assert not np.allclose(alone.table("curve_rows")["loss"], rows["loss"], atol=1e-4)
+    again = masking_curve(loaded, path, replace(settings, twin=False), overwrite=True)
     assert open_run(again).table("curve").equals(table)
 
 
@@ -244,7 +256,7 @@ def test_a_rule_that_no_key_passes_is_a_dose_of_zero_and_said_to_be_one(tmp_path
     assert table.loc["sinks"][["columns", "held", "removed", "delta"]].tolist() == [0, 0, 0, 0]
     assert table["matched"].isna().all()
     said = masking_curve_sentences(run)
-    assert len(said) == 2
+    assert len(said) == 3 and "cannot be distinguished" in said[1]
     assert (
         "calls sinks per layer and head (0 keys a head, held 0.0\u00a0% of the attention, 0.0\u00a0% removed)"
         in said[0]

@@ -8,6 +8,7 @@ import pytest
 
 from sinklab.checkpoints import Loaded
 from sinklab.records import Run, open_run
+from sinklab.studies import twins as made
 from sinklab.studies.processes import Progress
 from sinklab.studies.trace import twins
 from sinklab.studies.trace.run import prepare
@@ -127,7 +128,7 @@ def reasons(run: Run) -> list[str]:
 def test_twins_that_cost_much_are_made_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twins, "LITTLE", 0.0)
+    monkeypatch.setattr(made, "LITTLE", 0.0)
     said: list[str] = []
     study(tiny_loaded(), tmp_path / "run", QUICK, progress=said.append)
     (why,) = reasons(open_run(tmp_path / "run"))
@@ -143,7 +144,7 @@ def test_twins_that_cost_much_are_made_where_they_are_asked_for(
     study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=True), resume=True)
     assert (tmp_path / "run" / "twins.parquet").stat().st_mtime_ns == written
     # of a run that writes each text many times over, little is a share
-    monkeypatch.setattr(twins, "SMALL", 10.0)
+    monkeypatch.setattr(made, "SMALL", 10.0)
     study(tiny_loaded(), tmp_path / "share", QUICK)
     assert open_run(tmp_path / "share").table("twins")["made"].all()
 

@@ -3,9 +3,11 @@
 # T steps, L layers, H heads, K keys
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import planted
 import pytest
 
@@ -13,6 +15,7 @@ from sinklab.records import RunWriter, open_run
 from sinklab.reports import sentences
 from sinklab.reports.runs import as_studies
 from sinklab.reports.study import Study
+from sinklab.studies.curve.curves import MaskingCurve, judged
 
 TEXTS = {"words": " house", "punctuation": ",", "newline": "\n", "digits": "7"}
 HEADS = 2
@@ -89,3 +92,35 @@ def test_a_page_of_three_samples_says_so(tmp_path: Path) -> None:
     assert "cannot be told from so few samples" in told(study, "explained")
     assert "3 samples, too few for a verdict" in told(study, "motion")
     assert [verdict.holds for verdict in study.verdicts] == [None] * 4
+
+
+def made_up_curve(rng: np.random.Generator, label: str, effect: float, rows: int = 12) -> MaskingCurve:
+    """A curve whose rows lose `effect` (in standard deviations of a row) by the key, and no more than others lose."""
+    model = {"family": "diffusion", "name": label}
+    info = SimpleNamespace(kind="curve", model=model, settings={})
+    curve = MaskingCurve(SimpleNamespace(info=info, tables=(), path=Path(label)), label, label)
+    ks, arms = (1, 2, 5, 10, 20), ("top", "random", "equal_mass", "matched")
+    losses = {(0, "none"): rng.normal(4, 0.5, rows)}
+    # what a row loses at more keys goes on from what it loses at fewer, and is skewed, as losses are
+    steps = {name: np.cumsum(rng.gamma(2, 0.05, (len(ks), rows)) - 0.1, 0) for name in arms}
+    for place, k in enumerate(ks):
+        for name in arms:
+            losses[k, name] = losses[0, "none"] + steps[name][place] + (effect * 0.07 * k if name == "top" else 0)
+    cells = pd.DataFrame(list(losses), columns=["k", "control"])
+    cells["matched"] = np.where(cells["control"] == "matched", 0.9, np.nan)
+    curve.__dict__.update(losses=pd.DataFrame(losses), rows=cells)
+    return curve
+
+
+def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most() -> None:
+    """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be found."""
+    rng, told, found = np.random.default_rng(0), 0, 0
+    worlds = 300
+    for _ in range(worlds):
+        page = judged([made_up_curve(rng, name, 0.0) for name in ("a", "b")])
+        assert len(page) == 14
+        told += any(one.holds is not None for one in page.values())
+        page = judged([made_up_curve(rng, name, 0.5) for name in ("a", "b")])
+        found += all(page[name, ("rise", 20)].holds and page[name, ("random", 20)].holds for name in ("a", "b"))
+    print(f"false on {told / worlds:.3f} of pages, an effect found on {found / worlds:.3f}")
+    assert told / worlds <= 0.10 and found / worlds >= 0.8

@@ -57,6 +57,22 @@ def rank_correlation(weights_RC: np.ndarray, deltas_RC: np.ndarray) -> Estimate:
     return Estimate(value, max(found.low, -1.0), min(found.high, 1.0), found.samples)
 
 
+def no_phenomenon(model: str, rate: float, share: float) -> str:
+    """Why a model has no heavy sinks to take away, or it is not known; empty where it has them.
+
+    rate: share of heads and steps in which one sink holds more than 30 % of the attention, with nothing hidden. share:
+        what the key that receives most holds there, on average.
+    """
+    if math.isnan(rate):
+        return f"the attention of {model} was not watched with nothing masked"
+    if rate >= PHENOMENON:
+        return ""
+    return (
+        f"{model} hardly has such sinks: one holds more than 30 % of the attention in {100 * rate:.1f} % of its heads "
+        f"(Gu rate), and the key that receives most holds {100 * share:.1f} % on average"
+    )
+
+
 @dataclass(frozen=True)
 class Doses:
     """What rising doses of one edit cost a model."""
@@ -90,6 +106,8 @@ class Contrast:
     """What it costs the second."""
     difference: Estimate
     """The first less the second, its interval by Welch's t; no samples where there is no common mass."""
+    p: float = math.nan
+    """Of that test; NaN where there is no interval."""
 
 
 def at_equal_mass(one: Doses, other: Doses) -> Contrast:
@@ -112,8 +130,9 @@ def contrast(
     """Costs of rows of two models, whose rows are not paired: tokenizers may cut the text otherwise."""
     one, other = mean_over(one_R), mean_over(other_R)
     value, samples = one.value - other.value, min(one.samples, other.samples)
-    low = high = math.nan
+    low = high = p = math.nan
     if samples >= FEWEST:
         test = scipy.stats.ttest_ind(one_R, other_R, equal_var=False)
         low, high = test.confidence_interval(LEVEL)
-    return Contrast(mass, one, other, Estimate(value, float(low), float(high), samples))
+        p = float(test.pvalue)
+    return Contrast(mass, one, other, Estimate(value, float(low), float(high), samples), p)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
+import itertools
 import os
+import textwrap
 import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +131,20 @@ def working() -> Iterator[Shown]:
         yield Shown(console, bars)
 
 
+def described(kind: type) -> dict[str, str]:
+    """What stands behind the fields of a class, by name, each in one line: tyro keeps line breaks of the source."""
+    found: dict[str, str] = {}
+    for one in kind.__mro__:
+        try:
+            source: Any = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        except (OSError, TypeError):  # made while running, or built in
+            continue
+        for field, text in itertools.pairwise(source.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(getattr(text, "value", None), ast.Constant):
+                found.setdefault(ast.unparse(field.target), " ".join(str(text.value.value).split()))
+    return found
+
+
 def typed(settings: Any, *hidden: str) -> Any:
     """What the command line fills in: fields, help and defaults of these settings, but none of their checks.
 
@@ -135,6 +152,7 @@ def typed(settings: Any, *hidden: str) -> Any:
     """
     kind: Any = type(settings)
     defaults, annotations = dict[str, Any](), dict[str, Any]()
+    helps = described(kind)
     for field in dataclasses.fields(kind):
         value = getattr(settings, field.name)
         hint = typing.get_type_hints(kind)[field.name]
@@ -153,6 +171,7 @@ def typed(settings: Any, *hidden: str) -> Any:
                 defaults[negated] = False
                 annotations[negated] = Annotated[hint, MARK.arg(help=f"The opposite of --{field.name}.")]
         defaults[field.name] = value
+        hint = Annotated[hint, MARK.arg(help=helps.get(field.name))]
         annotations[field.name] = MARK.Suppress[hint] if field.name in hidden else hint
     members = {"__annotations__": annotations, "__post_init__": lambda self: None, "__doc__": kind.__doc__}
     members |= {"__module__": kind.__module__, **defaults}

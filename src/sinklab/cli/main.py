@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -83,11 +84,18 @@ def _app(arguments: Sequence[str]) -> tyro.extras.SubcommandApp:
     app = tyro.extras.SubcommandApp()
     for name, about, make in _commands(arguments[1:]):
         if name in arguments[:1]:
-            app.command(name=name)(make())
+            app.command(name=name)(_unwrapped(make()))
         else:
             # stands in the list of commands for one that is not run
             app.command(name=name, help=about)(lambda: None)
     return app
+
+
+def _unwrapped(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with each argument of its docstring in one line: tyro keeps line breaks of the source."""
+    text, heading, arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    function.__doc__ = text + heading + re.sub(r"\n {5,}", " ", arguments)
+    return function
 
 
 def _plugged(arguments: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from sinklab.cli.command import SAMPLING, Reading, value_of, working
+from sinklab.cli.command import MARK, SAMPLING, Reading, checked, typed, value_of, working
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.studies.base import text_of
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
@@ -37,11 +37,13 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     else:
         raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
 
+    filled = typed(settings)
+
     def train(
         recipe: Annotated[str, tyro.conf.Positional] = DEFAULT,
         variant: str | None = None,
         reproduce: Path | None = None,
-        settings: tyro.conf.OmitArgPrefixes[TrainSettings] = settings,
+        settings: Any = filled,
     ) -> None:
         """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
@@ -70,9 +72,10 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         """
         if recipe != name:
             raise ValueError(f"the recipe comes first: sinklab train {recipe} …")
-        _train(settings, reproduce)
+        _train(checked(settings), reproduce)
 
     recipes = "\n    ".join(f"{name}: {about}" for name, about in RECIPES.items())
+    train.__annotations__["settings"] = MARK.OmitArgPrefixes[type(filled)]
     train.__doc__ = inspect.cleandoc(train.__doc__ or "").format(recipes=recipes, variants=", ".join(VARIANTS))
     return train
 
@@ -101,7 +104,8 @@ def _train(settings: TrainSettings, again: Path | None) -> None:
         print(f"the sink alone: sinklab trace --model {settings.init_from} --sink {folder.parent / 'sink.safetensors'}")
 
 
-WRITING_DEFAULTS = DecodingSettings(block_length=32, seed=0, **SAMPLING)
+WRITING: Any = typed(DecodingSettings(block_length=32, seed=0, **SAMPLING))
+WRITING_TYPE: Any = MARK.OmitArgPrefixes[type(WRITING)]
 
 
 def generate(
@@ -111,7 +115,7 @@ def generate(
     chat: bool = False,
     stream: bool = False,
     reading: tyro.conf.OmitArgPrefixes[Reading] = Reading(),  # noqa: B008 (a frozen record)
-    decoding: tyro.conf.OmitArgPrefixes[DecodingSettings] = WRITING_DEFAULTS,
+    decoding: WRITING_TYPE = WRITING,
 ) -> None:
     """Write text by denoising a canvas of [MASK] tokens.
 
@@ -138,7 +142,8 @@ def generate(
         raise ValueError('generate needs a prompt, e.g. sinklab generate "Once upon a time"')
     if stream and len(prompt) > 1:
         raise ValueError(f"--stream shows one canvas, but there are {len(prompt)} prompts; leave out --stream")
-    decoding.values()
+    settings = checked(decoding)
+    settings.values()
     loaded = reading.load(model)
     if loaded.family != "diffusion":
         raise ValueError(
@@ -153,7 +158,7 @@ def generate(
     ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
     streamer = TextDiffusionStreamer(loaded.needed_tokenizer()) if stream else None
     writer: Any = loaded.model
-    written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=decoding, streamer=streamer)
+    written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
     if not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt

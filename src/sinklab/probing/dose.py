@@ -117,7 +117,7 @@ class Dose:
         return {name: getattr(self, name) for name in DOSE_COLUMNS}
 
     def __str__(self) -> str:
-        """As it stands beside a score: 1.00 columns a head (48 % sinks), held 4.8 % of the attention, 3.4 % removed."""
+        """As it stands beside a score: 1.00 keys a head (48 % sinks), held 4.8 % of the attention, 3.4 % removed."""
         if not self.weight:
             return "nothing hidden"
         sinks = "" if math.isnan(self.sinks) else f" ({self.sinks:.0%} sinks)".replace("%", "\u00a0%")
@@ -129,7 +129,7 @@ class Dose:
         told = [
             f"{before} {100 * share:.1f}\u00a0%{after}".strip() for before, share, after in shares if share == share
         ]
-        return ", ".join([f"{self.columns:.2f} columns a head{sinks}", *told])
+        return ", ".join([f"{self.columns:.2f} keys a head{sinks}", *told])
 
 
 DOSE_COLUMNS = ("columns", "sinks", "held", "removed", "overlap", "matched")

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from sinklab.analysis.counts import ratio
-from sinklab.analysis.estimates import FEWEST
+from sinklab.analysis.estimates import FEWEST, mean_over
 from sinklab.analysis.movement import motion_word
 from sinklab.analysis.tokens import Enrichment
 from sinklab.reports.samples import ADDED
@@ -34,7 +34,7 @@ def findings_of(study: Any) -> dict[str, Finding]:
     """Everything that statements may say of a study, by name; nothing of one without attention."""
     if not study.layers:
         return {}
-    measured, motion, gap = study.measured, study.motion, hiding(study).get("gap", math.nan)
+    measured, motion, gap = study.measured, study.motion, hiding(study)["gap"]
     numbers_L = measured.layer_sinks.number
     pace = motion_word(motion.mobility)
     found = {
@@ -42,7 +42,7 @@ def findings_of(study: Any) -> dict[str, Finding]:
         "drift": Finding(bool(motion.drift_word), motion.drift_over.value),
         "depth": Finding(bool(trend_word(numbers_L)), float(ratio(measured.layer_sinks.trend, numbers_L.mean()))),
         "norms": _length(study, with_sinks(study) >= FEWEST, "sink_norm", "rest_norm"),
-        "hiding": Finding(abs(gap) > 2 * hiding(study).get("error", math.nan), gap),
+        "hiding": Finding(gap.above() is not None, gap.value),
     }
     # a word for the pace is shown or not; there is no more or less of it
     found |= {word: Finding(motion.word == word, float(pace == word)) for word in ("static", "mixed", "moving")}
@@ -119,18 +119,20 @@ def richest(found: Enrichment | None, what: str) -> list[tuple[Any, ...]]:
 
 
 def hiding(study: Any) -> dict[str, Any]:
-    """Loss with nothing hidden, with the most sinks hidden and with as many random columns, and their gap."""
-    frame = study.heldout
+    """Loss with nothing hidden, with the most sinks hidden and with as many random columns; and gap, what the sinks
+    cost more, an `Estimate` over rows of text, of no samples where the run kept no losses of single rows.
+    """
+    frame, gap = study.heldout, mean_over([])
     if frame is None:
-        return {"base": None, "hidden": None}
+        return {"base": None, "hidden": None, "gap": gap}
     frame = frame.reindex(columns=frame.columns.union(["bits_per_byte"])).sort_values("k")
     base, hidden = _row(frame[frame["k"] == 0], 0), _row(frame[frame["control"] == "sinks"], -1)
     random = None if hidden is None else _row(frame[(frame["control"] == "random") & (frame["k"] == hidden["k"])], 0)
-    gap = error = math.nan
-    if hidden is not None and random is not None:
-        gap = hidden["loss"] - random["loss"]
-        error = math.hypot(hidden["delta_stderr"], random["delta_stderr"])
-    return {"base": base, "hidden": hidden, "random": random, "gap": gap, "error": error}
+    rows = study.table("heldout")
+    if hidden is not None and random is not None and "losses" in rows:
+        losses = rows.set_index(["control", "k"])["losses"]
+        gap = mean_over(np.subtract(losses["sinks", hidden["k"]], losses["random", hidden["k"]]))
+    return {"base": base, "hidden": hidden, "random": random, "gap": gap}
 
 
 def _row(frame: pd.DataFrame, place: int) -> pd.Series | None:

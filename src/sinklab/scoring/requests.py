@@ -218,13 +218,20 @@ Place = tuple[int, ...]
 """What a row's random control is drawn by: (seed, group, number)."""
 
 
+def without_steps(edits: Sequence[Intervention]) -> tuple[Intervention, ...]:
+    """The edits with no source over steps named: benchmarks of both kinds share theirs, and where a text is read once
+    a clean pass stands for every protocol.
+    """
+    return tuple(edit.without_steps() if hasattr(edit, "without_steps") else edit for edit in edits)
+
+
 def scoring_edits(edits: Sequence[Intervention], *, is_diffusion: bool) -> tuple[Intervention, ...]:
     """The edits as scoring carries them out: those that say how a text is read once (`read_once`) as they say.
 
-    `MaskSinks` chooses in a clean pass over the same row whatever its source is.
+    `MaskSinks` without a source chooses in a clean pass over the same row.
 
     Raises:
-        ValueError: for an edit that begins after the first step.
+        ValueError: for an edit that begins after the first step, or chooses by one before.
     """
     for edit in edits:
         if (first := extent_of(edit)[0]) > 0:

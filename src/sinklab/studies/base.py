@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinklab.errors import free_fields, known_fields
 from sinklab.records.info import RunInfo, read_info
+from sinklab.records.reading import open_run
 from sinklab.records.storage import RUN_FILE, weights_hash
 from sinklab.records.writing import RunWriter, merge_runs
 from sinklab.registry import studies
@@ -366,7 +367,11 @@ class Study:
         return from_record(settings, {"seed": seed})
 
     def settings_of(self, folder: str | Path) -> Any:
-        """The settings that a run folder keeps, but for `permissions`. Raises ValueError for a run of another kind."""
+        """The settings that a run folder keeps, but for `permissions`, with the untrained twins that it has.
+
+        Raises:
+            ValueError: for a run of another kind.
+        """
         info = read_info(Path(folder) / RUN_FILE)
         if info.kind != (self.kind or self.name):
             raise ValueError(
@@ -374,6 +379,8 @@ class Study:
                 f"{self.kind or self.name!r}; choose the command that wrote it"
             )
         kept = {name: value for name, value in info.settings.items() if name not in self.permissions}
+        if "twins" in info.tables and open_run(folder).table("twins")["made"].any():
+            kept["twin"] = True
         return from_record(self.Settings(), kept)
 
 

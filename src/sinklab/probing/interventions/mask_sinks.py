@@ -104,13 +104,23 @@ class MaskSinks(KeyIntervention):
         return self.control == "random"
 
     def read_once(self, *, is_causal: bool) -> MaskSinks:
-        """As it is carried out where a whole text is read at once: chosen in a clean pass over the same text.
+        """As it is carried out where a whole text is read at once: chosen in a clean pass, where no source is named.
 
         `is_causal`: by the attention of all queries, as the last row of a whole text says nothing of those before it.
+        Raises ValueError for a source that needs steps.
         """
-        limit = self.limit if self.removal == "evict" else None
+        if self.source in ("closed_loop", "carried"):
+            raise ValueError(
+                f"a text is scored in one step, so source={self.source!r} has no step before it to choose in; leave it "
+                "out, and a clean pass over the same text chooses"
+            )
         selector = "received" if is_causal else self.selector
-        return replace(self, source="clean_pass", limit=limit, selector=selector)
+        return replace(self, source=self.source or "clean_pass", selector=selector)
+
+    def without_steps(self) -> MaskSinks:
+        """The same with no source over steps named, for protocols where there are none."""
+        limit, over = self.limit if self.removal == "evict" else None, self.source in ("closed_loop", "carried")
+        return replace(self, source=None, limit=limit) if over else self
 
     def select(self, keys: KeyScores) -> Tensor:
         """Columns (B, H, M) by falling score. Raises ValueError where too few keys would stay."""

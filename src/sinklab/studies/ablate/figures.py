@@ -12,7 +12,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from sinklab.analysis.doses import FEWEST_CELLS, rank_correlation
-from sinklab.analysis.estimates import FEWEST
+from sinklab.analysis.estimates import FEWEST, Estimate
+from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
@@ -23,6 +24,7 @@ from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent
 from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.ablate.run import by_row
+from sinklab.studies.twins import no_twins, shared, twins_of
 
 SHOWN = 20
 """Cells in the Markdown table; the CSV has all."""
@@ -54,19 +56,34 @@ def _of_one(run: Run) -> list[str]:
     if rows < FEWEST:
         return [f"{dose}, in {rows} rows: cannot tell what that costs, a verdict takes {FEWEST} rows."]
     counts = cells["told"].value_counts()
-    most, clean = cells.loc[cells["delta"].idxmax()], cells["loss"].mean() - cells["delta"].mean()
+    most, clean = cells.loc[cells["delta"].idxmax()], _clean(cells)
+    beside = [_furthest(run.table(of_twin("map", kind))) for kind in twins_of(run)] if cells["told"].any() else []
     told = (
         f"{dose}: the loss of {number(clean, 4)} rises in {counts.get(1, 0)} and falls in {counts.get(-1, 0)} of "
         f"{len(cells)} {unit}s, the others cannot be told from no change; most in "
-        f"{_cell(most)}, by {_change(most)} nats per token."
+        f"{_cell(most)}, by {_change(most)} nats per token{shared(_furthest(cells), beside)}."
     )
-    return [told, _together(run, unit)]
+    alone = [] if twins_of(run) else [no_twins(name, run.table("twins") if "twins" in run.tables else None)]
+    return [told, _together(run, unit), *alone]
+
+
+def _clean(cells: pd.DataFrame) -> float:
+    return float(cells["loss"].mean() - cells["delta"].mean())
+
+
+def _furthest(cells: pd.DataFrame) -> float:
+    """The greatest change of a cell, in shares of the loss."""
+    return float(cells["delta"].abs().max() / _clean(cells))
+
+
+def _correlation(run: Run, twin: str = "") -> Estimate:
+    rows = run.table(of_twin("ablation", twin))
+    rows = rows.assign(delta=rows["loss"] - rows["clean"])
+    return rank_correlation(by_row(rows, "held"), by_row(rows, "delta"))
 
 
 def _together(run: Run, unit: str) -> str:
-    rows = run.table("ablation")
-    rows = rows.assign(delta=rows["loss"] - rows["clean"])
-    found = rank_correlation(by_row(rows, "held"), by_row(rows, "delta"))
+    found = _correlation(run)
     if np.isnan(found.value):
         return (
             f"Whether {unit}s with more weight on these keys need them more cannot be told: that takes {FEWEST_CELLS} "
@@ -78,7 +95,13 @@ def _together(run: Run, unit: str) -> str:
         None: f"whether {unit}s that give these keys more weight lose more with them cannot be told",
     }[found.above()]
     low, high = (number(end, 2) for end in found.interval)
-    return f"Weight and cost over {unit}s: rank correlation {number(found.value, 2)} (95 % {low} to {high}): {verdict}."
+    # without an effect a correlation over so few cells is often large: a twin's has to be told, too
+    others = [_correlation(run, kind) for kind in twins_of(run)] if found.above() is not None else []
+    beside = shared(found.value, [one.value for one in others if one.above() is not None])
+    return (
+        f"Weight and cost over {unit}s: rank correlation {number(found.value, 2)} (95 % {low} to {high}): "
+        f"{verdict}{beside}."
+    )
 
 
 def _hidden(settings: dict[str, Any]) -> str:

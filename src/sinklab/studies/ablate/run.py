@@ -3,6 +3,8 @@
 # R rows of text, B batch, C cells of the map
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,10 @@ from sinklab.analysis.doses import told_apart
 from sinklab.analysis.estimates import mean_over
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.records.info import of_twin
 from sinklab.records.reading import open_run
 from sinklab.scoring.heldout import edited_losses, heldout_rows
+from sinklab.studies import twins
 from sinklab.studies.ablate.study import AblateSettings
 from sinklab.studies.base import Work, check_fits, describe, heldout_text
 from sinklab.studies.processes import Progress
@@ -65,29 +69,51 @@ def score(work: Work) -> None:
     attention that they held in the clean pass; removed, the share really taken away (as in `Dose`; over the heads where
     a layer is hidden).
     """
-    settings, plan = work.settings, work.plan
-    count = work.progress.counter(len(work.samples) * (1 + len(plan.cells)))
+    count = work.progress.counter(len(work.samples) * (1 + len(work.plan.cells)))
+    for part in work.samples:
+        first, size = part * work.settings.batch, len(work.plan.batches[part])
+        work.progress.stage(f"rows {first + 1} to {first + size}")
+        work.run.table("ablation", scored(work, work.loaded, part, work.plan.cells, count), part=part)
+
+
+def scored(
+    work: Work, loaded: Loaded, part: int, cells: Sequence[tuple[int, int]], count: Callable[[], object] | None = None
+) -> pd.DataFrame:
+    """Lines of the table ``ablation`` for a batch of rows and some cells, of a model or its twin."""
+    settings, ids_BS = work.settings, work.plan.batches[part]
     how: dict[str, Any] = {"k": settings.k, "rule": settings.sink_rule, "removal": settings.removal}
     arms: list[list[MaskSinks]] = [[]]
-    for layer, head in plan.cells:
+    for layer, head in cells:
         arms.append([MaskSinks(**how, layers=(layer,), heads=None if head < 0 else (head,))])
-    for part in work.samples:
-        ids_BS = plan.batches[part]
-        work.progress.stage(f"rows {part * settings.batch + 1} to {part * settings.batch + len(ids_BS)}")
-        found = edited_losses(work.loaded, ids_BS, arms, seed=settings.seed + part, batch=len(ids_BS), progress=count)
-        rows, clean_B = part * settings.batch + np.arange(len(ids_BS)), found[0].losses_R.numpy()
-        frames = [
-            pd.DataFrame(
-                {"row": rows, "layer": layer, "head": head, "loss": one.losses_R.numpy(), "clean": clean_B}
-            ).assign(**{name: values_R.numpy() for name, values_R in one.doses_by_row().items()})
-            for (layer, head), one in zip(plan.cells, found[1:], strict=True)
-        ]
-        work.run.table("ablation", pd.concat(frames, ignore_index=True), part=part)
+    found = edited_losses(loaded, ids_BS, arms, seed=settings.seed + part, batch=len(ids_BS), progress=count)
+    rows, clean_B = part * settings.batch + np.arange(len(ids_BS)), found[0].losses_R.numpy()
+    frames = [
+        pd.DataFrame(
+            {"row": rows, "layer": layer, "head": head, "loss": one.losses_R.numpy(), "clean": clean_B}
+        ).assign(**{name: values_R.numpy() for name, values_R in one.doses_by_row().items()})
+        for (layer, head), one in zip(cells, found[1:], strict=True)
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def summarize(work: Work) -> None:
-    """Write the table ``map`` of all rows."""
-    work.run.table("map", ablation_map(open_run(work.run.path).table("ablation")))
+    """Write the table ``map`` of all rows, and both tables of untrained twins."""
+    done, plan = open_run(work.run.path), work.plan
+    work.run.table("map", ablation_map(done.table("ablation")))
+    if work.run.has("twins") and (work.settings.twin is None or done.table("twins")["made"].all()):
+        return
+
+    def write(twin: Loaded, kind: str) -> None:
+        rows = pd.concat([scored(work, twin, part, plan.cells) for part in range(len(plan.batches))])
+        work.run.table(of_twin("ablation", kind), rows.reset_index(drop=True))
+        work.run.table(of_twin("map", kind), ablation_map(rows))
+
+    started = time.perf_counter()
+    if work.settings.twin is None:
+        scored(work, work.loaded, 0, plan.cells[:1])
+    # the clean pass and one cell
+    forward = (time.perf_counter() - started) / 2
+    twins.write_twins(work, twins.too_long(work, forward * (1 + len(plan.cells)) * len(plan.batches)), write)
 
 
 def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sinklab.analysis.doses import MATCHED, no_phenomenon
 from sinklab.analysis.estimates import mean_over
 from sinklab.probing.dose import DOSE_COLUMNS, Dose
 from sinklab.records.reading import Run
@@ -30,8 +31,6 @@ from sinklab.studies.battery.study import CONTROLS as NAMED
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
 CONTROLS = {name: f"{hidden_words(*how)}, protocol {how[1]}" for name, how in NAMED.items()}
-LESS = 0.5
-"""With fewer heads that have a control of equal mass, what is compared is hardly the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +138,8 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
 
     Compared are the problems of those skills and levels in which both have more than ``least`` right with nothing
     hidden. ``difference`` is the drop of the series less that of the reference (negative: it loses more), with a 95 %
-    interval over problems; none with fewer than 6.
+    interval over problems; none with fewer than 6. ``verdict``: which loses more, or why that cannot be told: both need
+    heavy sinks (`no_phenomenon`).
 
     Args:
         runs: of the battery, on the same problems.
@@ -160,15 +160,24 @@ def battery_contrasts(runs: Runs, *, reference: int = 0, least: float = GATE) ->
             both = both[both.index.droplevel("question").isin(able)]
             if both.empty:
                 continue
-            apart = (both["one"] - both["other"]).to_numpy()
-            low, high = mean_over(apart).interval
+            apart = mean_over(both["one"] - both["other"])
+            told = {True: "it loses less", False: "it loses more", None: "cannot tell"}[apart.above()]
+            why = next(filter(None, map(_no_sinks, (one, series[reference]))), None)
             rows.append(
                 {"series": one.label, "reference": series[reference].label, "control": control, "k": k}
                 | {"cells": both.index.droplevel("question").nunique(), "n": len(both)}
                 | {"drop": both["one"].mean(), "reference_drop": both["other"].mean()}
-                | {"difference": apart.mean(), "low": low, "high": high}
+                | dict(zip(("difference", "low", "high"), (apart.value, *apart.interval), strict=True))
+                | {"verdict": f"cannot tell: {why}" if why else told}
             )
     return pd.DataFrame(rows)
+
+
+def _no_sinks(one: Series) -> str:
+    """Why there is no phenomenon to take away; empty where there is."""
+    known = "phenomenon" in one.run.tables
+    seen = one.rows("phenomenon")[["gu_rate", "share"]].mean() if known else (math.nan, math.nan)
+    return no_phenomenon(one.label, *seen)
 
 
 def _right(one: Series) -> pd.DataFrame:
@@ -214,7 +223,7 @@ def _sentence(one: Series, control: str) -> str:
         words += f", {_points(most, 'beyond')} against {others}"
     scores = battery_scores([one])
     dose = scores[(scores["control"] == control) & (scores["k"] == most["k"]) & (scores["skill"] == ALL)].iloc[0]
-    if dose["matched"] < LESS:
+    if dose["matched"] < MATCHED:
         words += f": cannot tell, {100 * dose['matched']:.0f} % of heads have other keys that hold as much"
     return words + (f"; {Dose.from_row(dose)}" if pd.notna(dose["columns"]) else "")
 

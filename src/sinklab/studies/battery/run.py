@@ -16,12 +16,16 @@ from sinklab.data.battery import Problem, is_right, problems
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.records.reading import open_run
+from sinklab.scoring.answers import write_batch
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.writing import Writing, WritingRequest, ended, stop_ids
 from sinklab.studies.base import Work, check_fits, columns_of
 from sinklab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.studies.processes import Progress
 from sinklab.studies.request_cache import request_number
+
+WATCHED = 4
+"""Problems of each skill and level that are answered once more, with nothing hidden, to see whether there are sinks."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +229,20 @@ def _write_cell(work: Work, part: int, cell: Cell) -> None:
 
 
 def count_right(work: Work) -> None:
-    """Write the table ``accuracy`` of all answers."""
+    """Write the table ``accuracy`` of all answers, and ``phenomenon``: what sinks do with nothing hidden."""
     work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
+    work.progress.stage("watching some answers with nothing hidden")
+    rows = [row for cell in work.plan if not cell.k for row in _watched(work, cell)]
+    work.run.table("phenomenon", columns_of(rows))
+
+
+def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
+    """Of the first problems of a cell, share and gu_rate as in `SinkFacts.row`, means over layers."""
+    seed, condition = request_number(work.settings.seed, f"{cell.skill} {cell.level} 0"), cell.condition
+    asked = asked_of(work.loaded, cell.problems[:WATCHED], seed)
+    how = condition.decoding(seed), work.settings.new_tokens, condition.edits
+    found = [pd.DataFrame(answer.sinks) for answer in write_batch(work.loaded, asked, *how, watch=True)]
+    return [cell.facts | {"problem": row, **one[["share", "gu_rate"]].mean()} for row, one in enumerate(found)]
 
 
 def accuracy(answers: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from sinklab.checkpoints.loading import Loaded, load
 from sinklab.data.rows import row_start
 from sinklab.errors import known_fields
 from sinklab.scoring.prompts import in_chat
-from sinklab.scoring.requests import limit_of
+from sinklab.scoring.requests import limit_of, without_steps
 from sinklab.scoring.task import check_decoding
 from sinklab.studies.benchmarks.requests import Part, continuations, rolled, scored, whole_texts, writing_jobs, written
 from sinklab.studies.benchmarks.study import EvalSettings
@@ -69,7 +69,7 @@ class SinklabLM(TemplateLM):
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)
-        self.scored_edits = settings.interventions()
+        self.scored_edits = without_steps(settings.interventions())
         """Where likelihoods are asked for."""
         self.tokenizer = self.loaded.needed_tokenizer()
         self._check()
@@ -186,7 +186,7 @@ class SinklabLM(TemplateLM):
     @property
     def _chosen(self) -> str:
         """What a stage of likelihoods says of masking: there is no step before to choose in."""
-        chooses = any(hasattr(edit, "read_once") for edit in self.scored_edits)
+        chooses = any(hasattr(edit, "read_once") and getattr(edit, "source", "") != "now" for edit in self.scored_edits)
         return ", hidden keys chosen in a clean pass over each text" if chooses else ""
 
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:

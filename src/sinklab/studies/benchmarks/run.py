@@ -25,7 +25,7 @@ from sinklab.records.info import read_info
 from sinklab.records.storage import RUN_FILE
 from sinklab.records.writing import RunWriter
 from sinklab.registry import interventions
-from sinklab.scoring.requests import scoring_edits
+from sinklab.scoring.requests import scoring_edits, without_steps
 from sinklab.studies.base import describe, hidden_words
 from sinklab.studies.benchmarks import offline, tables, two_stage
 from sinklab.studies.benchmarks.study import LATER, MASKING, TWO_STAGE, EvalSettings, Plan
@@ -198,7 +198,7 @@ def dose_rows(told: tables.Told, settings: EvalSettings, *, is_diffusion: bool) 
         doses = [(document, Dose(answer["dose"])) for (_, document, _), answer in some.items()]
         is_likelihood = any("logprob" in answer for answer in some.values())
         edits = settings.interventions(by_last_row=not is_diffusion and not is_likelihood)
-        edits = scoring_edits(edits, is_diffusion=is_diffusion) if is_likelihood else edits
+        edits = scoring_edits(without_steps(edits), is_diffusion=is_diffusion) if is_likelihood else edits
         protocol = "" if settings.mask_sinks is None else settings.protocol
         protocol = "clean" if is_likelihood and protocol not in ("", "rule") else protocol
         row: dict[str, Any] = {"task": task, "protocol": protocol}

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.doses import MATCHED, PHENOMENON, Doses, at_equal_mass
+from sinklab.analysis.doses import MATCHED, Doses, at_equal_mass, no_phenomenon
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.reports.runs import labels
 from sinklab.studies.base import hidden_words
@@ -148,15 +148,8 @@ def _doses(task: str, cells: Cells, protocol: str) -> Doses:
 
 def _no_sinks(task: str, model: str, plain: Benchmark) -> str:
     """Why there is no phenomenon to take away; empty where there is."""
-    rate, share = plain.sinks(task, "gu_rate"), plain.sinks(task, "share")
-    if math.isnan(rate):
-        return f"the attention of {model} was not watched with nothing masked (record_sinks)"
-    if rate >= PHENOMENON:
-        return ""
-    return (
-        f"{model} hardly has such sinks: one holds more than 30 % of the attention in {100 * rate:.1f} % of its heads "
-        f"(Gu rate), and the key that receives most holds {100 * share:.1f} % on average"
-    )
+    why = no_phenomenon(model, plain.sinks(task, "gu_rate"), plain.sinks(task, "share"))
+    return f"{why} (record_sinks)" if why.endswith("masked") else why
 
 
 def _too_low(task: str, model: str, plain: Benchmark) -> str:

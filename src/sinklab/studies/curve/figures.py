@@ -2,29 +2,27 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sinklab.analysis.doses import MATCHED, PHENOMENON, Contrast, Doses, at_equal_mass, contrast
-from sinklab.analysis.estimates import FEWEST, median_over
+from sinklab.analysis.doses import MATCHED, Contrast
+from sinklab.analysis.estimates import FEWEST
 from sinklab.errors import one_of
-from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
 from sinklab.reports.drawing import drawn_as, figure_of, line
 from sinklab.reports.printed import save_figure
-from sinklab.reports.runs import as_shown
-from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.style import legend_above, own_axes, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent
+from sinklab.studies.curve.curves import DOSE, Curves, Judged, Key, MaskingCurve, as_curves, contrasts, judged, unlike
+from sinklab.studies.twins import no_twins
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
@@ -36,81 +34,8 @@ WORDS = {
     "lowest": "least attended keys",
 }
 WORDS |= {"recent": "last keys", "equal_mass": "no sinks, equal mass", "matched": "chosen keys, matched heads"}
-MAIN = ("top", "sinks")
-"""What a curve is about, and not a control of it."""
 SCALES = ("log", "linear")
 AXES = ("count", "mass")
-COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
-COLUMNS |= {"relative", "rows", "tokens"}
-DOSE = ("columns", "sinks", "held", "removed", "matched")
-
-
-@dataclass(frozen=True, eq=False)
-class MaskingCurve(Reader):
-    """One run of kind "curve"."""
-
-    columns: ClassVar = {"curve": COLUMNS}
-    origin = "a masking curve"
-
-    @cached_property
-    def rows(self) -> pd.DataFrame:
-        """The table ``curve``. Raises NotRecorded for a run that did not come to its end."""
-        if (table := self.table("curve")) is None:
-            raise NotRecorded(
-                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab curve` again."
-            )
-        # before 0.2.0 nothing but the mass was kept, and the most attended keys were called sinks
-        table = table.rename(columns={"mass": "held"})
-        table = table.assign(**{name: math.nan for name in DOSE if name not in table})
-        return table if self.rule else table.replace({"control": {"sinks": "top"}})
-
-    @property
-    def rule(self) -> str | None:
-        """The rule that says what is a sink, where the curve hides what it calls so."""
-        return self.run.info.settings.get("sink_rule")
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether its loss is that of the next token."""
-        return self.run.info.model.get("family") != "diffusion"
-
-    @property
-    def title(self) -> str:
-        """Its label, and the kind of its model."""
-        return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
-
-    @property
-    def controls(self) -> list[str]:
-        """What was hidden, in the order of the run."""
-        return [name for name in dict.fromkeys(self.rows["control"]) if name != "none"]
-
-    @property
-    def main(self) -> str | None:
-        """The arm that the curve is about: "top" or "sinks"; None where controls alone were scored."""
-        return next((name for name in MAIN if name in self.controls), None)
-
-    def of(self, control: str) -> pd.DataFrame:
-        """The rows of one control by rising k, with k = 0 in front."""
-        found = self.rows[self.rows["control"].isin(["none", control])]
-        return found.sort_values("k", kind="stable", ignore_index=True)
-
-    def doses(self, control: str) -> Doses:
-        """Removed mass of each k of an arm, and what every row lost, in shares of the loss with nothing hidden."""
-        rows, table = self.run.table("curve_rows"), self.of(control)
-        rows = rows if self.rule else rows.replace({"control": {"sinks": "top"}})
-        losses = rows.pivot(index="row", columns=["k", "control"], values="loss")
-        clean_R, table = losses[0, "none"].to_numpy(), table[table["k"] > 0]
-        costs_RK = np.stack([losses[k, control] - clean_R for k in table["k"]], 1) / clean_R.mean()
-        return Doses(table["removed"].to_numpy(), costs_RK)
-
-
-Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
-
-
-def as_curves(sources: Curves) -> list[MaskingCurve]:
-    """Several runs with labels that tell them apart. Raises ValueError without a run, or for another kind."""
-    shown = as_shown(sources, "curve")
-    return [one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats) for one in shown]
 
 
 def masking_curve_figure(
@@ -189,11 +114,22 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
 
 
 def masking_curve_sentences(runs: Curves) -> list[str]:
-    """What the curves say: of each model, then of diffusion models against autoregressive ones."""
+    """What the curves say: of each model, then of diffusion models against autoregressive ones.
+
+    Verdicts are corrected for the number of all of them together; what an untrained twin shows as well is marked.
+    """
     curves = as_curves(runs)
-    sentences = [sentence for curve in curves for sentence in _of_one(curve)]
+    verdicts = judged(curves)
+    sentences = [sentence for curve in curves for sentence in _of_one(curve, verdicts)]
     causal = [curve for curve in curves if curve.is_causal]
-    return sentences + [_contrast(one, other) for one in curves if not one.is_causal for other in causal]
+    sentences += [_contrast(one, other, verdicts) for one in curves if not one.is_causal for other in causal]
+    if len(verdicts) > 1:
+        sentences.append(
+            f"Verdicts are corrected for the {len(verdicts)} that are judged here (Holm), intervals are not."
+        )
+    if alone := [curve for curve in curves if curve.main is not None and not curve.twins]:
+        sentences.append(no_twins(" and ".join(curve.label for curve in alone), alone[0].table("twins")))
+    return sentences
 
 
 def write_masking_curves(
@@ -223,22 +159,27 @@ def _drawn(curves: list[MaskingCurve], **look: Any) -> Figure:
     return figure_of(masking_curve_figure(curves, **look))
 
 
-def _of_one(curve: MaskingCurve) -> list[str]:
+def _of_one(curve: MaskingCurve, verdicts: dict[Key, Judged]) -> list[str]:
     if curve.main is None or (last := curve.of(curve.main).iloc[-1])["k"] == 0:
         return []
     rows = curve.of(curve.main)
     kind = "next-token loss" if curve.is_causal else "masked-token bound"
-    sure = rows[(rows["k"] > 0) & (rows["delta_low"] > 0)]
-    where = "at no k" if sure.empty else f"from k = {int(sure['k'].iloc[0])} on"
-    told = f"the interval of the change lies above 0 {where}{_against_random(curve, last)}"
-    if math.isnan(last["delta_low"]):
-        told = f"{last['rows']:.0f} rows are too few for an interval (at least {FEWEST})"
+    rises = {k: verdicts[curve.label, ("rise", k)] for k in rows["k"] if k}
+    first = next((k for k, rise in rises.items() if rise.holds), None)
+    told = "at no k can a rise of the loss be told"
+    if first is not None:
+        told = f"the loss rises from k = {int(first)} on{rises[first].shared}"
+    told += _against_random(curve, last, verdicts)
+    if curve.losses is None:
+        told = "an earlier version kept no losses of rows, so nothing is judged"
+    elif math.isnan(last["delta_low"]):
+        told = f"{last['rows']:.0f} rows are too few for a verdict (at least {FEWEST})"
     said = [
         f"{curve.title}: hiding {_keys(curve, last['k'])} per layer and head ({_dose(last)}) changes the {kind} of "
         f"{number(rows['loss'][0])} by {_change(last)} nats per token ({_relative(last)}).",
         f"{curve.label}: {told}.",
     ]
-    return said + _against_equal_mass(curve)
+    return said + _against_equal_mass(curve, verdicts)
 
 
 def _dose(cell: pd.Series) -> str:
@@ -249,22 +190,20 @@ def _dose(cell: pd.Series) -> str:
     return f"{keys}held {percent(cell['held'])} of the attention{removed}"
 
 
-def _against_random(curve: MaskingCurve, last: pd.Series) -> str:
-    if "random" not in curve.controls or math.isnan(last["excess_low"]):
+def _against_random(curve: MaskingCurve, last: pd.Series, verdicts: dict[Key, Judged]) -> str:
+    if (found := verdicts.get((curve.label, ("random", last["k"])))) is None:
         return ""
     random, keys = curve.of("random").iloc[-1]["delta"], _keys(curve, last["k"])
-    if last["excess_low"] <= 0 <= last["excess_high"]:
+    if found.holds is None:
         return f"; {keys} and as many random ones ({_signed(random)}) cannot be distinguished"
-    verdict = "more than" if last["excess_low"] > 0 else "less than"
+    verdict = "more than" if found.holds else "less than"
     times = f", {number(last['delta'] / random, 2)} times" if random > 0 and last["delta"] > 0 else ""
-    return f"; {keys} cost {verdict} as many random ones ({_signed(random)}{times})"
+    return f"; {keys} cost {verdict} as many random ones ({_signed(random)}{times}){found.shared}"
 
 
-def _against_equal_mass(curve: MaskingCurve) -> list[str]:
+def _against_equal_mass(curve: MaskingCurve, verdicts: dict[Key, Judged]) -> list[str]:
     """At the greatest k at which half of the heads have a control of equal mass."""
-    rows = curve.rows[curve.rows["control"] == "matched"].sort_values("k")
-    # where nothing is hidden nothing is matched
-    if rows["matched"].isna().all():
+    if (rows := curve.matched).empty:
         return []
     fit = rows[rows["matched"] >= MATCHED]
     if fit.empty:
@@ -273,59 +212,39 @@ def _against_equal_mass(curve: MaskingCurve) -> list[str]:
             f"{curve.label}: cannot tell whether these keys cost more than others that hold as much, since at most "
             f"{most} of heads have such others (a verdict takes half)."
         ]
-    at, words = fit.iloc[-1], {True: "cost more than", False: "cost less than", None: "cannot be distinguished from"}
-    is_told = not math.isnan(at["excess_low"]) and not at["excess_low"] <= 0 <= at["excess_high"]
-    told = words[at["excess_low"] > 0 if is_told else None]
+    at = fit.iloc[-1]
+    found = verdicts[curve.label, ("equal mass", at["k"])]
+    told = {True: "cost more than", False: "cost less than", None: "cannot be distinguished from"}[found.holds]
     return [
         f"{curve.label}: {_keys(curve, at['k'])} {told} keys that are no sinks and hold as much, in the "
-        f"{percent(at['matched'])} of heads that have such keys ({_change(at, 'excess')} nats per token)."
+        f"{percent(at['matched'])} of heads that have such keys ({_change(at, 'excess')} nats per token)"
+        f"{found.shared if found.holds is not None else ''}."
     ]
 
 
-def _contrast(one: MaskingCurve, other: MaskingCurve) -> str:
+def _contrast(one: MaskingCurve, other: MaskingCurve, verdicts: dict[Key, Judged]) -> str:
     """A diffusion model against an autoregressive one, in shares of the loss: the contrast of the paper's Table 1."""
     pair = f"{one.title} against {other.title}, keys chosen by a clean pass (protocol clean)"
-    if (main := one.main) is None or (main, one.rule) != (other.main, other.rule):
-        return f"{pair}: cannot tell, since not the same keys were hidden in both."
-    for curve in (one, other):
-        if (missing := _lacks(curve)) is not None:
-            return f"{pair}: cannot tell, since {missing}."
-    ks = [[k for k in curve.of(main)["k"] if k] for curve in (one, other)]
-    doses = [curve.doses(main) for curve in (one, other)]
+    if (why := unlike(one, other)) is not None:
+        return f"{pair}: cannot tell, since {why}."
     told = []
-    if both := {*ks[0]} & {*ks[1]}:
-        k = min(both)
-        costs = [some.costs_RK[:, places.index(k)] for some, places in zip(doses, ks, strict=True)]
-        told.append(f"at equal count, {_keys(one, k)} a head, {_told(contrast(costs[0], costs[1]))}")
-    same = at_equal_mass(*doses)
-    if math.isnan(same.mass):
-        told.append("at equal removed attention cannot tell, since no share of it was removed from both")
-    else:
-        told.append(f"at equal removed attention, {percent(same.mass)}, {_told(same)}")
+    for name, (at, found) in contrasts(one, other).items():
+        verdict = verdicts[one.label, (other.label, name)]
+        if name == "count":
+            told.append(f"at equal count, {_keys(one, at)} a head, {_told(found, verdict)}")
+        elif math.isnan(at):
+            told.append("at equal removed attention cannot tell, since no share of it was removed from both")
+        else:
+            told.append(f"at equal removed attention, {percent(at)}, {_told(found, verdict)}")
     return f"{pair}: {'; '.join(told)}."
 
 
-def _told(found: Contrast) -> str:
-    verdict = {True: "it loses more", False: "it loses less", None: "cannot tell which loses more"}
+def _told(found: Contrast, verdict: Judged) -> str:
+    words = {True: "it loses more", False: "it loses less", None: "cannot tell which loses more"}
     low, high = (_points(end) for end in found.difference.interval)
     sizes = f"{_points(found.one.value)} against {_points(found.other.value)} of the loss"
     between = "" if math.isnan(found.difference.interval[0]) else f"; difference 95 % {low} … {high}"
-    return f"{verdict[found.difference.above()]} ({sizes}{between})"
-
-
-def _lacks(curve: MaskingCurve) -> str | None:
-    """Why a model has no such sinks as the contrast is about, or it is not known; None where it has them."""
-    if "phenomenon" not in curve.run.tables:
-        return f"{curve.label} was not asked whether it has heavy sinks (a run of an earlier version)"
-    seen = curve.run.table("phenomenon")
-    rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
-    if rate.above(PHENOMENON):
-        return None
-    sure = "does not have the phenomenon" if rate.above(PHENOMENON) is False else "may not have the phenomenon"
-    return (
-        f"{curve.label} {sure}: one key gets more than 30 % in {percent(rate.value)} of its heads (median of rows; "
-        f"{percent(PHENOMENON)} are wanted), the most attended one {main} on average"
-    )
+    return f"{words[verdict.holds]} ({sizes}{between}){verdict.shared if verdict.holds is not None else ''}"
 
 
 def _keys(curve: MaskingCurve, k: float) -> str:

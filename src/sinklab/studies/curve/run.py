@@ -2,6 +2,7 @@
 
 # R rows
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,12 @@ from sinklab.analysis.estimates import mean_over
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.dose import Dose
 from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.records.info import of_twin
 from sinklab.registry import interventions
 from sinklab.scoring.heldout import EditedLosses, HeldoutRows, edited_losses, heldout_rows
 from sinklab.scoring.writing import is_random
 from sinklab.sinks.rules import Gu
+from sinklab.studies import twins
 from sinklab.studies.base import Work, check_fits, columns_of, heldout_text
 from sinklab.studies.curve.study import CurveSettings
 from sinklab.studies.processes import Progress
@@ -29,20 +32,31 @@ DOSE = ("columns", "sinks", "held", "removed", "matched")
 
 
 def score(work: Work) -> None:
-    """Write the tables of a curve."""
-    settings, text, loaded = work.settings, work.plan, work.loaded
-    work.progress.stage(f"scoring {len(text.ids_RS)} rows of {settings.length} tokens with {loaded.name}")
+    """Write the tables of a curve, and those of the model's untrained twins."""
+    started = time.perf_counter()
+    work.progress.stage(
+        f"scoring {len(work.plan.ids_RS)} rows of {work.settings.length} tokens with {work.loaded.name}"
+    )
+    write_scores(work, work.loaded)
+    hindrance = twins.too_long(work, time.perf_counter() - started)
+    twins.write_twins(work, hindrance, lambda twin, kind: write_scores(work, twin, kind))
+
+
+def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:
+    """Write the tables of a model, or of its twin of a kind."""
+    settings, text = work.settings, work.plan
     losses, doses = _scored(loaded, text, settings, work.progress)
-    work.run.table("curve", curve_table(losses, doses, text))
+    work.run.table(of_twin("curve", kind), curve_table(losses, doses, text))
     rows = len(text.ids_RS)
     columns = {"row": np.tile(np.arange(rows), len(losses)), "k": np.repeat([k for k, _ in losses], rows)}
     columns["control"] = np.repeat(np.array([control for _, control in losses], dtype=object), rows)
-    work.run.table("curve_rows", {**columns, "loss": np.concatenate(list(losses.values()))})
+    work.run.table(of_twin("curve_rows", kind), {**columns, "loss": np.concatenate(list(losses.values()))})
     # Gu et al.'s metric (arXiv 2410.10781), of the key that receives most
     look = [MaskSinks(k=1, counted_by=Gu())]
     (found,) = edited_losses(loaded, text.ids_RS, [look], seed=settings.seed, batch=settings.batch)
     seen = found.doses_by_row()
-    work.run.table("phenomenon", {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()})
+    columns = {"row": np.arange(rows), "main": seen["held"].numpy(), "gu": seen["sinks"].numpy()}
+    work.run.table(of_twin("phenomenon", kind), columns)
 
 
 def prepare(loaded: Loaded, settings: CurveSettings, progress: Progress) -> HeldoutRows:

@@ -44,6 +44,10 @@ class CurveSettings(Checked):
     """Rows per forward pass."""
     seed: int = 0
     """Seed of the noise and of the random columns."""
+    twin: bool | None = limited(None, free=True)
+    """Score two untrained twins on the same rows too, of the model freshly initialised and with its weights permuted;
+    what they show as well is no finding. When left out, where both take less than a minute. A curve that is there gets
+    none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,8 +65,8 @@ class Curve(Study):
     text chooses the most attended keys (with --sink-rule those among them that it calls sinks); controls are as many
     random ones, and others that hold as much. Beside every loss stand the keys hidden, how many of them are sinks, the
     attention they held and what was really removed. Models are compared at equal count and at equal removed attention,
-    if they have heavy sinks at all. Each model gets a run folder OUT/<name>; masking_curve.md, .csv and pictures are
-    written to OUT. A complete curve is not scored again.
+    if they have heavy sinks at all. What untrained twins show as well is marked. Each model gets a run folder
+    OUT/<name>; masking_curve.md, .csv and pictures are written to OUT. A complete curve is not scored again.
 
     Try
         sinklab curve
@@ -107,7 +111,8 @@ A diffusion model is scored by its masked-token bound, an autoregressive one by 
 is chosen by a clean pass over the same row, see `edited_losses`. Table ``curve``: one row per (k, control), see
 `curve_table`; table ``curve_rows``: the loss of every row of text, from which all else follows; table
 ``phenomenon``: by row of text, main, the share of attention on the key of a head that receives most, and gu, the share
-of heads that give it more than 30 % (mean over layers and heads).
+of heads that give it more than 30 % (mean over layers and heads). Each of these of untrained twins too, with the name
+of the twin behind it (curve-permuted), as table ``twins`` says.
 
 Args:
     loaded: a diffusion model or an autoregressive one, with its tokenizer.

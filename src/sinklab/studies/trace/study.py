@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sinklab.errors import Checked, limited, unknown
-from sinklab.records.reading import open_run
 from sinklab.registry import interventions, studies
 from sinklab.registry import statistics as known_statistics
 from sinklab.sampling.settings import DecodingSettings
@@ -193,12 +192,6 @@ class Trace(Study):
     prepare = deferred("sinklab.studies.trace.run:prepare")
     run = deferred("sinklab.studies.trace.run:write_samples")
     finish = deferred("sinklab.studies.trace.twins:finish")
-
-    def settings_of(self, folder: str | Path) -> Any:
-        """With the untrained twins that the run has. Raises ValueError for a run of another kind."""
-        settings, run = super().settings_of(folder), open_run(folder)
-        has_twins = "twins" in run.tables and bool(run.table("twins")["made"].any())
-        return replace(settings, twin=True) if has_twins else settings
 
     def samples(self, plan: Any) -> int:
         """One a prompt."""

@@ -12,31 +12,25 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import decoding
-from sinklab.checkpoints.loading import UNTRAINED, Loaded
+from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.intervention import intervene
 from sinklab.probing.interventions.positions import TruncateContext
 from sinklab.probing.statistics import STATES
 from sinklab.records.info import of_twin
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import weights_hash
 from sinklab.sampling.caches import evaluator
 from sinklab.sampling.canvas import numbered_blocks
 from sinklab.scoring.heldout import heldout_curve
 from sinklab.scoring.task import Task
 from sinklab.scoring.writing import Moment, needs_clean_pass
-from sinklab.studies.base import Work, columns_of
+from sinklab.studies import twins
+from sinklab.studies.base import Work
 from sinklab.studies.trace.recording import DTYPES, Recorder, Selection
 from sinklab.studies.trace.run import score
 from sinklab.studies.trace.truncation import Stretch, token_costs, truncation_table
 
-LITTLE = 60.0
-"""Seconds: twins that take less are made without being asked for."""
-SMALL = 0.2
-"""Share of what the run itself computes: the same."""
 CANVASES = 16
 """Canvases of a text that run at once, where none depends on another."""
-MAKING = 1e-7
-"""Seconds that it takes to initialise or permute a parameter."""
 
 
 def finish(work: Work) -> None:
@@ -55,28 +49,13 @@ def write_twins(work: Work, scoring: float) -> None:
     Args:
         scoring: seconds that it took to score the held-out text.
     """
-    settings, run, seed = work.settings, work.run, work.settings.seed or 0
+    settings, run = work.settings, work.run
     done = open_run(run.path)
     if settings.twin is False or "attention" not in done.array_files:
         return
     if run.has("twins") and (settings.twin is None or done.table("twins")["made"].all()):
         return
-    hindrance, rows = _hindrance(work, done, scoring), []
-    for kind, make in UNTRAINED.items():
-        why, own_hash = hindrance, None
-        if not why:
-            work.progress.stage(f"tracing an untrained twin ({kind}) on the same canvases")
-            try:
-                twin = make(work.loaded, seed)
-            except ValueError as error:
-                why = str(error)
-            else:
-                own_hash = weights_hash(twin.model.state_dict())
-                _write_twin(work, twin, done, kind)
-        if why:
-            work.progress.stage(f"no untrained twin ({kind}): {why}")
-        rows.append({"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why})
-    run.table("twins", columns_of(rows))
+    twins.write_twins(work, _hindrance(work, done, scoring), lambda twin, kind: _write_twin(work, twin, done, kind))
 
 
 def _hindrance(work: Work, done: Run, scoring: float) -> str:
@@ -93,13 +72,7 @@ def _hindrance(work: Work, done: Run, scoring: float) -> str:
     retraced(work.plan.tasks[0], some, work.plan.selection)
     canvases = (time.perf_counter() - started) * len(tokens) / len(some)
     own = canvases * (1 + len(settings.mask_sinks) + settings.truncate) * len(steps) / len(recorded) + scoring
-    seconds = 2 * (canvases * (1 + settings.truncate / 2) + scoring + MAKING * work.loaded.model.num_parameters())
-    if seconds < LITTLE or seconds < SMALL * own:
-        return ""
-    return (
-        f"both would take about {seconds / 60:.0f} min; they are made where they are asked for (--twin, in Python "
-        "twin=True)"
-    )
+    return twins.too_long(work, canvases * (1 + settings.truncate / 2) + scoring, own)
 
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:

@@ -1,0 +1,224 @@
+"""Masking curves as they are read, and what is judged of them, corrected for the number of all that stand on a page."""
+
+# R rows
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sinklab.analysis.doses import MATCHED, PHENOMENON, Contrast, Doses, at_equal_mass, contrast
+from sinklab.analysis.estimates import Estimate, mean_over, mean_p, median_over
+from sinklab.analysis.verdicts import Verdict, holm
+from sinklab.records.info import of_twin
+from sinklab.records.reading import Run
+from sinklab.reports.runs import as_shown
+from sinklab.reports.samples import NotRecorded, Reader
+from sinklab.reports.words import percent
+from sinklab.studies.twins import shared, twins_of
+
+MAIN = ("top", "sinks")
+"""What a curve is about, and not a control of it."""
+COLUMNS = {"k", "control", "loss", "delta", "delta_low", "delta_high", "excess", "excess_low", "excess_high"}
+COLUMNS |= {"relative", "rows", "tokens"}
+DOSE = ("columns", "sinks", "held", "removed", "matched")
+
+
+@dataclass(frozen=True, eq=False)
+class MaskingCurve(Reader):
+    """One run of kind "curve"."""
+
+    twin: str = ""
+    """Whose numbers these are: of the run's own model, or of this untrained twin on the same rows."""
+
+    columns: ClassVar = {"curve": COLUMNS}
+    origin = "a masking curve"
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table of the run, or of its twin."""
+        return super().table(of_twin(name, self.twin))
+
+    @cached_property
+    def twins(self) -> dict[str, "MaskingCurve"]:
+        """The untrained twins that the run has, by name."""
+        return {kind: replace(self, twin=kind) for kind in twins_of(self.run)}
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table ``curve``. Raises NotRecorded for a run that did not come to its end."""
+        if (table := self.table("curve")) is None:
+            raise NotRecorded(
+                f"This needs curves that are finished: {self.run.path} is not. Run `sinklab curve` again."
+            )
+        # before 0.2.0 nothing but the mass was kept, and the most attended keys were called sinks
+        table = table.rename(columns={"mass": "held"})
+        table = table.assign(**{name: math.nan for name in DOSE if name not in table})
+        return table if self.rule else table.replace({"control": {"sinks": "top"}})
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that says what is a sink, where the curve hides what it calls so."""
+        return self.run.info.settings.get("sink_rule")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether its loss is that of the next token."""
+        return self.run.info.model.get("family") != "diffusion"
+
+    @property
+    def title(self) -> str:
+        """Its label, and the kind of its model."""
+        return f"{self.label} ({'AR' if self.is_causal else 'DLM'})"
+
+    @property
+    def controls(self) -> list[str]:
+        """What was hidden, in the order of the run."""
+        return [name for name in dict.fromkeys(self.rows["control"]) if name != "none"]
+
+    @property
+    def main(self) -> str | None:
+        """The arm that the curve is about: "top" or "sinks"; None where controls alone were scored."""
+        return next((name for name in MAIN if name in self.controls), None)
+
+    def of(self, control: str) -> pd.DataFrame:
+        """The rows of one control by rising k, with k = 0 in front."""
+        found = self.rows[self.rows["control"].isin(["none", control])]
+        return found.sort_values("k", kind="stable", ignore_index=True)
+
+    @cached_property
+    def losses(self) -> pd.DataFrame | None:
+        """Loss of every row by (k, control); None for a run of before 0.2.0, which kept means alone."""
+        if (rows := self.table("curve_rows")) is None:
+            return None
+        rows = rows if self.rule else rows.replace({"control": {"sinks": "top"}})
+        return rows.pivot(index="row", columns=["k", "control"], values="loss")
+
+    def costs(self, k: float, control: str) -> np.ndarray:
+        """What every row lost, (R,), in shares of the mean loss with nothing hidden; empty where that is not known."""
+        if (losses := self.losses) is None:
+            return np.empty(0)
+        clean_R = losses[0, "none"].to_numpy()
+        return (losses[k, control].to_numpy() - clean_R) / clean_R.mean()
+
+    def doses(self, control: str) -> Doses:
+        """Removed mass of each k of an arm, and what every row lost (`costs`)."""
+        table = self.of(control)
+        table = table[table["k"] > 0]
+        return Doses(table["removed"].to_numpy(), np.stack([self.costs(k, control) for k in table["k"]], 1))
+
+    @property
+    def matched(self) -> pd.DataFrame:
+        """The rows of the table on the heads that have a control of equal mass, by rising k."""
+        rows = self.rows[self.rows["control"] == "matched"].sort_values("k")
+        # where nothing is hidden nothing is matched
+        return rows.dropna(subset=["matched"])
+
+    def asked(self) -> list[tuple[str, float]]:
+        """What is asked of the curve, and at which k: whether hiding keys costs anything ("rise", at every k), and more
+        than hiding as many random ones ("random", at the greatest) or others that hold as much ("equal mass", at the
+        greatest at which half of the heads have such).
+        """
+        if self.main is None:
+            return []
+        ks = [k for k in self.of(self.main)["k"] if k]
+        asked = [("rise", k) for k in ks]
+        if ks and "random" in self.controls:
+            asked.append(("random", ks[-1]))
+        fit = self.matched[self.matched["matched"] >= MATCHED]
+        return asked if fit.empty else [*asked, ("equal mass", fit["k"].iloc[-1])]
+
+    def answer(self, name: str, k: float) -> np.ndarray:
+        """What rows say to that, (R,), in shares of the loss: above zero where it does."""
+        assert self.main is not None
+        if name == "rise":
+            return self.costs(k, self.main)
+        one, other = ("matched", "equal_mass") if name == "equal mass" else (self.main, name)
+        return self.costs(k, one) - self.costs(k, other)
+
+
+Curves = Iterable[Run | MaskingCurve] | Run | MaskingCurve
+
+
+def as_curves(sources: Curves) -> list[MaskingCurve]:
+    """Several runs with labels that tell them apart. Raises ValueError without a run, or for another kind."""
+    shown = as_shown(sources, "curve")
+    return [one if isinstance(one, MaskingCurve) else MaskingCurve(one.run, one.label, one.repeats) for one in shown]
+
+
+class Judged(NamedTuple):
+    """One thing that is judged of a page."""
+
+    holds: bool | None
+    """Above zero or below it; None where that cannot be told."""
+    shared: str
+    """Words on untrained twins that show as much; empty where they do not."""
+
+
+Key = tuple[str, Any]
+"""Label of a curve and what is `MaskingCurve.asked`; of two, and "count" or "mass"."""
+
+
+def judged(curves: list[MaskingCurve]) -> dict[Key, Judged]:
+    """All that is judged of some curves, those of a page: by Holm's method a false one is to stand on 5 % of pages."""
+    found: dict[Key, tuple[Verdict, str]] = {}
+    for curve in curves:
+        for asked in curve.asked():
+            answer_R = curve.answer(*asked)
+            others = [mean_over(twin.answer(*asked)).value for twin in curve.twins.values()]
+            found[curve.label, asked] = _verdict(mean_over(answer_R), mean_p(answer_R), others)
+    for one, other in pairs(curves):
+        kinds = [kind for kind in one.twins if kind in other.twins]
+        beside = [contrasts(one.twins[kind], other.twins[kind]) for kind in kinds]
+        for name, (_, own) in contrasts(one, other).items():
+            others = [twin[name][1].difference.value for twin in beside if name in twin]
+            found[one.label, (other.label, name)] = _verdict(own.difference, own.p, others)
+    corrected = holm([verdict for verdict, _ in found.values()])
+    return {
+        key: Judged(verdict.holds, words) for (key, (_, words)), verdict in zip(found.items(), corrected, strict=True)
+    }
+
+
+def _verdict(found: Estimate, p: float, others: list[float]) -> tuple[Verdict, str]:
+    return Verdict("", found.above(), found.value, 0.0, "", p=p), shared(found.value, others)
+
+
+def pairs(curves: list[MaskingCurve]) -> list[tuple[MaskingCurve, MaskingCurve]]:
+    """Every diffusion model with every autoregressive one of which something may be said together."""
+    causal = [curve for curve in curves if curve.is_causal]
+    both = [(one, other) for one in curves if not one.is_causal for other in causal]
+    return [pair for pair in both if unlike(*pair) is None]
+
+
+def unlike(one: MaskingCurve, other: MaskingCurve) -> str | None:
+    """Why two models cannot be contrasted; None where they can."""
+    if one.main is None or (one.main, one.rule) != (other.main, other.rule):
+        return "not the same keys were hidden in both"
+    return lacks(one) or lacks(other)
+
+
+def contrasts(one: MaskingCurve, other: MaskingCurve) -> dict[str, tuple[float, Contrast]]:
+    """Two models at equal "count" of keys, the least that was scored of both, and at equal removed "mass", with it."""
+    assert one.main is not None
+    found = {}
+    if both := {k for k in one.of(one.main)["k"] if k} & {*other.of(one.main)["k"]}:
+        k = min(both)
+        found["count"] = (k, contrast(one.costs(k, one.main), other.costs(k, one.main)))
+    same = at_equal_mass(one.doses(one.main), other.doses(one.main))
+    return found | {"mass": (same.mass, same)}
+
+
+def lacks(curve: MaskingCurve) -> str | None:
+    """Why a model has no such sinks as the contrast is about, or it is not known; None where it has them."""
+    if (seen := curve.table("phenomenon")) is None:
+        return f"{curve.label} was not asked whether it has heavy sinks (a run of an earlier version)"
+    rate, main = median_over(seen["gu"]), percent(seen["main"].mean())
+    if rate.above(PHENOMENON):
+        return None
+    sure = "does not have the phenomenon" if rate.above(PHENOMENON) is False else "may not have the phenomenon"
+    return (
+        f"{curve.label} {sure}: one key gets more than 30 % in {percent(rate.value)} of its heads (median of rows; "
+        f"{percent(PHENOMENON)} are wanted), the most attended one {main} on average"
+    )
