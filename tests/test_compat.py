@@ -98,6 +98,7 @@ def test_a_backward_pass_is_known_from_inside():
     assert seen == [False, True] and not compat.is_replayed()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_modules_are_known():
     plain, wrapped, compiled = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
