@@ -1,13 +1,12 @@
 """Train three twins for the package: one causal start, then models that differ in objective and sink alone.
 
     python studies/embedded_models.py tokenizer CORPUS
-    python studies/embedded_models.py train start CORPUS HELDOUT       then plain, sink and causal, each on one core
+    python studies/embedded_models.py train start CORPUS HELDOUT       then plain, sink and causal, side by side
     python studies/embedded_models.py pack HELDOUT
     python studies/embedded_models.py compare HELDOUT                  the packaged models; writes embedded_models.json
 
-The corpus was 115 public-domain English books (see embedded_models.md); any folder of text will do. On Linux, setting
-MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=100000000000 about doubles the speed on a CPU: without them half the time
-goes into mapping and clearing the large logits of every step anew.
+The corpus was 115 public-domain English books (see embedded_models.md); any folder of text will do. Minutes on one GPU;
+days on a CPU, where MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=100000000000 about double the speed on Linux.
 """
 
 # R rows, S sequence, P tokens of a prompt, N tokens written
@@ -38,7 +37,7 @@ PACKAGED = Path(sinklab.__file__).parent / "checkpoints" / "packaged"
 NAMES = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 VOCAB = 4096
 """Entries before the start token."""
-STEPS = {"start": 2500, "plain": 3800, "sink": 3800, "causal": 3800}
+STEPS = {"start": 600, "plain": 4500, "sink": 4500, "causal": 4500}
 PROMPTS, PROMPT, WRITTEN = 32, 32, 64
 """Texts, tokens of each prompt and tokens written, for what the text is like."""
 
@@ -64,18 +63,19 @@ def settings(kind: str, corpus: str, heldout: str) -> TrainSettings:
         hidden_size=192,
         layers=6,
         heads=6,
-        mlp_size=512,
+        mlp_size=768,
         length=256,
-        batch=8,
+        batch=128,
         steps=STEPS[kind],
         optimizer="muon",
-        lr=2e-3,
+        lr=6e-3,
         compile=True,
-        threads=1,
+        head_chunk=16_384,
         log_every=50,
         eval_every=500,
-        save_every=250,
-        heldout_rows=64,
+        save_every=1000,
+        heldout_rows=256,
+        log_to="none",
         resume=(RUNS / kind / "checkpoints").is_dir(),
         **fields,
     )

@@ -31,7 +31,7 @@ RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/findings"))
 RESULTS = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parents[1]
 PACKAGED = ROOT / "src" / "sinklab" / "checkpoints" / "packaged"
-MODELS = ("tiny", "tiny-sink")
+MODELS = ("tiny", "tiny-sink", "tiny-causal")
 CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64)  # the excerpt has 53
 PASSAGES, WORDS = 12, 24
 BEGIN, END = "<!-- findings: `python studies/findings.py` -->", "<!-- end -->"
@@ -127,7 +127,12 @@ def write(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["measure", "write"], nargs="?", default="measure")
-    if parser.parse_args().command == "measure":
+    parser.add_argument("--only", choices=MODELS, help="measure one model and write nothing, as several can at once")
+    given = parser.parse_args()
+    if given.only:
+        measure((given.only,))
+        return
+    if given.command == "measure":
         measure(MODELS)
         RESULTS.write_text(json.dumps(collect(MODELS), indent=1, ensure_ascii=False) + "\n", "utf-8")
     write(json.loads(RESULTS.read_text("utf-8")))

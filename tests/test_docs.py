@@ -3,6 +3,9 @@
 Of a page, every ```python block runs, in order and in one namespace, and every ```bash block below `<!-- run -->`.
 A python block below `<!-- not run: why -->` is only compiled. `.ci/run` runs those below `<!-- install -->` and
 `<!-- test -->`.
+
+What the README says runs in processes of its own. On Linux, commands of the other pages and the examples are forks of a
+process that has imported the package: the imports of fifty processes took longer than all that they did.
 """
 
 import ast
@@ -12,10 +15,13 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from forked import Forks
 from sinklab.registry import caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules
 
 ALL = (caches, families, interventions, rules, sinks, statistics, studies, unmasking_rules)
@@ -24,14 +30,24 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- *(?P<marker>[^\n]*?) *-->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
-def shell(command: list[str], folder: Path) -> None:
-    """Run in `folder` with this interpreter's scripts first on the path; a failure shows what was printed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks | None]:
+    if sys.platform != "linux":
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder, Forks(Path(folder)) as forks:
+        yield forks
+
+
+def shell(command: list[str], folder: Path, forks: Forks | None = None) -> None:
+    """Run in `folder`, first on the path `sinklab` as a fork or else this interpreter's; a failure shows the output."""
+    scripts = [*([forks.folder] if forks else []), Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, scripts), os.environ["PATH"]])
     done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-def run_page(page: Path, folder: Path) -> int:
+def run_page(page: Path, folder: Path, forks: Forks | None = None) -> int:
     """Run the blocks of a page in `folder`; returns how many ran."""
     text, namespace, ran = page.read_text("utf-8"), {"__name__": page.stem}, 0
     for block in BLOCK.finditer(text):
@@ -43,23 +59,39 @@ def run_page(page: Path, folder: Path) -> int:
                 exec(compiled, namespace)
                 ran += 1
         elif language == "bash" and marker == "run":
-            shell(["bash", "-euo", "pipefail", "-c", code], folder)
+            shell(["bash", "-euo", "pipefail", "-c", code], folder, forks)
             ran += 1
     return ran
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippets_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: Forks | None
+) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = run_page(page, tmp_path)
+    ran = run_page(page, tmp_path, None if page.name == "README.md" else forks)
     assert ran > 0 or page.name != "README.md"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    shell([sys.executable, str(example)], tmp_path)
+def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks | None) -> None:
+    shell([str(forks.command) if forks else sys.executable, str(example)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="commands are forked on Linux alone")
+@pytest.mark.parametrize(
+    ("code", "status", "said"), [("raise KeyError(3)", 1, "KeyError: 3"), ("exit(3)", 3, ""), ("exit('no')", 1, "no")]
+)
+def test_a_fork_ends_as_a_process_would(tmp_path: Path, forks: Forks, code: str, status: int, said: str) -> None:
+    (tmp_path / "script.py").write_text(f"print(open('here').read(), __name__)\n{code}", "utf-8")
+    (tmp_path / "here").write_text("text", "utf-8")
+    done = subprocess.run([forks.command, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, said in done.stderr) == (status, "text __main__\n", True)
+    with pytest.raises(AssertionError, match="unknown"):
+        shell(["sinklab", "list", "nothing"], tmp_path, forks)
 
 
 ADDED = ("rule", "statistic", "intervention", "sink", "unmasking_rule", "cache", "family", "figure", "study")

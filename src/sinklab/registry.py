@@ -22,6 +22,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,6 +33,10 @@ from sinklab.errors import known_fields, near, unknown
 Class = TypeVar("Class", bound=type)
 PLUGINS = "sinklab.plugins"
 _loaded: set[str] = set()
+
+
+# a forward asks for the kind of its sink several times; reading the hints was most of what that took
+_type_hints = cache(typing.get_type_hints)
 
 
 class DefinedTwice(ValueError):
@@ -133,7 +138,7 @@ class Registry(Mapping[str, Any]):
             return given
         name, _, rest = given.strip().partition(":")
         kind, fields = self[name], dict[str, Any]()
-        hints = typing.get_type_hints(kind)
+        hints = _type_hints(kind)
         own = {field.name: field for field in dataclasses.fields(kind)}
         # split at the commas outside brackets
         for part in re.findall(r"(?:\([^()]*\)|[^,()])+", rest):

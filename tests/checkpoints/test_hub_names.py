@@ -56,10 +56,11 @@ def test_a_cached_repository_loads_without_a_network(tmp_path: Path, environment
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
     done = run(tmp_path, "cached", **environment)
+    names = "'tiny', 'tiny-sink', 'tiny-causal'"
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         f"True someone/toy {COMMIT}",
-        *["no model can be loaded from 'someone/absent'; use 'tiny' or 'tiny-sink', a folder, or a Hub name"] * 2,
+        *[f"no model can be loaded from 'someone/absent'; use {names}, a folder, or a Hub name"] * 2,
     ]
 
 

@@ -14,6 +14,8 @@ from sinklab.checkpoints import Loaded, describe, materialize
 from sinklab.checkpoints.loading import load
 from sinklab.checkpoints.published import PACKAGED
 from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.records import open_run, weights_hash
+from sinklab.scoring.prompts import encode
 from tiny_diffusion import save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -81,12 +83,12 @@ def test_an_autoregressive_model_is_a_baseline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny'\?"),
+        ("tiny-snik", r"no model can be loaded from 'tiny-snik'.*did you mean 'tiny-sink' or 'tiny' or 'tiny-ca"),
         ("tny", r"no model can be loaded from 'tny'.*did you mean 'tiny'\?"),
-        ("./no/such/folder", r"from './no/such/folder'.*'tiny' or 'tiny-sink', a folder"),
+        ("./no/such/folder", r"from './no/such/folder'.*'tiny', 'tiny-sink', 'tiny-causal', a folder"),
         ("gpt2", r"from 'gpt2': it is no folder and no name on the Hub"),
         ("GSAI-ML/LLaDA-8B-Instuct", r"did you mean 'GSAI-ML/LLaDA-8B-Instruct' or "),
-        ("someone/something-else", r"'tiny' or 'tiny-sink', a folder, or a Hub name"),
+        ("someone/something-else", r"'tiny', 'tiny-sink', 'tiny-causal', a folder, or a Hub name"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_near_ones(name: str, message: str) -> None:
@@ -213,19 +215,36 @@ def test_an_architecture_that_comes_as_code_is_refused_and_not_run(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", PACKAGED)
-def test_the_packaged_pair_loads_and_writes(name: str) -> None:
-    try:
-        loaded = load(name)
-    except ValueError as error:
-        if (Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name / "config.json").exists():
-            raise
-        pytest.skip(f"the packaged models are not there yet: {error}")
-    assert loaded.family == "diffusion"
-    assert loaded.model.config.sink_count == (1 if name == "tiny-sink" else 0)
-    ids = loaded.tokenizer("It was a dark and", return_tensors="pt")["input_ids"]
+def test_a_packaged_model_loads_and_writes(name: str) -> None:
+    loaded = load(name)
+    causal = name == "tiny-causal"
+    assert loaded.family == ("autoregressive" if causal else "diffusion")
+    assert isinstance(loaded.model, LlamaForCausalLM) == causal
+    assert getattr(loaded.model.config, "sink_count", 0) == (name == "tiny-sink")
+    ids = torch.tensor([encode(loaded, "It was a dark and").ids])
+    assert ids[0, 0] == loaded.special.bos == loaded.tokenizer.bos_token_id == 4096, "rows began with it"
     written = loaded.model.generate(ids, max_new_tokens=6)
     assert loaded.tokenizer.mask_token_id not in written
     assert torch.equal(written[:, : ids.shape[1]], ids)
+
+
+def test_the_packaged_models_differ_in_objective_and_sink_alone() -> None:
+    models = {name: load(name, dtype="auto") for name in PACKAGED}
+    sizes = {name: one.model.num_parameters() for name, one in models.items()}
+    width = models["tiny-sink"].model.config.backbone.hidden_size
+    assert sizes["tiny"] == sizes["tiny-causal"] == sizes["tiny-sink"] - width
+    assert len({str(sorted(one.tokenizer.get_vocab().items())) for one in models.values()}) == 1
+    folders = [Path(sinklab.__file__).parent / "checkpoints" / "packaged" / name for name in PACKAGED]
+    for folder, one in zip(folders, models.values(), strict=True):
+        assert weights_hash(one.model.state_dict()) == (folder / "weights.sha256").read_text().strip()
+        assert (folder / "model.safetensors").stat().st_size < 10e6
+    records = [open_run(folder / "training").info for folder in folders]
+    apart = {"objective", "sink_kind", "sink_count", "out"}
+    settings = [{key: value for key, value in one.settings.items() if key not in apart} for one in records]
+    assert settings[0] == settings[1] == settings[2]
+    assert len({one.model["data_sha256"] for one in records}) == 1, "the same rows"
+    starts = {name: one.model["init_from"]["sha256"] for name, one in zip(PACKAGED, records, strict=True)}
+    assert starts["tiny"] == starts["tiny-causal"], "the same start; that of tiny-sink has the sink besides"
 
 
 ASKED = [

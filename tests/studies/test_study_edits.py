@@ -23,6 +23,7 @@ QUICK = StudySettings(
     statistics=(),
     mask_sinks=(),
     heldout="",
+    twin=False,
 )
 
 

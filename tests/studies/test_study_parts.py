@@ -15,9 +15,10 @@ from tiny_diffusion import TEXT, tiny_loaded
 PROMPTS = ("The old man", "", "The sea")
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> StudySettings:
-    (tmp_path / "held.txt").write_text(TEXT * 20)
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> StudySettings:
+    folder = tmp_path_factory.mktemp("heldout")
+    (folder / "held.txt").write_text(TEXT * 20)
     return StudySettings(
         prompts=PROMPTS,
         new_tokens=6,
@@ -26,10 +27,17 @@ def settings(tmp_path: Path) -> StudySettings:
         statistics=("value_norm",),
         mask_sinks=(1,),
         ks=(0, 2),
-        heldout=str(tmp_path / "held.txt"),
+        heldout=str(folder / "held.txt"),
         heldout_rows=2,
         heldout_length=16,
     )
+
+
+@pytest.fixture(scope="module")
+def whole(settings: StudySettings, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    study(tiny_loaded(1), folder, settings)
+    return open_run(folder)
 
 
 def same(one: Run, other: Run) -> bool:
@@ -70,9 +78,15 @@ def breaking(whole, times: int):
     ],
 )
 def test_after_an_interruption_a_study_resumes_bit_for_bit(
-    settings: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place, name: str, times: int, samples: int
+    settings: StudySettings,
+    whole: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place,
+    name: str,
+    times: int,
+    samples: int,
 ) -> None:
-    study(tiny_loaded(1), tmp_path / "whole", settings)
     monkeypatch.setattr(place, name, breaking(getattr(place, name), times))
     with pytest.raises(KeyboardInterrupt):
         study(tiny_loaded(1), tmp_path / "run", settings)
@@ -87,7 +101,7 @@ def test_after_an_interruption_a_study_resumes_bit_for_bit(
     study(tiny_loaded(1), tmp_path / "run", settings, resume=True, progress=said.append)
     assert sum("under observation" in text for text in said) == 3 - samples
     assert open_run(tmp_path / "run").info.status == "complete"
-    assert same(open_run(tmp_path / "run"), open_run(tmp_path / "whole"))
+    assert same(open_run(tmp_path / "run"), whole)
     # nothing is left to do
     before = (tmp_path / "run" / "generations-0001.parquet").stat().st_mtime_ns
     study(tiny_loaded(1), tmp_path / "run", settings, resume=True, progress=said.append)

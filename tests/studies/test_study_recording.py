@@ -19,7 +19,14 @@ from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
 QUICK = StudySettings(
-    prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",), mask_sinks=(), heldout=""
+    prompts=("The old man",),
+    new_tokens=8,
+    steps=4,
+    block_length=4,
+    statistics=("all",),
+    mask_sinks=(),
+    heldout="",
+    twin=False,
 )
 
 

@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import TrainerCallback
 
 import sinklab
 from sinklab.records import open_run
-from sinklab.training import TrainSettings, run, train, trainer
+from sinklab.training import TrainSettings, run, text, train, trainer
 from sinklab.training.model import new_model
 from sinklab.training.text import load_tokenizer, prepare
 from tiny_diffusion import TEXT, save_tiny, tiny_tokenizer
@@ -282,3 +283,25 @@ def test_bfloat16_and_compilation_are_settings(settings: TrainSettings, tmp_path
     folder = train(replace(settings, steps=2, bf16=True, out=str(tmp_path / "run")))
     assert sinklab.load(folder).model.dtype == torch.float32
     assert all(value.dtype == torch.float32 for value in weights_of(tmp_path / "run").values())
+
+
+def test_packed_rows_of_a_large_corpus_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, said = tmp_path / "cache", list[str]()
+    monkeypatch.setenv("SINKLAB_CACHE", str(cache))
+    tokenizer, documents = tiny_tokenizer(), [TEXT, TEXT[:50]]
+    packed = partial(text.packed, documents, tokenizer, 16, said.append)
+    twin = packed()
+    assert not cache.exists(), "small corpora are packed anew"
+    monkeypatch.setattr(text, "CACHED", 10)
+    first, again = packed(), packed()
+    assert said == ["packing the text into rows"] * 2 + [f"packed rows from {next(cache.iterdir())}"]
+    for found in (first, again):
+        assert all(map(torch.equal, found, twin))
+    other = text.packed([*documents, "more"], tokenizer, 16), text.packed(documents, tokenizer, 12)
+    assert len(list(cache.iterdir())) == 3 and other[1][0].shape[1] == 12
+    next(cache.iterdir()).write_bytes(b"cut short")
+    assert all(torch.equal(*pair) for pair in zip(packed(), twin, strict=True)), "a damaged file is made again"
+    monkeypatch.setenv("SINKLAB_CACHE", "/dev/null/no folder")
+    assert all(torch.equal(*pair) for pair in zip(packed(), twin, strict=True)), (
+        "done without where it cannot be written"
+    )

@@ -1,12 +1,14 @@
 """What the counting analyses share: counts that add up over samples, their ratios, and received attention by slabs."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
-from sinklab.sinks.normalize import even_share, fitted, widened
+from sinklab.sinks.normalize import even_share, fitted, main_sink, only, widened
+from sinklab.sinks.rules import Rule, flagged
 
 
 @dataclass(frozen=True)
@@ -55,23 +57,111 @@ def share(top: str, bottom: str) -> Any:
     return property(value)
 
 
-class Slab(NamedTuple):
-    """Received attention on the last three axes, or fewer where there are no more, at one place of those before."""
+@dataclass(eq=False)
+class Slab:
+    """Received attention on the last three axes, or fewer where there are no more, at one place of those before.
+
+    What several counters ask of it is found once.
+    """
 
     at: tuple[int, ...]
     received: np.ndarray
     """a_j as `even_share` scales it"""
     visible: np.ndarray
     """queries that see the key, broadcastable to it"""
+    _sinks: list[tuple[Rule, np.ndarray, np.ndarray]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def exists(self) -> np.ndarray:
         """Keys that some query sees."""
         return ~np.isnan(self.received) & (self.visible > 0)
 
+    @cached_property
+    def heads(self) -> np.ndarray:
+        """(...) rows with a key that exists."""
+        return np.asarray(self.exists.any(-1))
 
-def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator[Slab]:
-    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is."""
+    @cached_property
+    def known(self) -> np.ndarray:
+        """Received attention, 0 where the key does not exist."""
+        return only(self.exists, self.received)
+
+    @cached_property
+    def main(self) -> np.ndarray:
+        """(...) key that receives most, -1 where none exists."""
+        return main_sink(only(self.exists, self.received, np.nan))
+
+    @cached_property
+    def ranked(self) -> np.ndarray:
+        """(layer, head * key) all scores of a layer, rising, NaN last: of any threshold, a search tells the number."""
+        return ranked(only(self.exists, self.received, np.nan))
+
+    @cached_property
+    def queries(self) -> Any:
+        """How many queries see a key, where that is one number for all that exist; None where it is not."""
+        counts = self.visible[self.visible > 0]
+        return counts[0] if counts.size and (counts == counts[0]).all() else None
+
+    def sinks(self, rule: Rule) -> np.ndarray:
+        """Which keys are sinks under the rule."""
+        return self._by(rule)[1]
+
+    def taken(self, rule: Rule) -> np.ndarray:
+        """(...) what the sinks under the rule receive together."""
+        return self._by(rule)[2]
+
+    def _by(self, rule: Rule) -> tuple[Rule, np.ndarray, np.ndarray]:
+        # rules need not be hashable
+        for known in self._sinks:
+            if known[0] == rule:
+                return known
+        sinks = flagged(self.received, rule, self.visible, self.exists)
+        taken = np.vecdot(sinks, self.known) if sinks.any() else np.zeros(sinks.shape[:-1], self.known.dtype)
+        self._sinks.append((rule, sinks, taken))
+        return self._sinks[-1]
+
+
+class Counter(Protocol):
+    """Something that is found slab by slab, so that one pass over the attention finds many."""
+
+    def add(self, slab: Slab) -> None:
+        """Count what the next slab has."""
+        ...
+
+
+def one_pass(slabs: Iterable[Slab], *counters: Counter) -> None:
+    """Give every slab to every counter."""
+    # Once a block of this size was freed, glibc keeps smaller ones: else every step would fault in its pages anew.
+    np.empty(1 << 24, dtype=np.uint8)
+    for slab in slabs:
+        for counter in counters:
+            counter.add(slab)
+
+
+def ranked(scores: np.ndarray) -> np.ndarray:
+    """Scores on the last two axes in rising order, as one axis."""
+    return np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+
+
+def below(rising: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """(..., bound) how many of the rising numbers (..., N) lie below each bound, in double precision (bound,)."""
+    # the least number of their own precision that is no less
+    own = bounds.astype(rising.dtype)
+    own = np.where(own < bounds, np.nextafter(own, rising.dtype.type(np.inf)), own)
+    found = [np.searchsorted(row, own) for row in rising.reshape(-1, rising.shape[-1])]
+    return np.array(found).reshape(*rising.shape[:-1], len(own))
+
+
+def counted(flags: np.ndarray) -> np.ndarray:
+    """Number of flags that are set on the last axis; five times as quick as their sum."""
+    return np.bitwise_count(np.packbits(flags, axis=-1)).sum(-1, dtype=np.int64)
+
+
+def slabs(received: Any, visible: Any = None, positions: Any = None, start: int = 0) -> Iterator[Slab]:
+    """Every slab, in numpy: going slab by slab keeps the working memory at a few, however long the run is.
+
+    start: number of the first step, of a part of the steps.
+    """
     # A tensor of half precision has no numpy kind where it is bfloat16, so tensors widen whole, arrays slab by slab.
     whole = widened(received) if hasattr(received, "detach") else np.asarray(received)
     lead, axes = whole.shape[:-3], min(3, whole.ndim)
@@ -83,5 +173,6 @@ def slabs(received: Any, visible: Any = None, positions: Any = None) -> Iterator
     seen = None if visible is None else by_slab(widened(visible), "visible")
     count = None if positions is None else by_slab(widened(positions)[..., None], "positions")
     for index in np.ndindex(lead):
-        counted = None if count is None else count[index][..., 0]
-        yield Slab(index, *even_share(whole[index], None if seen is None else seen[index], counted))
+        ran = None if count is None else count[index][..., 0]
+        at = (*index[:-1], index[-1] + start) if index else index
+        yield Slab(at, *even_share(whole[index], None if seen is None else seen[index], ran))

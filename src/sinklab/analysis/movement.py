@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import ratio, slabs
+from sinklab.analysis.counts import Slab, counted, one_pass, ratio, slabs
 from sinklab.analysis.estimates import Estimate, mean_over, median_over
 from sinklab.analysis.intervals import newey_west_error
-from sinklab.sinks.normalize import main_sink
-from sinklab.sinks.rules import DEFAULT, Rule, find_sinks
+from sinklab.sinks.rules import DEFAULT, Rule
 
 CRITICAL = 13.1
 """|slope| / error that a random walk without drift exceeds in 5 % of cases (own simulation, 16 to 128 steps)"""
@@ -230,31 +229,48 @@ def motion(
     shape = np.shape(received)
     if len(shape) < 4:
         raise ValueError(f"motion needs (..., step, layer, head, key): got shape {shape}.")
-    if not 0 <= added < max(shape[-1], 1):
-        raise ValueError(f"added counts the added sink columns, fewer than the {shape[-1]} keys: got {added}.")
-    lead, (steps, layers, heads, keys) = shape[:-4], shape[-4:]
-    main = np.full((*lead, steps, layers, heads), -1, dtype=np.int32)
-    counted = np.zeros(main.shape, dtype=bool)
-    share = np.zeros(main.shape, dtype=np.float32)
-    length = np.zeros((*lead, steps), dtype=float)
-    lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
-    for index, a_LHK, seen in slabs(received, visible, positions):
+    counter = MotionCounter(shape, rule, added, jump)
+    one_pass(slabs(received, visible, positions), counter)
+    return counter.motion
+
+
+class MotionCounter:
+    """`motion`, slab by slab, a step each in their order. Working memory: two slabs."""
+
+    def __init__(self, shape: tuple[int, ...], rule: Rule = DEFAULT, added: int = 0, jump: int = 4) -> None:
+        if not 0 <= added < max(shape[-1], 1):
+            raise ValueError(f"added counts the added sink columns, fewer than the {shape[-1]} keys: got {added}.")
+        self.rule, self.added, self.jump, self._keys = rule, added, jump, shape[-1]
+        lead, (steps, layers, heads) = shape[:-4], shape[-4:-1]
+        self.main = np.full((*lead, steps, layers, heads), -1, dtype=np.int32)
+        self.counted = np.zeros(self.main.shape, dtype=bool)
+        self.share = np.zeros(self.main.shape, dtype=np.float32)
+        self.length = np.zeros((*lead, steps), dtype=float)
+        self.lives = np.zeros((*lead, 5, layers, heads), dtype=np.int64)
+
+    def add(self, slab: Slab) -> None:
+        """Look where the main sinks are at the next step, and which keys became sinks or stopped being one."""
+        index, a_LHK, main_LH = slab.at, slab.received, slab.main
         if index[-1] == 0:
-            life = _Lifetimes(lives[index[:-1]], keys)
-        seen_LHK, sinks_LHK = np.broadcast_to(seen, a_LHK.shape), find_sinks(a_LHK, rule, seen)
-        main_LH = main_sink(np.where(seen_LHK > 0, a_LHK, np.nan))
+            self._life = _Lifetimes(self.lives[index[:-1]], self._keys)
+        seen_LHK, sinks_LHK = np.broadcast_to(slab.visible, a_LHK.shape), slab.sinks(self.rule)
         exists_LH, at = main_LH >= 0, np.maximum(main_LH, 0)[..., None]
         received_LH, seen_LH, is_sink_LH = (
             np.take_along_axis(values, at, -1)[..., 0] for values in (a_LHK, seen_LHK, sinks_LHK)
         )
-        main[index] = main_LH
-        counted[index] = exists_LH & is_sink_LH
-        share[index] = np.where(exists_LH, received_LH / np.where(exists_LH, seen_LH, 1), 0)
+        self.main[index] = main_LH
+        self.counted[index] = exists_LH & is_sink_LH
+        self.share[index] = np.where(exists_LH, received_LH / np.where(exists_LH, seen_LH, 1), 0)
         # Scaled as if all ran, the greatest count is the number of positions.
-        length[index] = np.nan_to_num(seen).max(initial=0)
-        life.add(sinks_LHK, exists_LH)
-    crossed = (np.maximum((length > 0).sum(-1) - 1, 0) / np.maximum(length.max(-1), 1))[..., None, None]
-    return _motion(main, counted, share * counted, crossed, lives, added, jump)
+        self.length[index] = np.nan_to_num(slab.visible).max(initial=0)
+        self._life.add(sinks_LHK, exists_LH)
+
+    @property
+    def motion(self) -> Motion:
+        """The paths in numbers."""
+        steps, longest = (self.length > 0).sum(-1), self.length.max(-1)
+        crossed = (np.maximum(steps - 1, 0) / np.maximum(longest, 1))[..., None, None]
+        return _motion(self.main, self.counted, self.share * self.counted, crossed, self.lives, self.added, self.jump)
 
 
 def _motion(
@@ -325,24 +341,34 @@ def _longest_stay(here: np.ndarray, stayed: np.ndarray) -> np.ndarray:
 
 
 class _Lifetimes:
-    """Counts over one sample, filled by ``add`` in the order of the steps. Working memory: two slabs.
+    """Counts over one sample, filled by ``add`` in the order of the steps.
 
     counts: (5, layer, head) to add to: keys that became sinks after the first step; sinks that stopped being one; steps
     that those had lasted; sinks that had a next step at which they could stop; sinks at the last step.
     """
 
     def __init__(self, counts: np.ndarray, keys: int) -> None:
-        self.counts = counts
-        self.age = np.zeros((*counts.shape[1:], keys), dtype=np.int32)
-        """(layer, head, key) steps that the key has been a sink without a break"""
+        self.counts, self.step = counts, 0
+        self.sinks = np.zeros((*counts.shape[1:], keys), dtype=bool)
+        self.since = np.zeros(self.sinks.size, dtype=np.int32)
+        """step at which a key that is a sink became one"""
         self.alive = np.zeros(counts.shape[1:], dtype=bool)
 
     def add(self, sinks_LHK: np.ndarray, exists_LH: np.ndarray) -> None:
         """One step: which keys are sinks, and for which heads the step exists. A missing step ends the watch."""
-        before_LHK = self.age > 0
-        ended_LHK = before_LHK & ~sinks_LHK
-        counts = (sinks_LHK & ~before_LHK, ended_LHK, np.where(ended_LHK, self.age, 0), before_LHK)
-        self.counts[:4] += np.where(self.alive & exists_LH, [count.sum(-1) for count in counts], 0)
-        self.counts[4] = sinks_LHK.sum(-1)
-        self.age = np.where(sinks_LHK, self.age + 1, 0)
-        self.alive = exists_LH
+        # few change, so these alone are looked at
+        changed = np.flatnonzero(sinks_LHK != self.sinks)
+        begins = sinks_LHK.reshape(-1)[changed]
+        began, ended = changed[begins], changed[~begins]
+        lasted = self.step - self.since[ended]
+        of, size = (lambda cells: cells // sinks_LHK.shape[-1]), self.alive.size
+        counts = (
+            np.bincount(of(began), minlength=size),
+            np.bincount(of(ended), minlength=size),
+            np.bincount(of(ended), lasted, size).astype(np.int64),
+            self.counts[4].reshape(-1),
+        )
+        self.counts[:4] += np.where(self.alive & exists_LH, np.reshape(counts, self.counts[:4].shape), 0)
+        self.counts[4] = counted(sinks_LHK)
+        self.since[began] = self.step
+        self.sinks, self.alive, self.step = sinks_LHK, exists_LH, self.step + 1

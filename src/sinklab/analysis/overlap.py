@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, ratio, share, slabs
+from sinklab.analysis.counts import Counts, counted, ratio, share, slabs
 
 
 def jaccard(one: Any, other: Any) -> np.ndarray:
@@ -20,7 +20,7 @@ def jaccard(one: Any, other: Any) -> np.ndarray:
     if a.shape[-1] != b.shape[-1]:
         raise ValueError(f"jaccard compares sets of the same keys: got shapes {a.shape} and {b.shape}.")
     if a.dtype == bool and b.dtype == bool:
-        common, total = (a & b).sum(-1), (a | b).sum(-1)
+        common, total = counted(a & b), counted(a | b)
     else:
         common, total = np.minimum(a, b).sum(-1, dtype=float), np.maximum(a, b).sum(-1, dtype=float)
     return ratio(common, total)
@@ -42,14 +42,21 @@ def overlap_by_layer(sinks: Any) -> np.ndarray:
     overlap of neighbours. NaN where two layers never have a sink. Time O(layer^2 key) per step, beside one pass.
     """
     flags = _flags(sinks, 3, "overlap_by_layer needs (..., layer, head, key)")
-    layers = flags.shape[-3]
+    return overlap_of_counts(flags.sum(-2))
+
+
+def overlap_of_counts(counts: np.ndarray) -> np.ndarray:
+    """The same from the numbers of heads (..., layer, key) that have a sink at the key."""
+    layers, keys = counts.shape[-2:]
     total, seen = np.zeros((layers, layers)), np.zeros((layers, layers))
-    for index in np.ndindex(flags.shape[:-3]):
-        # No number of heads comes near the limit of int16, and small numbers are quick.
-        count_LK = flags[index].sum(1, dtype=np.int16)
-        overlap_LL = jaccard(count_LK[:, None], count_LK[None])
-        total += np.nan_to_num(overlap_LL)
-        seen += ~np.isnan(overlap_LL)
+    for index in np.ndindex(counts.shape[:-2]):
+        # Sums of small whole numbers are exact, and quick as a product.
+        count_LK = counts[index].astype(np.float32)
+        common_LL = np.minimum(count_LK[:, None], count_LK[None]) @ np.ones(keys, np.float32)
+        size_L = np.diagonal(common_LL)
+        either_LL = size_L[:, None] + size_L[None] - common_LL
+        total += common_LL / np.maximum(either_LL, 1)
+        seen += either_LL > 0
     return ratio(total, seen)
 
 
@@ -60,14 +67,17 @@ def overlap_by_head(sinks: Any) -> np.ndarray:
     """
     flags = _flags(sinks, 3, "overlap_by_head needs (..., layer, head, key)")
     found = np.full(flags.shape[:-2], np.nan)
-    upper = np.triu_indices(flags.shape[-2], 1)
     for index in np.ndindex(flags.shape[:-3]):
         present_LHK = flags[index].astype(np.float32)
         common_LHH = present_LHK @ present_LHK.transpose(0, 2, 1)
         size_LH = np.diagonal(common_LHH, axis1=1, axis2=2)
-        common = common_LHH[:, upper[0], upper[1]]
-        either = size_LH[:, upper[0]] + size_LH[:, upper[1]] - common
-        found[index] = ratio((common / np.maximum(either, 1)).sum(-1), (either > 0).sum(-1))
+        either_LHH = size_LH[:, :, None] + size_LH[:, None] - common_LHH
+        # of a pair both orders, and no head with itself
+        both = [
+            (each_LHH.sum((1, 2), dtype=float) - np.diagonal(each_LHH, axis1=1, axis2=2).sum(1))
+            for each_LHH in (common_LHH / np.maximum(either_LHH, 1), either_LHH > 0)
+        ]
+        found[index] = ratio(*both)
     return found
 
 

@@ -1,15 +1,15 @@
 """Sink rules side by side: how many heads, how many keys and how much attention each of them flags."""
 
-# E thresholds, L layers, H heads, K keys
+# E thresholds, B bins and what lies below and above them, L layers, H heads, K keys, N scores
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from sinklab.analysis.counts import Counts, ratio, share, slabs
-from sinklab.sinks.rules import Excess, Gu, Rule, Top, find_sinks
+from sinklab.analysis.counts import Counts, Slab, below, one_pass, ranked, ratio, share, slabs
+from sinklab.sinks.rules import Excess, Gu, Rule, Top
 
 EPSILONS = tuple(np.linspace(0, 10, 21).tolist())
 """thresholds of the published curve, 0 to 10 in halves"""
@@ -59,32 +59,43 @@ def epsilon_curve(
     Time O(size), whatever the number of thresholds; working memory a few (layer, head, key) slabs.
     Raises ValueError for fewer than three axes, thresholds that do not rise, or an unknown scale.
     """
-    grid = np.asarray(epsilons, dtype=float).reshape(-1)
-    if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
-        raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
-    # Below 1 even the literal mean does not warn; what is wanted here is the check of the scale.
-    Excess(0.0, scale)
     shape = np.shape(received)
     if len(shape) < 3:
         raise ValueError(f"epsilon_curve needs (..., layer, head, key): got shape {shape}.")
-    layers, bins = shape[-3], len(grid) + 1
-    counts_LE, places_L = np.zeros((layers, bins), dtype=np.int64), np.zeros(layers, dtype=np.int64)
-    for slab in slabs(received, visible, positions):
-        exists_LHK, seen_LHK = slab.exists, slab.visible
-        places_L += exists_LHK.sum((1, 2))
-        excess_LHK = _excess(slab.received, np.where(seen_LHK > 0, seen_LHK, 1), exists_LHK, scale)
-        # Most keys are below every threshold; only the others need a bin.
-        above_LHK = exists_LHK & (excess_LHK > grid[0])
-        layer, head, key = np.nonzero(above_LHK)
-        # A threshold that is met exactly is not exceeded: the left side.
-        passed = np.searchsorted(grid, excess_LHK[layer, head, key].astype(float), side="left")
-        counts_LE += np.bincount(layer * bins + passed, minlength=layers * bins).reshape(layers, bins)
-    # A key that passed p thresholds is a sink at the first p of them.
-    sinks_LE = counts_LE[:, ::-1].cumsum(1)[:, ::-1][:, 1:]
-    return EpsilonCurve(grid, scale, sinks_LE, places_L)
+    counter = CurveCounter(shape[-3], epsilons, scale)
+    one_pass(slabs(received, visible, positions), counter)
+    return counter.curve
 
 
-def _excess(a: np.ndarray, seen: np.ndarray, exists: np.ndarray, scale: str) -> np.ndarray:
+class CurveCounter:
+    """`epsilon_curve`, slab by slab."""
+
+    def __init__(self, layers: int, epsilons: Any = EPSILONS, scale: str = "sum") -> None:
+        grid = np.asarray(epsilons, dtype=float).reshape(-1)
+        if len(grid) == 0 or not (np.diff(grid) > 0).all() or not grid[0] >= 0:
+            raise ValueError(f"epsilons must rise from at least 0: got {grid.tolist()}.")
+        # Below 1 even the literal mean does not warn; what is wanted here is the check of the scale.
+        Excess(0.0, scale)
+        sinks_LE, places_L = np.zeros((layers, len(grid)), dtype=np.int64), np.zeros(layers, dtype=np.int64)
+        self.curve = EpsilonCurve(grid, scale, sinks_LE, places_L)
+
+    def add(self, slab: Slab) -> None:
+        """Count the keys of a slab above every threshold."""
+        curve = self.curve
+        if curve.scale == "zscore" or slab.queries is None:
+            seen = np.where(slab.visible > 0, slab.visible, 1)
+            excess = _excess(slab.received, seen, slab.exists, curve.scale)
+            rising_LN = ranked(np.where(slab.exists, excess, np.nan))
+        else:
+            # All have one threshold, so their excess is in the order of their scores.
+            rising_LN = _excess(slab.ranked, slab.queries, True, curve.scale)
+        known_L = np.array([np.searchsorted(rising_N, np.nan) for rising_N in rising_LN])
+        # A threshold that is met exactly is not exceeded.
+        curve.sinks_LE[:] += known_L[:, None] - below(rising_LN, np.nextafter(curve.epsilon, np.inf))
+        curve.places_L[:] += known_L
+
+
+def _excess(a: np.ndarray, seen: Any, exists: Any, scale: str) -> np.ndarray:
     """The epsilon at which a key stops being a sink: ``Excess`` solved for its threshold."""
     if scale == "zscore":
         share, weight = np.where(exists, a / seen, 0), exists.sum(-1, keepdims=True).clip(1)
@@ -129,18 +140,33 @@ def score_histogram(
     samples of different lengths add up. Time O(size), working memory a few slabs.
     Raises ValueError when the span is empty or, with ``log``, begins at 0 or less.
     """
-    low, high = span or ((2.0**-8, 2.0**12) if log else (0.0, 64.0))
-    if bins < 1 or not low < high or (log and low <= 0):
-        raise ValueError(
-            f"A histogram needs bins of at least 1 and a span that rises, above 0 on a logarithmic scale: "
-            f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
-        )
-    edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
-    counts = np.zeros(bins + 2, dtype=np.int64)
-    for slab in slabs(received, visible, positions):
-        scores = slab.received[slab.exists]
-        counts += np.bincount(np.searchsorted(edges, scores[np.isfinite(scores)], side="right"), minlength=bins + 2)
-    return ScoreHistogram(counts[1:-1], edges, int(counts[0]), int(counts[-1]))
+    counter = HistogramCounter(bins, span, log)
+    one_pass(slabs(received, visible, positions), counter)
+    return counter.histogram
+
+
+class HistogramCounter:
+    """`score_histogram`, slab by slab."""
+
+    def __init__(self, bins: int = 64, span: tuple[float, float] | None = None, log: bool = False) -> None:
+        low, high = span or ((2.0**-8, 2.0**12) if log else (0.0, 64.0))
+        if bins < 1 or not low < high or (log and low <= 0):
+            raise ValueError(
+                f"A histogram needs bins of at least 1 and a span that rises, above 0 on a logarithmic scale: "
+                f"got bins={bins}, span=({low:g}, {high:g}), log={log}."
+            )
+        self.edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
+        self.counts_B = np.zeros(bins + 2, dtype=np.int64)
+
+    def add(self, slab: Slab) -> None:
+        """Count the scores of a slab in every bin."""
+        fewer = below(slab.ranked, np.append(self.edges, np.inf)).reshape(-1, len(self.counts_B))
+        self.counts_B += np.diff(fewer, prepend=0).sum(0)
+
+    @property
+    def histogram(self) -> ScoreHistogram:
+        """What was counted so far."""
+        return ScoreHistogram(self.counts_B[1:-1], self.edges, int(self.counts_B[0]), int(self.counts_B[-1]))
 
 
 _GU = Gu()
@@ -161,9 +187,9 @@ def sink_rate(
         raise ValueError(f"sink_rate counts sinks at one of {keys} keys (or None: any): got {key}.")
     hits = heads = 0
     for slab in slabs(received, visible, positions):
-        flagged = find_sinks(slab.received, rule, slab.visible)
-        hits += int((flagged.any(-1) if key is None else flagged[..., key]).sum())
-        heads += int(slab.exists.any(-1).sum())
+        sinks = slab.sinks(rule)
+        hits += int((sinks.any(-1) if key is None else sinks[..., key]).sum())
+        heads += int(slab.heads.sum())
     return float(ratio(100 * hits, heads))
 
 
@@ -210,9 +236,9 @@ class RuleRow(Counts):
     """how many of the keys are sinks"""
     with_sink: int = 0
     """heads that have at least one"""
-    received: float = 0
+    received: float = 0.0
     """attention received by all keys"""
-    absorbed: float = 0
+    absorbed: float = 0.0
     """attention received by the sinks"""
     both: int = 0
     """keys that this rule and the first one flag"""
@@ -242,19 +268,39 @@ def compare_rules(
     visible, positions: as in ``find_sinks``. Time O(rules x size), working memory a few slabs.
     Raises ValueError when there is no rule.
     """
-    if not rules:
-        raise ValueError("compare_rules needs at least one rule: got none.")
-    rows = {name: RuleRow(name) for name in rules}
-    for slab in slabs(received, visible, positions):
-        exists = slab.exists
-        known = np.where(exists, slab.received, 0)
-        heads, keys, total = int(exists.any(-1).sum()), int(exists.sum()), float(known.sum(dtype=float))
-        first = None
-        for name, rule in rules.items():
-            flagged = find_sinks(slab.received, rule, slab.visible)
-            first = flagged if first is None else first
-            taken = float(known[flagged].sum(dtype=float))
-            both, either = int((flagged & first).sum()), int((flagged | first).sum())
-            numbers = (heads, keys, int(flagged.sum()), int(flagged.any(-1).sum()), total, taken, both, either)
-            rows[name] += RuleRow(name, *numbers)
-    return list(rows.values())
+    counter = RuleCounter(rules)
+    one_pass(slabs(received, visible, positions), counter)
+    return counter.rows
+
+
+class RuleCounter:
+    """`compare_rules`, slab by slab."""
+
+    def __init__(self, rules: Mapping[str, Rule] = DEFAULT_RULES) -> None:
+        if not rules:
+            raise ValueError("compare_rules needs at least one rule: got none.")
+        self.rules, self.names = list(rules.values()), list(rules)
+        self.counts_RN = np.zeros((len(rules), len(fields(RuleRow)) - 1))
+        """what `RuleRow` has of each rule, in its order"""
+
+    def add(self, slab: Slab) -> None:
+        """Count what every rule flags in a slab."""
+        heads, keys = np.count_nonzero(slab.heads), np.count_nonzero(slab.exists)
+        total, first = float(slab.known.sum(-1).sum(dtype=float)), slab.sinks(self.rules[0])
+        of_first = np.count_nonzero(first)
+        for rule, counts_N in zip(self.rules, self.counts_RN, strict=True):
+            found = slab.sinks(rule)
+            sinks = np.count_nonzero(found)
+            with_sink = np.count_nonzero(found.any(-1)) if sinks else 0
+            both = np.count_nonzero(found & first) if sinks else 0
+            taken = slab.taken(rule).sum(dtype=float)
+            counts_N += np.array([heads, keys, sinks, with_sink, total, taken, both, sinks + of_first - both])
+
+    @property
+    def rows(self) -> list[RuleRow]:
+        """What was counted so far."""
+        kinds: Any = [type(one.default) for one in fields(RuleRow)[1:]]
+        return [
+            RuleRow(name, *(kind(count) for kind, count in zip(kinds, counts_N, strict=True)))
+            for name, counts_N in zip(self.names, self.counts_RN.tolist(), strict=True)
+        ]

@@ -1,6 +1,6 @@
 """One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
 
-Read are the packaged pair, our own format, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM and «One Token»,
+Read are packaged models, our own format, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM and «One Token»,
 the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
 """
 
@@ -81,8 +81,8 @@ def load(
     mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
 
     Args:
-        name_or_folder: ``"tiny"`` or ``"tiny-sink"`` (the pair inside this package), a folder, or a name on the Hub,
-            of a checkpoint of any of :data:`sinklab.registry.families`.
+        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
+            checkpoint of any of :data:`sinklab.registry.families`.
         dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
         device: where to put the model; the CPU by default.
         device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of

@@ -19,7 +19,7 @@ from sinklab.checkpoints.tokens import special_ids
 from sinklab.errors import near, refused
 from sinklab.models.config import DiffusionLMConfig
 
-PACKAGED = ("tiny", "tiny-sink")
+PACKAGED = ("tiny", "tiny-sink", "tiny-causal")
 DATA = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
 """Files of a repository that are read besides its weights."""
 PUBLISHED: dict[str, Published] = {}
@@ -100,7 +100,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     """The folder of a model, fetched from the Hub if need be.
 
     Args:
-        name: ``tiny`` or ``tiny-sink``, a folder, or ``owner/name`` on the Hub.
+        name: ``tiny``, ``tiny-sink`` or ``tiny-causal``, a folder, or ``owner/name`` on the Hub.
         revision: commit, branch or tag on the Hub.
         weights: patterns of the weight files wanted; () fetches the config alone.
 
@@ -112,7 +112,7 @@ def resolve(name: str, revision: str | None, weights: tuple[str, ...]) -> Path:
     if name in PACKAGED:
         return Path(str(resources.files("sinklab.checkpoints").joinpath("packaged", name)))
     hint = "" if name in known() else near(name, (*PACKAGED, *known()))
-    hint = hint or f"use {' or '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
+    hint = hint or f"use {', '.join(map(repr, PACKAGED))}, a folder, or a Hub name"
     # without a slash it is no Hub name, and a mistyped one is not sent to the Hub
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         raise families.unloadable(name, f"it is no folder and no name on the Hub; {hint}")

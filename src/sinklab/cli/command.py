@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MARK: Any = tyro.conf
 ARGUMENTS = {
     "prompt": "prompts to continue, one sample each; three built-in ones when left out.",
-    "model": '"tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.',
+    "model": '"tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the Hub.',
     "out": "run folder to write; it must be empty or absent, unless a run is resumed.",
     "resume": "resume an interrupted run where it stopped, with the same settings.",
     "reproduce": "run folder whose settings to use; other options override them, and --model is given again.",

@@ -129,7 +129,7 @@ def generate(
 
     Args:
         prompt: one or more prompts; they are written in one batch.
-        model: "tiny" or "tiny-sink" (inside the package), a folder, or a name on the Hub.
+        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, or a name on the Hub.
         new_tokens: tokens to write after each prompt; 0 fills the masks inside the prompts.
         chat: put each prompt into the model's chat format, and print the answer alone.
         stream: show the canvas while it changes (one prompt).
@@ -172,7 +172,7 @@ def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> Non
         sinklab info /models/Dream-v0-Instruct-7B --json
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), a folder, a config.json, or a name on the Hub.
+        model: "tiny", "tiny-sink" or "tiny-causal" (inside the package), a folder, a config.json, or a name on the Hub.
         json: print one JSON object instead of lines.
     """
     from json import dumps

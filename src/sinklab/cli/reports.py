@@ -27,16 +27,18 @@ if TYPE_CHECKING:
     from sinklab.reports.printed import Printed
 
 
-MODELS = {"plain": "tiny", "sink": "tiny-sink"}
+MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
+MORE_PROMPTS = ("The morning was cold, and the street", "She opened the letter", '"I do not know," he answered,')
+"""Beside those of `trace`: six samples are the fewest that a verdict rests on."""
 
 
 def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
-    Two small models come with this package, trained alike on public-domain English books, without and with one sink
-    token. Each writes a few sentences while attention is recorded; what its untrained
-    twins show as well is marked. The result is one page, report.html. What takes longer was measured beforehand and
-    comes with the models: what hiding keys costs, beside other keys that hold as much attention.
+    Three small models come with this package, trained alike on public-domain English books: diffusion without and with
+    one sink token, and autoregressive. Each writes six texts while attention is recorded; what its untrained twins show
+    as well is marked. The result is one page, report.html. What takes longer was measured beforehand and comes with the
+    models: what hiding keys costs, beside other keys that hold as much attention, and diffusion against causal.
 
     Try
         sinklab tour
@@ -50,13 +52,13 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     from sinklab.records.reading import open_run
     from sinklab.reports.build import report, summary
     from sinklab.studies.curve.figures import masking_curve_sentences, write_masking_curves
-    from sinklab.studies.trace.study import StudySettings, study
+    from sinklab.studies.trace.study import PROMPTS, StudySettings, study
 
     console = Console()
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    settings = StudySettings(heldout="", mask_sinks=(), **SAMPLING)
+    settings = StudySettings(prompts=(*PROMPTS, *MORE_PROMPTS), heldout="", mask_sinks=(), **SAMPLING)
     if quick:
         settings = dataclasses.replace(settings, prompts=settings.prompts[:1], new_tokens=24, block_length=None)
     measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
@@ -197,7 +199,7 @@ def table1(
         sinklab table1 --model /models/LLaDA-8B-Instruct /models/Dream-v0-Instruct-7B --run-code --device cuda
 
     Args:
-        model: "tiny" or "tiny-sink" (inside the package), folders, or names on the Hub.
+        model: "tiny", "tiny-sink", "tiny-causal" (inside the package), folders, or names on the Hub.
         out: folder for the cells and the table.
         chat: put questions into the model's chat format; auto: where it has one.
         render: only make the table from the run folders at or below these.

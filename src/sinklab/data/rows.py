@@ -73,7 +73,7 @@ def row_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 _BATCH_DOCUMENTS = 64
-_BATCH_CHARACTERS = 500_000
+_BATCH_CHARACTERS = 4_000_000
 
 
 def pack(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int) -> Tensor:

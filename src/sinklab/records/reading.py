@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -71,11 +72,29 @@ class Run:
 
     def array(self, name: str, key: str, part: int | None = None) -> np.ndarray:
         """One array of a file; the others are not read. Raises ValueError like `arrays`, and for an unknown key."""
+        with self._opened(name, key, part) as handle:
+            return handle.get_tensor(key)
+
+    def shape(self, name: str, key: str, part: int | None = None) -> tuple[int, ...]:
+        """Shape of one array of a file, which is not read."""
+        with self._opened(name, key, part) as handle:
+            return tuple(handle.get_slice(key).get_shape())
+
+    def rows(self, name: str, key: str, part: int | None = None) -> Iterator[np.ndarray]:
+        """The same, one place of its first axis after the other, each read when it is asked for."""
+        with self._opened(name, key, part) as handle:
+            rows = handle.get_slice(key)
+            for row in range(rows.get_shape()[0]):
+                yield rows[row : row + 1][0]
+
+    @contextmanager
+    def _opened(self, name: str, key: str, part: int | None) -> Iterator[Any]:
         path = self._array_file(name, part)
         with undamaged(path), safe_open(path, framework="numpy") as handle:
             keys = sorted(handle.keys())
             if key in keys:
-                return handle.get_tensor(key)
+                yield handle
+                return
         raise self._unknown(key, keys, f"array in {path.name}")
 
     def dims(self, name: str, part: int | None = None) -> dict[str, tuple[str, ...]]:

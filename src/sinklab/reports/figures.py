@@ -6,7 +6,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator
 
 from sinklab.reports.drawing import NEW, Curve, drawn_as, figure, finish, line
-from sinklab.reports.maps import place_of
+from sinklab.reports.maps import RASTERED, place_of
 from sinklab.reports.samples import ADDED, MASK, STATES, NotRecorded
 from sinklab.reports.study import Study
 from sinklab.reports.style import (
@@ -36,8 +36,6 @@ HOLDERS = {
     "main_none": "no sink",
 }
 """columns of the monitor that add up to 1, from the bottom of the figure"""
-RASTERED = 1500
-"""dots above which they are drawn as pixels"""
 
 
 @figure("sink_share", x="layer", y=SHARES, label="share of attention, %")

@@ -19,6 +19,8 @@ from sinklab.reports.training import Training
 
 MOST_LAYERS = 12
 FLOOR = 0.5
+RASTERED = 1500
+"""dots above which they are drawn as pixels"""
 _TICKS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -150,7 +152,7 @@ def _edges(middles: np.ndarray) -> np.ndarray:
 
 def recorded_sample(study: Study, sample: int) -> Sample:
     """The sample of this number. ValueError naming those with attention."""
-    return study.samples[study.recorded[place_of(study, "sample", sample)]]
+    return study.sample(study.recorded[place_of(study, "sample", sample)])
 
 
 def place_of(study: Study, what: str, number: int) -> int:
@@ -174,14 +176,15 @@ def spoken(numbers: list[int]) -> str:
 
 def received_mean(study: Study, sample: Sample, layer: int | None, head: int | None = None) -> np.ndarray:
     """(step, key) received attention of one layer and head, or the mean over them; NaN where the key is not there."""
-    received = sample.received_TLHK
-    if layer is not None:
-        received = received[:, [place_of(study, "layer", layer)]]
-    if head is not None:
-        received = received[:, :, [place_of(study, "head", head)]]
-    if not received.size:
+    layers = slice(None) if layer is None else [place_of(study, "layer", layer)]
+    if not sample.shape[0]:
         raise NotRecorded(f"{study.run.path} recorded no step of sample {sample.index}.")
-    return np.where(sample.exists_TK, np.where(sample.exists_TK[:, None, None], received, 0).mean((1, 2)), np.nan)
+    if head is None:
+        received_TLK = sample.seen.received_TLK
+    else:
+        place = place_of(study, "head", head)
+        received_TLK = np.stack([slab.received[:, place] for slab in sample.slabs()])
+    return np.where(sample.exists_TK, received_TLK[:, layers].mean(1), np.nan)
 
 
 def _draw_map(axes: Axes, received_TK: np.ndarray, sample: Sample, look: Theme, top: float) -> AxesImage:
@@ -246,7 +249,8 @@ def sink_path(run: Study, axes: Axes = NEW, *, sample: int = 0, look: Theme) -> 
     for code, state in enumerate(STATES):
         row, position = np.nonzero((share_TK[:, offset:] > 0) & (states == code))
         area = 110 * share_TK[row, position + offset]
-        axes.scatter(numbers[row], position, s=area, color=look.states[state], linewidths=0, label=state, alpha=0.9)
+        dots: dict[str, Any] = {"linewidths": 0, "label": state, "alpha": 0.9, "rasterized": len(row) > RASTERED}
+        axes.scatter(numbers[row], position, s=area, color=look.states[state], **dots)
     if offset:
         added_T = share_TK[:, :offset].sum(1)
         at = np.flatnonzero(added_T)
@@ -303,14 +307,15 @@ def sink_path_of_head(
 
 def main_shares(sample: Sample) -> np.ndarray:
     """(step, key) share of (layer, head) pairs whose main sink is the key."""
-    keys = np.arange(sample.visible_TK.shape[1])
-    return np.stack([(main_LH[..., None] == keys).mean((0, 1)) for main_LH in sample.main_TLH])
+    keys = sample.visible_TK.shape[1]
+    # a key of -1 is none, and falls into a bin of its own
+    counts = [np.bincount(main_LH.ravel() + 1, minlength=keys + 1)[1:] for main_LH in sample.main_TLH]
+    return np.stack(counts) / max(sample.main_TLH[0].size, 1)
 
 
 def _chosen(study: Study, sample: Sample, layer: int | None, head: int | None) -> tuple[int, int]:
     """Places of the layer and head that are drawn."""
-    text_TLH = np.fmax.reduce(sample.share_TLHK[..., sample.added :], axis=-1)
-    strength_LH = np.nansum(text_TLH, axis=0)
+    strength_LH = np.nansum(sample.seen.text_share_TLH, axis=0)
     if layer is not None:
         strength_LH[np.arange(len(study.layers)) != place_of(study, "layer", layer)] = -1
     if head is not None:

@@ -2,8 +2,10 @@
 
 # T steps, L layers, H heads, K keys (added sinks first), R text keys, S positions, G states of queries
 import operator
+import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, reduce
 from typing import Any
 
@@ -14,10 +16,10 @@ from sinklab.analysis import overlap, thresholds
 from sinklab.analysis.counts import ratio
 from sinklab.analysis.estimates import Estimate, mean_over
 from sinklab.analysis.explained import Explained, explained_mass
-from sinklab.analysis.movement import Motion, MotionSummary, motion, motion_word
+from sinklab.analysis.movement import Motion, MotionCounter, MotionSummary, motion_word
 from sinklab.analysis.tokens import Enrichment, enrichment
-from sinklab.reports.samples import Sample, Samples, rule_name
-from sinklab.sinks.normalize import main_sink
+from sinklab.reports.samples import Sample, rule_name
+from sinklab.reports.seen import TextMotion
 from sinklab.sinks.states import MASKED, STATES
 
 SUMMED = (
@@ -32,6 +34,7 @@ MOTION_FIELDS = (
 )  # fmt: skip
 MOST_NORMS = 10_000
 MOST_BOUNDS = 6_000
+MOST_AT_ONCE = 4
 
 
 class Means:
@@ -47,6 +50,14 @@ class Means:
         counts = np.where(here, weights, 0).astype(np.float64)
         self.sums[name] += (np.where(here, values, 0) * counts).sum(), counts.sum()
 
+    def add_in(self, places: np.ndarray, names: Sequence[Any], values: Any, weights: Any = 1.0) -> None:
+        """The same under every name, where its row of flags ``places`` (name, …) is set."""
+        here = ~np.isnan(values)
+        counts = np.where(here, weights, 0).astype(np.float64)
+        both = np.stack([np.where(here, values, 0) * counts, counts]).reshape(2, -1)
+        for name, sums in zip(names, places.reshape(len(names), here.size) @ both.T, strict=True):
+            self.sums[name] += sums
+
     def include(self, other: "Means") -> None:
         """Add what another has added."""
         for name, sums in other.sums.items():
@@ -60,26 +71,23 @@ class Means:
 class Measured:
     """The numbers of a study that need its arrays. None, or empty, where no sample recorded what a number needs."""
 
-    def __init__(self, samples: Samples, recorded: Sequence[int], layers: Sequence[int], heads: Sequence[int]) -> None:
+    def __init__(
+        self, sample: Callable[[int], Sample], recorded: Sequence[int], layers: Sequence[int], heads: Sequence[int]
+    ) -> None:
+        """sample: reads the sample at a place, one of ``recorded``; each is let go when it is measured."""
         self._layers, self._heads = np.asarray(layers, dtype=int), np.asarray(heads, dtype=int)
         self._means, self._counts = Means(), Counter[tuple[str, int]]()
-        self._share_LH = np.zeros((len(layers), len(heads)), dtype=np.float32)
-        self._steps_L = np.zeros(len(layers), dtype=np.float32)
+        self._share_LH, self._steps_L = np.zeros((len(layers), len(heads))), np.zeros(len(layers))
         parts: defaultdict[str, list[Any]] = defaultdict(list)
-        for sample in (samples[place] for place in recorded):
-            own = Means()
-            for place in range(len(layers)):
-                self._layer(sample, place)
-                self._states(sample, place, own)
-            self._means.include(own)
-            norms = pd.DataFrame([_compared(own, "norm", layer) for layer in layers])
-            parts["norm_ratio"].append((norms["sink_norm"] / norms["rest_norm"]).mean())
-            self._overlap(sample)
-            found = _scores(sample) | self._motion(sample) | _tokens(sample)
-            for name, part in found.items():
-                parts[name].append(part)
-            for name, draw in (("scatter", drawn_norms), ("bounds", drawn_bounds)):
-                parts[name].append(draw(sample, len(recorded)))
+        # Samples are measured side by side: numpy works outside the lock of the interpreter.
+        with ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
+            for found in pool.map(lambda place: self._found(sample(place), len(recorded)), recorded):
+                self._means.include(found.pop("means"))
+                self._counts.update(found.pop("counts"))
+                self._share_LH += found.pop("share_LH")
+                self._steps_L += found.pop("steps_L")
+                for name, part in found.items():
+                    parts[name].append(part)
         self.curve: thresholds.EpsilonCurve | None = _total(parts["curve"])
         self.histogram: thresholds.ScoreHistogram | None = _total(parts["histogram"])
         self.layer_sinks: overlap.LayerSinks | None = _total(parts["layer_sinks"])
@@ -107,78 +115,97 @@ class Measured:
         """mean overlap of the sinks of two layers"""
         self._labels = {name: parts[name] for name in ("text", "class", "age", "events")}
 
-    def _layer(self, sample: Sample, place: int) -> None:
-        """Add what a layer did in one sample; ``place`` is where it stands among the recorded ones."""
-        added, layer = sample.added, int(self._layers[place])
-        sinks_THK, share_THK = sample.sinks_TLHK[:, place], sample.share_TLHK[:, place]
-        main_TH, text_TH = sample.main_TLH[:, place], main_sink(share_THK[..., added:])
-        here_TH, greatest_TH = main_TH >= 0, np.fmax.reduce(share_THK, axis=-1)
-        received_THK = np.where(sample.exists_TK[:, None], sample.received_TLHK[:, place], 0)
-        taken_TH = np.where(sinks_THK, received_THK, 0).sum(-1)
-        pairs, moves = _moves(main_TH)
-        for name, values in {
-            "added_share": share_THK[..., :added].sum(-1) if added else np.nan,
-            "text_share": np.fmax.reduce(share_THK[..., added:], axis=-1),
-            "absorbed": ratio(taken_TH, received_THK.sum(-1))[here_TH],
-            "sinks": np.where(here_TH, sinks_THK.sum(-1), np.nan),
-            "score": (share_THK * sample.positions_T[:, None, None])[sinks_THK],
-        }.items():
-            self._means.add((name, layer), values)
-        self._counts.update({
-            ("events", layer): int(sinks_THK.sum()),
-            ("added_events", layer): int(sinks_THK[..., :added].sum()),
-            ("mains", layer): int(here_TH.sum()),
-            ("added_mains", layer): int((here_TH & (main_TH < added)).sum()),
-            ("moves", layer): moves,
-            ("text_moves", layer): _moves(text_TH)[1],
-            ("transitions", layer): pairs,
-        })  # fmt: skip
-        self._share_LH[place] += np.nansum(greatest_TH, axis=0)
-        self._steps_L[place] += here_TH.any(1).sum()
+    def _found(self, sample: Sample, samples: int) -> dict[str, Any]:
+        """Everything of one of so many samples, from one pass over its attention."""
+        shape, means = sample.shape, Means()
+        first = next(iter(thresholds.DEFAULT_RULES.values()))
+        own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
+        curve, histogram = thresholds.CurveCounter(shape[1]), thresholds.HistogramCounter(bins=80, log=True)
+        rules = thresholds.RuleCounter({**own, **thresholds.DEFAULT_RULES})
+        moved = MotionCounter(shape, sample.rule, sample.added)
+        text = TextMotion(shape, sample.added, sample.rule, sample.positions_T)
+        seen = sample.read(curve, histogram, rules, moved, *([text] if sample.added else []))
+        here_TLH = seen.main_TLH >= 0
+        found: dict[str, Any] = {
+            "means": means,
+            "counts": self._layers_of(sample, means),
+            "share_LH": np.nansum(seen.share_TLH, axis=0, dtype=float),
+            "steps_L": here_TLH.any(2).sum(0),
+            "curve": curve.curve,
+            "histogram": histogram.histogram,
+            "rules": rules.rows,
+            "threshold_T": sample.threshold_T,
+            "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
+            "shared_LL": overlap.overlap_of_counts(seen.events_TLK),
+            "layer_sinks": overlap.LayerSinks(
+                here_TLH.sum((0, 2)), here_TLH.any(2).sum(0), seen.sinks_TLH.sum((0, 2)),
+                (seen.events_TLK > 0).sum((0, 2)), seen.taken_TLH.sum((0, 2), dtype=float),
+            ),
+            "scatter": drawn_norms(sample, samples),
+            "bounds": drawn_bounds(sample, samples),
+        }  # fmt: skip
+        self._states(sample, means)
+        norms = pd.DataFrame([_compared(means, "norm", layer) for layer in self._layers.tolist()])
+        found["norm_ratio"] = (norms["sink_norm"] / norms["rest_norm"]).mean()
+        if sample.added:
+            found["text_motion"] = text.counter.motion.overall
+        return found | self._motion(sample, moved.motion) | _tokens(sample)
 
-    def _states(self, sample: Sample, place: int, means: Means) -> None:
-        """Add the norms of a layer in one sample, and what is received there, those of positions in each state apart.
+    def _layers_of(self, sample: Sample, means: Means) -> Counter[tuple[str, int]]:
+        """Add what every layer did in one sample; what is counted is returned."""
+        seen, added, counts = sample.seen, sample.added, Counter[tuple[str, int]]()
+        for place, layer in enumerate(self._layers.tolist()):
+            main_TH, here_TH = seen.main_TLH[:, place], seen.main_TLH[:, place] >= 0
+            sinks_TH, sinks_T = seen.sinks_TLH[:, place], seen.sinks_TLH[:, place].sum(1)
+            absorbed_TH = ratio(seen.taken_TLH[:, place], seen.total_TLH[:, place])
+            means.add(("added_share", layer), seen.added_share_TLH[:, place])
+            means.add(("text_share", layer), seen.text_share_TLH[:, place])
+            means.add(("absorbed", layer), absorbed_TH[here_TH])
+            means.add(("sinks", layer), sinks_TH[here_TH])
+            means.add(("score", layer), ratio(seen.score_TL[:, place], sinks_T), sinks_T)
+            means.add(("overlap_between_heads", layer), seen.alike_TL[:, place])
+            pairs, moves = _moves(main_TH)
+            counts.update({
+                ("events", layer): int(sinks_T.sum()),
+                ("added_events", layer): int(seen.events_TLK[:, place, :added].sum()),
+                ("mains", layer): int(here_TH.sum()),
+                ("added_mains", layer): int((here_TH & (main_TH < added)).sum()),
+                ("moves", layer): moves,
+                ("text_moves", layer): _moves(seen.text_main_TLH[:, place])[1],
+                ("transitions", layer): pairs,
+            })  # fmt: skip
+        for step, stays_LH in zip(sample.step_numbers_T[:-1].tolist(), seen.stays_TLH[1:], strict=True):
+            means.add(("step", step), stays_LH)
+        return counts
+
+    def _states(self, sample: Sample, means: Means) -> None:
+        """Add the norms of every layer in one sample, and what is received there, of positions in each state apart.
 
         Masks differ from text in everything: a mean over both is that of a mixture.
         """
-        added, layer = sample.added, int(self._layers[place])
-        sinks_THK, share_THK = sample.sinks_TLHK[:, place], sample.share_TLHK[:, place]
-        events_TR, heads_T = sinks_THK.sum(1)[:, added:], (sample.main_TLH[:, place] >= 0).sum(1)
-        places = [sample.states_TS == state for state in range(len(STATES))] if sample.has_tokens else []
-        received_TR = share_THK[..., added:].mean(1) * sample.positions_T[:, None]
-        for name, here_TR in zip(STATES, places, strict=False):
-            means.add((f"received_{name}", layer), received_TR[here_TR])
-        for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
-            if norm_TLK is None:
-                continue
-            norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
-            means.add((f"added_{suffix}", layer), norm_TK[:, :added])
-            for state, here_TR in enumerate(places):
-                text_TR = np.where(here_TR, norm_TK[:, added:], np.nan)
-                means.add(("sink", suffix, layer, state), text_TR, events_TR)
-                means.add(("rest", suffix, layer, state), text_TR, heads_T[:, None] - events_TR)
+        seen, added = sample.seen, sample.added
+        states = range(len(STATES)) if sample.has_tokens else range(0)
+        places_GTR = np.array([sample.states_TS == state for state in states], dtype=float)
+        for place, layer in enumerate(self._layers.tolist()):
+            received_TR = seen.share_TLK[:, place, added:] * sample.positions_T[:, None]
+            means.add_in(places_GTR, [(f"received_{STATES[state]}", layer) for state in states], received_TR)
+            events_TR = seen.events_TLK[:, place, added:].astype(float)
+            others_TR = (seen.main_TLH[:, place] >= 0).sum(1)[:, None] - events_TR
+            for suffix, norm_TLK in zip(NORMS, (sample.value_norm_TLK, sample.key_norm_TLK), strict=True):
+                if norm_TLK is None:
+                    continue
+                norm_TK = np.where(sample.exists_TK, norm_TLK[:, place], np.nan)
+                means.add((f"added_{suffix}", layer), norm_TK[:, :added])
+                for kind, weights_TR in (("sink", events_TR), ("rest", others_TR)):
+                    names = [(kind, suffix, layer, state) for state in states]
+                    means.add_in(places_GTR, names, norm_TK[:, added:], weights_TR)
 
-    def _overlap(self, sample: Sample) -> None:
-        for step, shared_LH in zip(sample.step_numbers_T[:-1], overlap.overlap_by_step(sample.sinks_TLHK), strict=True):
-            self._means.add(("step", int(step)), shared_LH)
-        for layer, shared_T in zip(self._layers, overlap.overlap_by_head(sample.sinks_TLHK).T, strict=True):
-            self._means.add(("overlap_between_heads", layer), shared_T)
-
-    def _motion(self, sample: Sample) -> dict[str, Any]:
-        received, visible, positions = _scaled(sample)
-        found = motion(received, visible, positions, added=sample.added, rule=sample.rule)
-        parts: dict[str, Any] = {"motion": found.overall} | self._borders(sample, found)
-        if sample.added:
-            text = motion(received[..., sample.added :], visible[..., sample.added :], positions, rule=sample.rule)
-            parts["text_motion"] = text.overall
+    def _motion(self, sample: Sample, found: Motion) -> dict[str, Any]:
         layer_LH, head_LH = np.meshgrid(self._layers, self._heads, indexing="ij")
         columns: dict[str, Any] = {"sample": sample.index, "layer": layer_LH.ravel(), "head": head_LH.ravel()}
         columns |= {name: getattr(found, name).ravel() for name in MOTION_FIELDS}
         columns["word"] = [motion_word(value) for value in columns["mobility"]]
-        return parts | {"motions": pd.DataFrame(columns)}
-
-    def _borders(self, sample: Sample, found: Motion) -> dict[str, Any]:
-        parts: dict[str, Any] = {}
+        parts: dict[str, Any] = {"motion": found.overall, "motions": pd.DataFrame(columns)}
         if (sample.blocks_T >= 0).all():
             parts["blocks"] = [
                 overlap.block_effects(found.main[:, [place]], sample.blocks_T, found.counted[:, [place]])
@@ -300,26 +327,6 @@ def _compared(means: Means, suffix: str, layer: int) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _scaled(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """received, visible and positions of all layers and heads, as the functions of ``sinks`` take them."""
-    return sample.received_TLHK, sample.visible_TK[:, None, None], sample.positions_T[:, None, None]
-
-
-def _scores(sample: Sample) -> dict[str, Any]:
-    arrays = _scaled(sample)
-    first = next(iter(thresholds.DEFAULT_RULES.values()))
-    own = {} if sample.rule == first else {rule_name(sample.rule): sample.rule}
-    return {
-        "curve": thresholds.epsilon_curve(*arrays),
-        "histogram": thresholds.score_histogram(*arrays, log=True, bins=80),
-        "layer_sinks": overlap.sinks_per_layer(sample.sinks_TLHK, *arrays),
-        "rules": thresholds.compare_rules(*arrays, rules={**own, **thresholds.DEFAULT_RULES}),
-        "threshold_T": sample.threshold_T,
-        "events_S": pd.Series(sample.events_TK[:, sample.added :].sum(0)),
-        "shared_LL": overlap.overlap_by_layer(sample.sinks_TLHK),
-    }
-
-
 def _tokens(sample: Sample) -> dict[str, Any]:
     if not sample.has_tokens:
         return {}
@@ -360,14 +367,14 @@ def drawn_norms(sample: Sample, samples: int) -> pd.DataFrame:
     if norm_TLK is None or not sample.has_tokens:
         return pd.DataFrame()
     exists_TLK = np.broadcast_to(sample.exists_TK[:, None], norm_TLK.shape) & ~np.isnan(norm_TLK)
-    kind_TLK = np.where(np.arange(norm_TLK.shape[-1]) < sample.added, 2, sample.sinks_TLHK.any(2))
+    kind_TLK = np.where(np.arange(norm_TLK.shape[-1]) < sample.added, 2, sample.seen.events_TLK > 0)
     masked_TS = sample.states_TS == MASKED
     kind_TLK[..., sample.added :] = np.where(masked_TS[:, None], 3, kind_TLK[..., sample.added :])
-    frames = []
+    frames, share_TLK = [], sample.seen.share_TLK
     for kind in range(4):
         cells = _some((kind_TLK == kind) & exists_TLK, MOST_NORMS // samples + 1, sample.index)
         step, place, key = np.unravel_index(cells, norm_TLK.shape)
-        score = sample.share_TLHK[step, place, :, key].mean(-1) * sample.positions_T[step]
+        score = share_TLK[step, place, key] * sample.positions_T[step]
         columns = {"place": place, "kind": kind, "score": score, "norm": norm_TLK[step, place, key]}
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)

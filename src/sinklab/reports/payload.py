@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import math
 import zlib
@@ -20,6 +21,7 @@ from sinklab.reports.samples import Sample
 from sinklab.reports.sentences import told
 from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset
+from sinklab.sinks.normalize import only
 
 ABSENT, BELOW = 0, 1
 LEVELS = 254
@@ -112,7 +114,7 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     # As many samples as can have their maps and some keys of every head; each gets an equal part of what is left.
     fits = 1
     for place in study.recorded[:MOST_SAMPLES]:
-        sample = study.samples[place]
+        sample = study.sample(place)
         if len(samples) >= fits:
             break
         if not sample.step_numbers_T.size:
@@ -137,13 +139,13 @@ def _used(content: dict[str, Any]) -> int:
 
 def _base(sample: Sample, vocabulary: dict[Token, int], budget: int) -> dict[str, Any]:
     """One sample as JSON: mean maps, main sinks, value norms and tokens."""
-    received_TLHK = sample.received_TLHK
-    steps, layers, _, keys = received_TLHK.shape
+    steps, layers, _, keys = sample.shape
+    seen = sample.seen
     stride = max(1, math.ceil(2 * steps * layers * keys / MOST_CELLS))
     keep = slice(None, None, stride)
     exists_TK = sample.exists_TK[keep]
-    scale = LogScale.covering(received_TLHK, LOW)
-    mean_LTK = np.where(exists_TK, received_TLHK[keep].mean(2).transpose(1, 0, 2), np.nan)
+    scale = LogScale.covering(np.array([seen.greatest]), LOW)
+    mean_LTK = np.where(exists_TK, seen.received_TLK[keep].transpose(1, 0, 2), np.nan)
     main_LHT = (sample.main_TLH[keep].transpose(1, 2, 0) + 1).astype(np.uint16)
     visible_TK = np.rint(np.where(exists_TK, sample.visible_TK[keep], 0)).astype(np.uint16)
     same = bool((visible_TK == visible_TK.max(1, keepdims=True))[exists_TK].all())
@@ -209,17 +211,16 @@ def _norms(norms_TLK: np.ndarray, exists_TK: np.ndarray, room: float) -> tuple[d
 def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
     """Every head's map where it fits, else the greatest keys of every head, as many as fit (one at least)."""
     keep = slice(None, None, content["stride"])
-    received_TLHK, exists_TK = sample.received_TLHK[keep], sample.exists_TK[keep]
     scale = LogScale(*(content["scale"][key] for key in ("low", "high", "levels")))
     # Deflate has never made a tenth of such maps, so much larger ones need not be tried.
-    if received_TLHK.size < 4 * max(room, 0):
-        codes_LHTK = scale.encode(np.where(exists_TK[:, None, None], received_TLHK, np.nan)).transpose(1, 2, 0, 3)
-        packed = pack(codes_LHTK, received_TLHK.shape[-1])
+    if math.prod(sample.shape) < 4 * max(room, 0) * content["stride"]:
+        received_TLHK = np.where(sample.exists_TK[:, None, None], sample.received_TLHK, np.nan)[keep]
+        packed = pack(scale.encode(received_TLHK).transpose(1, 2, 0, 3), sample.shape[-1])
         if size(packed) <= room:
             content["arrays"]["heads"] = packed
             return
     content["ranks"] = []
-    for keys_LHT, received_LHT in _greatest(received_TLHK, min(MOST_RANKS, received_TLHK.shape[-1])):
+    for keys_LHT, received_LHT in _greatest(sample, content["stride"], min(MOST_RANKS, sample.shape[-1])):
         there = np.isfinite(received_LHT)
         rank = {
             "keys": pack(np.where(there, keys_LHT + 1, 0).astype(np.uint16)),
@@ -231,18 +232,17 @@ def _add_heads(content: dict[str, Any], sample: Sample, room: int) -> None:
         content["ranks"].append(rank)
 
 
-def _greatest(received_TLHK: np.ndarray, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _greatest(sample: Sample, stride: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The ``count`` greatest keys of every head and step, greatest first: (key, received), each (layer, head, step)."""
     keys, values = [], []
-    # Layer by layer: a sorted copy of everything would take several times the memory of the sample.
-    for layer in range(received_TLHK.shape[1]):
-        received_THK = np.nan_to_num(received_TLHK[:, layer], nan=-np.inf, neginf=-np.inf)
-        top_THR = np.argpartition(received_THK, -count, axis=-1)[..., -count:]
-        value_THR = np.take_along_axis(received_THK, top_THR, axis=-1)
-        order = np.argsort(-value_THR, axis=-1, kind="stable")
-        keys.append(np.take_along_axis(top_THR, order, axis=-1).transpose(2, 1, 0))
-        values.append(np.take_along_axis(value_THR, order, axis=-1).transpose(2, 1, 0))
-    return zip(np.stack(keys, axis=1), np.stack(values, axis=1), strict=True)
+    for slab in itertools.islice(sample.slabs(), 0, None, stride):
+        received_LHK = only(slab.exists, slab.received, -np.inf)
+        top_LHR = np.argpartition(received_LHK, -count, axis=-1)[..., -count:]
+        value_LHR = np.take_along_axis(received_LHK, top_LHR, axis=-1)
+        order = np.argsort(-value_LHR, axis=-1, kind="stable")
+        keys.append(np.take_along_axis(top_LHR, order, axis=-1))
+        values.append(np.take_along_axis(value_LHR, order, axis=-1))
+    return zip(*(np.moveaxis(np.stack(each), (0, 3), (3, 0)) for each in (keys, values)), strict=True)
 
 
 def facts_of(study: Study) -> dict[str, Any]:

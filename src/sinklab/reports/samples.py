@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.counts import Counter, Slab, one_pass, slabs
 from sinklab.analysis.tokens import STATES, token_ages, token_classes
 from sinklab.records.info import STUDY_DIMS, of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import ARRAYS
 from sinklab.registry import rules
-from sinklab.sinks.normalize import even_share, main_sink
+from sinklab.reports.seen import Seen
+from sinklab.sinks.normalize import even_share
 from sinklab.sinks.rules import Rule, find_sinks
 
 
@@ -86,7 +88,8 @@ _ABSENT: dict[str, tuple[object, str]] = {
 class Sample:
     """One prompt of a run: its attention, and what the canvas held before each recorded step.
 
-    Arrays are read on first use and live as long as the object; NaN where nothing is.
+    Arrays are read on first use; those that are not of single heads and keys live as long as the object. NaN where
+    nothing is. ``slabs`` reads attention step by step; ``seen`` has what one such pass leaves.
 
     Received attention and visible queries are scaled as if all positions had run as queries, so that an even share is
     1 at every step, under a cache and in a decoder that runs one query a step.
@@ -146,39 +149,69 @@ class Sample:
     """Number of canvas positions at each step (it grows in an autoregressive decoder)."""
 
     @cached_property
+    def _counts_TK(self) -> np.ndarray:
+        """Queries that ran and see the key."""
+        visible_TK = self._needed("visible")
+        if self.received == "received":
+            return visible_TK
+        rows = self.run.rows(self._attention, self.received, self.index)
+        return visible_TK * np.array([[not np.isnan(row_LHK).all()] for row_LHK in rows])
+
+    @cached_property
     def visible_TK(self) -> np.ndarray:
         """Queries that see the key, as if all positions had run; 0 or NaN where the key is not there.
 
         0 for all keys of a step at which too few masked queries ran to say what they attend to, where these are asked.
         """
-        visible_TK = self._needed("visible")
-        if self.received != "received":
-            visible_TK = visible_TK * ~np.isnan(self._needed(self.received)).all((1, 2, 3))[:, None]
-        return even_share(visible_TK, visible_TK, self.positions_T)[0]
+        return even_share(self._counts_TK, self._counts_TK, self.positions_T)[0]
 
-    @cached_property
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Numbers of steps, layers, heads and keys."""
+        self._needed("step_number")
+        return self.run.shape(self._attention, self.received, self.index)
+
+    def slabs(self) -> Iterator[Slab]:
+        """Received attention a_j of every step, as if all positions had run: an even share is 1."""
+        counts_TK, positions_T = self._counts_TK[:, None, None, None], self.positions_T[:, None, None, None]
+        for step, row_LHK in enumerate(self.run.rows(self._attention, self.received, self.index)):
+            yield from slabs(row_LHK[None], counts_TK[step], positions_T[step], start=step)
+
+    def read(self, *counters: Counter) -> Seen:
+        """Read the attention once, for ``seen`` and for ``counters``."""
+        seen = Seen(
+            self.shape, self.added, self.rule, np.where(self.exists_TK, self.visible_TK, np.nan), self.positions_T
+        )
+        one_pass(self.slabs(), seen, *counters)
+        self.__dict__["seen"] = seen
+        return seen
+
+    seen = cached_property[Seen](lambda sample: sample.read())
+    """What one pass over the attention leaves."""
+
+    @property
     def received_TLHK(self) -> np.ndarray:
-        """Received attention a_j, as if all positions had run: an even share is 1."""
-        visible_TK, positions_T = self._needed("visible"), self.positions_T
-        return even_share(self._needed(self.received), visible_TK[:, None, None], positions_T[:, None, None])[0]
+        """Received attention a_j, as if all positions had run: an even share is 1. Whole, and not kept."""
+        counts_TK, positions_T = self._needed("visible"), self.positions_T
+        return even_share(self._needed(self.received), counts_TK[:, None, None], positions_T[:, None, None])[0]
 
     exists_TK = cached_property[np.ndarray](lambda sample: np.nan_to_num(sample.visible_TK) > 0)
     """Whether some query sees the key."""
 
-    @cached_property
+    @property
     def share_TLHK(self) -> np.ndarray:
-        """Mean weight that the queries which see a key give it; NaN where the key is not there."""
+        """Mean weight that the queries which see a key give it; NaN where the key is not there. Whole, and not kept."""
         visible_TK = np.where(self.exists_TK, self.visible_TK, np.nan)
         return self.received_TLHK / visible_TK[:, None, None]
 
-    mean_share_TK = cached_property[np.ndarray](lambda sample: sample.share_TLHK.mean((1, 2)))
+    mean_share_TK = cached_property[np.ndarray](lambda sample: sample.seen.share_TLK.mean(1))
     """The same, mean over layers and heads."""
-    main_TLH = cached_property[np.ndarray](lambda sample: main_sink(sample.share_TLHK))
+    main_TLH = cached_property[np.ndarray](lambda sample: sample.seen.main_TLH)
     """Key with the greatest share, -1 where nothing is there."""
 
-    @cached_property
+    @property
     def sinks_TLHK(self) -> np.ndarray:
-        """Which keys are sinks under the rule."""
+        """Which keys are sinks under the rule. Whole, and not kept."""
         return find_sinks(self.received_TLHK, self.rule, self.visible_TK[:, None, None])
 
     @property
@@ -189,7 +222,7 @@ class Sample:
         except (AttributeError, ValueError):
             return np.full(len(self.positions_T), np.nan)
 
-    events_TK = cached_property[np.ndarray](lambda sample: sample.sinks_TLHK.sum((1, 2)))
+    events_TK = cached_property[np.ndarray](lambda sample: sample.seen.events_TLK.sum(1, dtype=np.int64))
     """Number of (layer, head) pairs that have a sink at the key."""
 
     value_norm_TLK = cached_property[np.ndarray | None](methodcaller("array", "value_norm"))

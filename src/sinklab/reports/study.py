@@ -120,7 +120,11 @@ class Study(Reader):
         return places
 
     _first = cached_property[Sample](lambda study: study.samples[study.recorded[0]])
-    """The first sample with attention."""
+
+    def sample(self, place: int) -> Sample:
+        """One of ``samples``. What is read of the first with attention, which figures show, is kept."""
+        return self._first if place == self.recorded[0] else self.samples[place]
+
     layers = cached_property[list[int]](lambda study: study._numbers(1, "recorded_layers"))
     """Numbers of the recorded layers, in the order of the layer axis; empty without attention."""
     heads = cached_property[list[int]](lambda study: study._numbers(2, "recorded_heads"))
@@ -129,7 +133,7 @@ class Study(Reader):
     def _numbers(self, axis: int, name: str) -> list[int]:
         if not self.recorded:
             return []
-        count = self._first.received_TLHK.shape[axis]
+        count = self._first.shape[axis]
         numbers = [int(number) for number in self.run.info.model.get(name) or range(count)]
         if len(numbers) != count:
             raise ValueError(
@@ -169,7 +173,7 @@ class Study(Reader):
         return frame.assign(delta=frame["loss"] - loss, delta_stderr=np.hypot(frame["stderr"], error))
 
     measured = cached_property[Measured](
-        lambda study: Measured(study.samples, study.recorded, study.layers, study.heads)
+        lambda study: Measured(study.sample, study.recorded, study.layers, study.heads)
     )
     """Everything that needs the arrays, from one pass over the samples."""
 

@@ -96,6 +96,18 @@ def main_sink(received: Array) -> Array:
     a: Any = widened(received, xp)
     if a.shape[-1] == 0:
         raise ValueError(f"main_sink needs at least one key: received has shape {tuple(a.shape)}.")
+    position = a.argmax(-1)
+    if xp is np and not np.isnan(np.take_along_axis(a, position[..., None], -1)).any():
+        # argmax stops at NaN, so there is none
+        return position
     absent = xp.isnan(a)
     position = xp.where(absent, xp.zeros_like(a) - float("inf"), a).argmax(-1)
     return xp.where(absent.all(-1), xp.zeros_like(position) - 1, position)
+
+
+def only(exists: Any, a: Array, other: float = 0.0) -> Array:
+    """``a`` where ``exists``, ``other`` elsewhere; in numpy ``a`` itself, no copy, where everything exists."""
+    xp = namespace(a)
+    if xp is np and exists.all():
+        return a
+    return xp.where(exists, a, xp.zeros_like(a) + other)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sinklab.errors import Checked, check_tensor, limited
 from sinklab.registry import rules
-from sinklab.sinks.normalize import Array, even_share, namespace
+from sinklab.sinks.normalize import Array, even_share, namespace, only
 
 SCALES = ("sum", "mean", "percent", "zscore")
 
@@ -71,13 +71,13 @@ class Excess(Checked):
         """Which keys exceed the threshold."""
         if self.scale != "zscore":
             return received > self.threshold(queries)
-        xp = namespace(received)
-        share, weight = xp.where(exists, received, xp.zeros_like(received)) / queries, exists * 1.0
-        count = weight.sum(-1)[..., None].clip(1)
-        mean = (share * weight).sum(-1)[..., None] / count
-        deviation = (((share - mean) ** 2 * weight).sum(-1)[..., None] / count) ** 0.5
+        xp, share = namespace(received), only(exists, received) / queries
+        count = xp.asarray(exists, dtype=share.dtype).sum(-1)[..., None].clip(1)
+        mean = share.sum(-1)[..., None] / count
+        apart = only(exists, share - mean)
+        deviation = ((apart * apart).sum(-1)[..., None] / count) ** 0.5
         # Rounding leaves a deviation near 1e-8 where all shares are equal: nothing stands out of such a row.
-        return (share - mean > self.epsilon * deviation) & (deviation > 1e-6 * mean)
+        return apart > xp.where(deviation > 1e-6 * mean, self.epsilon * deviation, float("inf"))
 
 
 @rules.register("gu")
@@ -116,11 +116,11 @@ class Top(Checked):
         if self.k >= keys:
             raise ValueError(f"Top must leave at least one key: k={self.k} of {keys} keys. Choose k < {keys}.")
         place, chosen = xp.arange(keys, device=received.device), xp.zeros_like(exists)
-        left = xp.where(exists, received, -float("inf"))
+        left = only(exists, received, -float("inf"))
         for _ in range(self.k):
+            left = only(~chosen, left, -float("inf"))
             # argmax gives ties to the first.
-            best = place == left.argmax(-1)[..., None]
-            chosen, left = chosen | best, xp.where(best, -float("inf"), left)
+            chosen = chosen | (place == left.argmax(-1)[..., None])
         return chosen
 
 
@@ -150,8 +150,13 @@ def find_sinks(received: Array, rule: Rule, visible: Any = None, positions: Any 
     a: Any
     a, queries = even_share(received, visible, positions)
     # A count that is NaN or 0 means that the key is not there for any query.
-    seen = queries > 0
-    exists = seen & ~xp.isnan(a)
-    found = rule(a, xp.where(seen, queries, xp.ones_like(queries)), exists)
-    check_tensor(f"what the rule {rule} returns", found, a.shape, "bool", "compare received with a bound: received > …")
+    return flagged(a, rule, queries, (queries > 0) & ~xp.isnan(a))
+
+
+def flagged(received: Any, rule: Rule, queries: Any, exists: Any) -> Any:
+    """What ``find_sinks`` finds in scores that ``even_share`` scaled, of keys that are known to exist."""
+    xp = namespace(received)
+    found = rule(received, xp.where(queries > 0, queries, xp.ones_like(queries)), exists)
+    words = "compare received with a bound: received > …"
+    check_tensor(f"what the rule {rule} returns", found, received.shape, "bool", words)
     return exists & found

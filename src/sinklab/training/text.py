@@ -1,14 +1,20 @@
 """What a run learns from: tokenizer, rows in their order, held-out rows, and a hash that says what they were."""
 
 # R rows, S sequence
+import contextlib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
+import tokenizers
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -22,6 +28,8 @@ from sinklab.training.settings import TrainSettings
 Say = Callable[[str], object]
 TOKENIZER_DOCUMENTS = 50_000
 """Documents of a stream that a tokenizer is trained on."""
+CACHED = 5_000_000
+"""Characters of a corpus from which its packed rows are kept for the next run."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,7 @@ def _rows(
     say: Say = lambda text: None,
 ) -> Rows:
     if not isinstance(documents, Pairs):
-        say("packing the text into rows")
-        ids_RS, documents_RS = pack_with_documents(documents, tokenizer, settings.length)
+        ids_RS, documents_RS = packed(list(documents), tokenizer, settings.length, say)
         # a start token is given: noise and loss spare it
         start = len(row_start(tokenizer))
         maskable_RS = (torch.arange(settings.length) >= start).expand(ids_RS.shape) if start else None
@@ -120,6 +127,40 @@ def _rows(
     skipped = f", {documents.skipped} lines of another form skipped" if documents.skipped else ""
     say(f"{counts.lines} questions in rows{dropped}{skipped}")
     return rows
+
+
+def packed(
+    documents: list[str], tokenizer: PreTrainedTokenizerBase, length: int, say: Say = lambda text: None
+) -> tuple[Tensor, Tensor]:
+    """As :func:`pack_with_documents`; rows of a large corpus are kept in a cache (about 8 bytes a token).
+
+    The cache is the folder of the environment variable SINKLAB_CACHE, or ~/.cache/sinklab. A file's name is a hash of
+    texts, tokenizer and length, so it is never out of date. A cache that cannot be written is done without.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if sum(map(len, documents)) < CACHED or backend is None:
+        say("packing the text into rows")
+        return pack_with_documents(documents, tokenizer, length)
+    start = row_start(tokenizer)
+    facts = [tokenizers.__version__, backend.to_str(), start, tokenizer.eos_token_id, length, len(documents)]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for text in documents:
+        digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+    folder = Path(os.environ.get("SINKLAB_CACHE") or Path.home() / ".cache" / "sinklab")
+    file = folder / f"rows-{digest.hexdigest()}.safetensors"
+    with contextlib.suppress(OSError, ValueError, SafetensorError):
+        found = load_file(file)
+        say(f"packed rows from {file}")
+        return found["ids"], found["documents"]
+    say("packing the text into rows")
+    ids_RS, documents_RS = pack_with_documents(documents, tokenizer, length)
+    with contextlib.suppress(OSError, SafetensorError):
+        folder.mkdir(parents=True, exist_ok=True)
+        # several runs may begin at once: each writes a file of its own
+        part = file.with_suffix(f".{os.getpid()}.part")
+        save_file({"ids": ids_RS.contiguous(), "documents": documents_RS.contiguous()}, part)
+        part.replace(file)
+    return ids_RS, documents_RS
 
 
 def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Rows:

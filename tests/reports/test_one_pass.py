@@ -1,0 +1,118 @@
+"""What one pass over the attention of a sample finds equals what whole arrays give."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated import Simulation, simulate
+
+from sinklab.analysis import compare_rules, epsilon_curve, motion, overlap_by_head, overlap_by_layer, overlap_by_step
+from sinklab.analysis.thresholds import score_histogram
+from sinklab.records.storage import write_arrays
+from sinklab.reports import as_studies
+from sinklab.sinks import Excess, Top, main_sink
+from sinklab.sinks.normalize import even_share
+
+
+def rewritten(run, change):
+    """The run with other arrays of attention in sample 0, of the same shape."""
+    arrays = run.arrays("attention", part=0)
+    dtypes = {key: "float32" if values.dtype.kind == "f" else None for key, values in arrays.items()}
+    dims = run.dims("attention", part=0)
+    write_arrays(run.path / "attention-0000.safetensors", arrays | change(arrays), dims, dtypes)
+    return run
+
+
+def causal(arrays):
+    """Key j is seen by the queries from j on, and at the third step by nobody."""
+    visible_TK = np.broadcast_to(np.arange(arrays["visible"].shape[1], 0, -1.0), arrays["visible"].shape).copy()
+    visible_TK[2] = 0
+    return {"visible": visible_TK, "positions": np.full(len(visible_TK), float(visible_TK.max()))}
+
+
+def cached(arrays):
+    """From the second step on a quarter of the positions run, and one key is not there."""
+    ran_T = np.where(np.arange(len(arrays["visible"])) > 0, 0.25, 1.0)
+    received, visible = arrays["received"] * ran_T[:, None, None, None], arrays["visible"] * ran_T[:, None]
+    received[3:, ..., 4], visible[3:, 4] = np.nan, np.nan
+    return {"received": received, "visible": visible}
+
+
+RUNS = {
+    "diffusion": (Simulation(samples=7, key_norms=True), None),
+    "added sinks": (Simulation(samples=1, added=2), None),
+    "autoregressive": (Simulation(samples=1, family="autoregressive"), None),
+    "causal": (Simulation(samples=1, added=1), causal),
+    "cached": (Simulation(samples=1, added=1, key_norms=True), cached),
+}
+
+
+@pytest.mark.parametrize("rule", [None, Top(2), Excess(0.5)], ids=str)
+@pytest.mark.parametrize("name", RUNS)
+def test_numbers_of_a_pass_are_those_of_whole_arrays(tmp_path, name, rule):
+    size, change = RUNS[name]
+    run = simulate(tmp_path / "run", size)
+    study = as_studies(rewritten(run, change) if change else run, rule=rule)[0]
+    sample = study.samples[0]
+    seen, added = sample.seen, sample.added
+    share, received, sinks = sample.share_TLHK, sample.received_TLHK, sample.sinks_TLHK
+    known = np.where(sample.exists_TK[:, None, None], received, 0)
+    np.testing.assert_array_equal(seen.main_TLH, main_sink(share))
+    np.testing.assert_array_equal(seen.text_main_TLH, main_sink(share[..., added:]))
+    np.testing.assert_array_equal(seen.events_TLK, sinks.sum(2))
+    np.testing.assert_array_equal(seen.sinks_TLH, sinks.sum(-1))
+    alike = {"rtol": 1e-6, "atol": 1e-7}
+    np.testing.assert_allclose(seen.share_TLH, np.fmax.reduce(share, axis=-1), **alike)
+    np.testing.assert_allclose(seen.text_share_TLH, np.fmax.reduce(share[..., added:], axis=-1), **alike)
+    np.testing.assert_allclose(seen.taken_TLH, np.where(sinks, known, 0).sum(-1), **alike)
+    np.testing.assert_allclose(seen.total_TLH, known.sum(-1), **alike)
+    np.testing.assert_allclose(seen.share_TLK, share.mean(2), **alike)
+    scores = np.where(sinks, share * sample.positions_T[:, None, None, None], 0)
+    np.testing.assert_allclose(seen.score_TL, scores.sum((2, 3), dtype=float), **alike)
+    np.testing.assert_allclose(seen.stays_TLH[1:], overlap_by_step(sinks), **alike)
+    np.testing.assert_allclose(seen.alike_TL, overlap_by_head(sinks), **alike)
+    assert seen.greatest == pytest.approx(known.max(), rel=1e-6)
+    if added:
+        np.testing.assert_allclose(seen.added_share_TLH, share[..., :added].sum(-1), **alike)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name):
+    size, change = RUNS[name]
+    run = simulate(tmp_path / "run", size)
+    study = as_studies(rewritten(run, change) if change else run)[0]
+    measured, parts = study.measured, []
+    for sample in study.samples:
+        received, positions = sample.received_TLHK, sample.positions_T[:, None, None]
+        whole = received, sample.visible_TK[:, None, None], positions
+        text = received[..., sample.added :], sample.visible_TK[:, None, None, sample.added :], positions
+        found = (epsilon_curve(*whole), score_histogram(*whole, log=True, bins=80), compare_rules(*whole))
+        moved = motion(*whole, added=sample.added)
+        parts.append((*found, moved, motion(*text).overall, overlap_by_layer(sample.sinks_TLHK)))
+    curves, histograms, rules, motions, texts, shared = zip(*parts, strict=True)
+    np.testing.assert_array_equal(measured.curve.sinks_LE, sum(one.sinks_LE for one in curves))
+    np.testing.assert_array_equal(measured.curve.places_L, sum(one.places_L for one in curves))
+    np.testing.assert_array_equal(measured.histogram.counts, sum(one.counts for one in histograms))
+    for place, row in enumerate(measured.rules):
+        assert row.sinks == sum(rows[place].sinks for rows in rules)
+        absorbed, received = (sum(getattr(rows[place], name) for rows in rules) for name in ("absorbed", "received"))
+        assert row.absorb == pytest.approx(absorbed / received)
+    mobility = np.concatenate([one.mobility.ravel() for one in motions])
+    np.testing.assert_array_equal(measured.motions["mobility"], mobility)
+    np.testing.assert_array_equal(measured.motions["births"], np.concatenate([one.births.ravel() for one in motions]))
+    if study.sink_count:
+        assert study.text_motion.mobility == pytest.approx(texts[0].mobility, nan_ok=True)
+    np.testing.assert_allclose(measured.overlap_by_layer_LL, np.nanmean(shared, axis=0), rtol=1e-6)
+    scaled = even_share(sample.received_TLHK, *whole[1:])[0]
+    np.testing.assert_allclose(np.stack([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
+
+
+def test_the_benchmark_of_the_page_runs(monkeypatch, capsys):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setattr(sys, "argv", ["runs.py", "--quick"])
+    runpy.run_path(str(folder / "runs.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "write its page: " in said and "written to" not in said
