@@ -32,7 +32,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parents[1]
 PACKAGED = ROOT / "src" / "sinklab" / "checkpoints" / "packaged"
 MODELS = ("tiny", "tiny-sink", "tiny-causal")
-CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64)  # the excerpt has 53
+CURVE = CurveSettings(ks=(0, 1, 2, 5, 10), rows=64, twin=True)  # the excerpt has 53
 PASSAGES, WORDS = 12, 24
 BEGIN, END = "<!-- findings: `python studies/findings.py` -->", "<!-- end -->"
 TRACED = (

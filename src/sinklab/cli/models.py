@@ -29,15 +29,13 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else DEFAULT
     variant, again = value_of(arguments, "--variant"), value_of(arguments, "--reproduce")
     if again is None:
-        settings = recipe(name, variant)
+        filled = typed(recipe(name, variant))
     elif variant is None and name == DEFAULT:
         from sinklab.training.run import settings_of
 
-        settings = settings_of(Path(again))
+        filled = typed(settings_of(Path(again)))
     else:
         raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
-
-    filled = typed(settings)
 
     def train(
         recipe: Annotated[str, tyro.conf.Positional] = DEFAULT,
