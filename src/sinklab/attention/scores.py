@@ -214,8 +214,9 @@ class Visibility:
     def first_own(self) -> Tensor | int:
         """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in a cache that grows.
 
-        In a static cache there is room behind them. No query sees into it, and queries see no key behind their own: the
-        farthest that one sees beyond its number says where they begin. A number on the device of the mask.
+        In a static cache there is room behind them. No query sees into it, and under a causal mask none sees a key
+        behind its own: the farthest that one sees beyond its number says where they begin. Where several see equally
+        far the mask is not causal, and does not tell. A number on the device of the mask.
         """
         _, queries, keys = self.shape
         if self.mask is None or queries >= keys:
@@ -226,7 +227,9 @@ class Visibility:
         number_S = torch.arange(1, keys + 1, device=allowed_BHQS.device)
         # 0 for a query that sees nothing, which says nothing
         last_Q = (allowed_BHQS.any(1).any(0) * number_S).amax(-1)
-        return (last_Q - 1 - torch.arange(queries, device=last_Q.device)).amax().clamp(0, keys - queries)
+        first = (last_Q - 1 - torch.arange(queries, device=last_Q.device)).amax().clamp(0, keys - queries)
+        farthest = last_Q == last_Q.amax()
+        return torch.where((farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first)
 
     @cached_property
     def doubt(self) -> Tensor | None:
