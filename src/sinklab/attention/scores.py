@@ -114,11 +114,45 @@ def _heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
 
 HIDDEN_BELOW = -1e8
 """What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near."""
+LOW = -100.0
+"""What may mean no as well, in a mask of two values: -1e4, or half precision's finfo.min in float32."""
 
 
 def allowed(mask: Tensor) -> Tensor:
-    """A boolean (True = may attend) or additive mask as a boolean one: -inf, finfo.min and below -1e8 mean no."""
-    return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, HIDDEN_BELOW)
+    """A boolean (True = may attend) or additive mask as a boolean one.
+
+    -inf, finfo.min and below -1e8 mean no, and so does c in a mask of the values 0 and c alone, c at most -100. A bias
+    that is graded, by distance, hides nothing, however far it goes. See ``doubtful`` for what could be either.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    open_, low = _open_and_low(mask)
+    return open_ & ~(low & _is_padding(mask, open_, low))
+
+
+def doubtful(mask: Tensor) -> Tensor:
+    """Whether an additive mask could hide keys or bias them, a flag on its device (nothing waits for it).
+
+    It falls by 50 or more from a key to the next, to -100 or less, and has other values beside 0 and that one.
+    """
+    open_, low = _open_and_low(mask)
+    if mask.device.type == "cpu" and not low.any():
+        return low.new_zeros(())
+    falls = ((mask[..., 1:] - mask[..., :-1]).abs() > -LOW / 2) & open_[..., 1:] & open_[..., :-1]
+    return (falls & (low[..., 1:] | low[..., :-1])).any() & ~_is_padding(mask, open_, low)
+
+
+def _open_and_low(mask: Tensor) -> tuple[Tensor, Tensor]:
+    open_ = mask > max(torch.finfo(mask.dtype).min / 2, HIDDEN_BELOW)
+    return open_, open_ & (mask <= LOW)
+
+
+def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
+    """Whether what is open is 0, or one number that is low: a flag on the device."""
+    if mask.device.type == "cpu" and not low.any():
+        return low.new_zeros(())
+    zero, least, most = (open_ & (mask == 0)), mask.masked_fill(~low, math.inf), mask.masked_fill(~low, -math.inf)
+    return zero.any() & ((zero | low) == open_).all() & (least.amin() == most.amax())
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +160,8 @@ class Visibility:
     """Which queries may see which keys of a call, counted on first use.
 
     Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. Which key
-    is a query's own follows from the canvas that runs; without one the last Q keys belong to the Q queries, and a row
-    in which that would leave no query at all has its keys elsewhere (a static cache with room at the end): there every
-    query counts. Causal masks are top-left aligned, as in torch.
+    is a query's own follows from the canvas that runs; without one see ``first_own``. A row in which that would leave
+    no query at all has its keys elsewhere: there every query counts. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -169,12 +202,39 @@ class Visibility:
             return None
         seen_BS = self._allowed(self.mask).any(2).any(1)
         if self.running is None:
-            real_BQ = seen_BS[:, keys - queries :]
+            own_key_Q = torch.arange(queries, device=seen_BS.device) + self.first_own
+            real_BQ = seen_BS.index_select(1, own_key_Q)
             real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
         else:
             own_key_Q = self.running.columns_Q + keys - self.running.ids_BS.shape[1]
             real_BQ = seen_BS.index_select(1, own_key_Q.to(seen_BS.device))
         return None if bool(real_BQ.all()) else real_BQ
+
+    @cached_property
+    def first_own(self) -> Tensor | int:
+        """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in a cache that grows.
+
+        In a static cache there is room behind them. No query sees into it, and under a causal mask none sees a key
+        behind its own: the farthest that one sees beyond its number says where they begin. Where several see equally
+        far the mask is not causal, and does not tell. A number on the device of the mask.
+        """
+        _, queries, keys = self.shape
+        if self.mask is None or queries >= keys:
+            return max(keys - queries, 0)
+        allowed_BHQS = self._allowed(self.mask)
+        if allowed_BHQS.shape[2] != queries:
+            return keys - queries
+        number_S = torch.arange(1, keys + 1, device=allowed_BHQS.device)
+        # 0 for a query that sees nothing, which says nothing
+        last_Q = (allowed_BHQS.any(1).any(0) * number_S).amax(-1)
+        first = (last_Q - 1 - torch.arange(queries, device=last_Q.device)).amax().clamp(0, keys - queries)
+        farthest = last_Q == last_Q.amax()
+        return torch.where((farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first)
+
+    @cached_property
+    def doubt(self) -> Tensor | None:
+        """Whether the mask is ``doubtful``, a flag on its device; None where that is out of the question."""
+        return None if self.mask is None or self.mask.dtype == torch.bool else doubtful(self.mask.detach())
 
     def _allowed(self, mask: Tensor) -> Tensor:
         batch, queries, keys = self.shape

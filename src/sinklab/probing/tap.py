@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ class Tap(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.task = _task()
         self.thread = threading.current_thread()
         """The one that runs the model: hooks hang on the model for all threads, a torch function mode is set in one."""
         self.listeners: list[Listener] = []
@@ -79,6 +81,9 @@ class Tap(TorchFunctionMode):
         self._calls: dict[str, int] | None = None
         self._rooted = False
         self._listening = False
+        # Paths that came to their end in it, and masks in doubt, by the first layer that was given one.
+        self._ran: set[str] = set()
+        self._doubts: dict[int, tuple[str, Tensor]] = {}
         for path, module in self._modules.items():
             self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
             self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
@@ -121,6 +126,8 @@ class Tap(TorchFunctionMode):
             edited = self._leave(calls, output)
         while self._stack and self._stack.pop() != path:
             pass
+        if output is not None and not is_replayed():
+            self._ran.add(path)
         if not self._stack:
             self.listen(False)
             # torch calls the hook with None when the module raised.
@@ -158,12 +165,20 @@ class Tap(TorchFunctionMode):
         return next((path for path, parent in parents if isinstance(parent, nn.ModuleList)), None)
 
     def is_elsewhere(self) -> bool:
-        """Whether the current thread is not the one that taps the model."""
+        """Whether the current thread, or the asynchronous task in it, is not the one that taps the model."""
         # The backward pass of a GPU replays layers in a thread of its own; the caller of backward() waits.
-        return threading.get_ident() != self.thread.ident and not is_replayed()
+        is_other = threading.get_ident() != self.thread.ident
+        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
 
     def refusal(self, action: str) -> ValueError:
         """The error for what the current thread does, when the tap belongs to another."""
+        if threading.get_ident() == self.thread.ident:
+            return ValueError(
+                "a model is traced or edited by one asynchronous task at a time, which alone runs it meanwhile: task "
+                f"{self.task.get_name()!r} has a trace or intervention open on this {type(self.model).__name__}, and "
+                f"another {action}. Let one task end its block before the next, or give each a copy of its own, made "
+                "before (copy.deepcopy(model))"
+            )
         return ValueError(
             "a model is traced or edited by one thread at a time, which alone runs it meanwhile: thread "
             f"{self.thread.name!r} has a trace or intervention open on this {type(self.model).__name__}, and "
@@ -179,10 +194,41 @@ class Tap(TorchFunctionMode):
         if self._calls is None:
             return
         complete = not self._stack if complete is None else complete
-        self._calls = None
+        called, self._calls = set(self._calls), None
+        ran, self._ran = self._ran, set()
+        doubts, self._doubts = list(self._doubts.values()), {}
         self._visible.clear()
-        for listener in self.listeners:
-            (listener.finish if complete else listener.discard)()
+        try:
+            if complete:
+                self._check_doubts(doubts)
+                self._check_siblings(called, ran)
+        except ValueError:
+            complete = False
+            raise
+        finally:
+            for listener in self.listeners:
+                (listener.finish if complete else listener.discard)()
+
+    def _check_doubts(self, doubts: list[tuple[str, Tensor]]) -> None:
+        """Raise where a mask can be read in two ways: the one thing of a forward that is read back from a device."""
+        flags = torch.stack([flag.to(doubts[0][1].device) for _, flag in doubts]).tolist() if doubts else []
+        for layer in [layer for (layer, _), is_doubtful in zip(doubts, flags, strict=True) if is_doubtful]:
+            raise ValueError(
+                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide keys or bias them: it "
+                "falls suddenly to -100 or less and has other values beside that and 0; give -inf, or a boolean mask, "
+                "for what is hidden"
+            )
+
+    def _check_siblings(self, called: set[str], ran: set[str]) -> None:
+        """Raise where a layer ran and attended unseen: the numbers of those behind it would be off by one."""
+        kinds = {type(self._modules[path]) for path in called}
+        for path in sorted(ran - called):
+            if type(self._modules[path]) in kinds and not any(other.startswith(f"{path}.") for other in called):
+                raise ValueError(
+                    f"{path} ran and never called torch.nn.functional.scaled_dot_product_attention, as other layers of "
+                    f"its class {type(self._modules[path]).__name__} did: layers would be numbered without it; give it "
+                    'the same attention, e.g. model.set_attn_implementation("sdpa")'
+                )
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -194,6 +240,8 @@ class Tap(TorchFunctionMode):
         layer = path if replay else self._name(path)
         given = dict(zip(NAMES, args, strict=False)) | kwargs
         edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
+        if (doubt := call.visibility.doubt) is not None and not replay:
+            self._doubts.setdefault(id(call.visibility), (layer, doubt))
         if holder := self._decoder_layer():
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
@@ -232,6 +280,14 @@ class _Hook:
         return {"act": None, "path": self.path}
 
 
+def _task() -> Any:
+    """The asynchronous task that runs now; None outside of one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 # Reentrant: a listener may open a trace when a forward ends.
 _LOCK = threading.RLock()
 _ATTACHED: dict[int, Tap] = {}
@@ -248,6 +304,9 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
     if is_compiled(model):
         raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
+    for path, part in model.named_modules():
+        if is_compiled(part):
+            raise ValueError(f"{path} is compiled, which hides its attention calls: trace a model loaded without that")
     with watching(model):
         parts = set(model.modules())
         with _LOCK:

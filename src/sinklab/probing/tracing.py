@@ -131,10 +131,23 @@ class FrameRecorder(Listener):
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
         elif self.frames.prefix is None:
-            self.frames.prefix = max(keys - queries, 0)
+            # what lies behind the queries is room in a static cache, not a sink column in front
+            room = keys - queries - int(call.visibility.first_own) if queries < keys else 0
+            self.frames.prefix = 0 if room > 0 else max(keys - queries, 0)
         frame.prefix, frame.length = self.frames.prefix, keys - self.frames.prefix
-        last_Q = torch.arange(queries) + frame.length - queries
-        frame.columns_Q = last_Q if running is None else running.columns_Q
+        if running is None and queries > keys and (needed_by := self._by_query()):
+            raise ValueError(
+                f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries over {keys} keys, as "
+                "cross attention has: they stand at none of them; leave it out, or choose layers= that attend to their "
+                "own sequence"
+            )
+        first_Q = torch.as_tensor(call.visibility.first_own).cpu() - frame.prefix
+        frame.columns_Q = torch.arange(queries) + first_Q if running is None else running.columns_Q
+
+    def _by_query(self) -> str:
+        """The first statistic that is told by query, or what else needs their places."""
+        by_query = (label for label, one in self.frames.statistics.items() if "position" in one.axes)
+        return next(by_query, "the state of queries" if self.states is not None else "")
 
     def finish(self) -> None:
         frame, self._open = self._open, None
