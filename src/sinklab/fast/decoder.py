@@ -9,7 +9,8 @@ place (adapters, quantised projections) as the module it is. The slow twin is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import EllipsisType
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
+from sinklab.fast.graphs import can_replay, replayed
 from sinklab.models.denoising import CanvasGeometry, take
 from sinklab.models.sinks.prefix import logits_of, with_logits
 from sinklab.registry import fast_decoders
@@ -279,8 +281,17 @@ class FastDecoder:
             choose: see `View`.
         """
         whole = self._view(x_BWE, geometry)
-        added = whole.mask_B11K if mask is ... else None if mask is None else additive(mask, x_BWE.dtype)
-        view = View(take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns), added, choose)
+        if isinstance(columns, Tensor) and mask is ... and choose is None and can_replay(x_BWE, columns, memory):
+            return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
+        if mask is not ...:
+            whole = replace(whole, mask_B11K=None if mask is None else additive(mask, x_BWE.dtype))
+        return self._states(replace(whole, choose=choose), x_BWE, columns, output_index_Q, memory)
+
+    def _states(
+        self, whole: View, x_BWE: Tensor, columns: slice | Tensor, output_index_Q: Tensor, memory: Any
+    ) -> Tensor:
+        cos_BW1D, sin_BW1D = take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns)
+        view = replace(whole, cos_BW1D=cos_BW1D, sin_BW1D=sin_BW1D)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))
