@@ -184,7 +184,7 @@ class Timed(Checked):
         """By the masks that are left, or by the scores of `Origin`."""
         time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
         ratio_T = time_T[1:] / time_T[:-1]
-        ratio_T[-1] = 0
+        ratio_T[-1].zero_()
         ratios = ratio_T.to(size_B.device, non_blocking=True).unbind()
         if _draws_positions(rule):
             return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= ratios[evaluation]).sum(1)
@@ -262,7 +262,7 @@ class Factor(_Dynamic):
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
             enough_BC = ordered_BC >= 1 - self.factor / (rank_C + 1)
-            enough_BC[:, 0] = True
+            enough_BC[:, 0].fill_(True)
             # Confidences fall and bounds rise along the ranking, so those that pass are the first ones.
             n_B = enough_BC.sum(1)
             if self.strict:

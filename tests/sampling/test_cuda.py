@@ -1,0 +1,74 @@
+"""Decoding on a GPU: graphs and reads that are left out change nothing. Skipped where there is none."""
+
+import pytest
+import torch
+from test_host_reads import MASK, STOPS, Untold, toy
+
+from sinklab.fast import graphs
+from sinklab.models.denoising import ModelSession
+from sinklab.sampling import Canvas, canvas, denoise
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+ROWS = {"one row": [[1, 2, 3, 4, 5]], "ragged": [[1, 2, 3], [4], [7, 8, 9, 10], []]}
+SETTINGS = [{}, {"schedule": "threshold:threshold=0.05"}, {"stop_ids": STOPS}, {"temperature": 1.0, "rule": "entropy"}]
+
+
+def decoded(model, rows, cache, is_told=True, **settings):
+    some = Canvas.from_prompts(ROWS[rows], new_tokens=24, mask_id=MASK, pad_id=0).to("cuda")
+    denoiser = model.denoiser(None if rows == "one row" else some.attention_BS)
+    generator = torch.Generator("cuda").manual_seed(1)
+    settings = {"block_length": 8, **settings}
+    with torch.inference_mode():
+        return list(
+            denoise(denoiser if is_told else Untold(denoiser), some, cache=cache, generator=generator, **settings)
+        )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("logit_shift", [False, True])
+def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, settings, cache, rows):
+    model = toy(logit_shift=logit_shift).cuda()
+    ours = decoded(model, rows, cache, **settings)
+    monkeypatch.setattr(graphs, "is_on", False)
+    eager = decoded(model, rows, cache, **settings)
+    monkeypatch.setattr(canvas, "AT_ONCE", {"cpu", "cuda"})
+    twin = decoded(model, rows, cache, is_told=False, **settings)
+    assert len(ours) == len(eager) == len(twin)
+    for steps in (ours, eager):
+        for step, theirs in zip(steps, twin, strict=True):
+            assert torch.equal(step.ids_BS, theirs.ids_BS)
+            torch.testing.assert_close(step.confidence_BS, theirs.confidence_BS, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("sinks", [{}, {"sink_kind": "token", "sink_count": 1}])
+def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
+    begun, session = [], ModelSession.__init__
+
+    def remembered(self, denoiser):
+        session(self, denoiser)
+        begun.append(self)
+
+    monkeypatch.setattr(ModelSession, "__init__", remembered)
+    decoded(toy(**sinks).cuda(), rows, cache)
+    found = begun[0]._store.graphs
+    assert found
+    assert all(isinstance(one, graphs.Recorded) for one in found.values()), found
+
+
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+def test_no_step_of_a_block_but_the_last_waits(cache):
+    model = toy().cuda()
+    some = Canvas.from_prompts(ROWS["ragged"], new_tokens=24, mask_id=MASK, pad_id=0).to("cuda")
+    steps = denoise(model.denoiser(some.attention_BS), some, cache=cache, block_length=8)
+    with torch.inference_mode():
+        for number in range(24):
+            torch.cuda.set_sync_debug_mode("error" if number > 0 and number % 8 < 7 else "default")
+            try:
+                next(steps)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
