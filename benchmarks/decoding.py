@@ -35,11 +35,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from sinklab.attention import watching
+from sinklab.attention import context, watching
 from sinklab.fast import graphs
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Cache, Canvas, DualCache, PrefixCache, denoise
-from sinklab.sampling import canvas as canvases
 
 # B batch, S canvas, V vocabulary
 
@@ -290,13 +289,13 @@ class Untold:
 @contextmanager
 def as_it_was(device: str) -> Iterator[None]:
     """Every value of a step is read at once, and no graph is recorded."""
-    canvases.AT_ONCE.add(device)
+    context.AT_ONCE.add(device)
     try:
         with eager():
             yield
     finally:
         if device != "cpu":
-            canvases.AT_ONCE.discard(device)
+            context.AT_ONCE.discard(device)
 
 
 @contextmanager

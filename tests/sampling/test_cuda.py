@@ -4,9 +4,10 @@ import pytest
 import torch
 from test_host_reads import MASK, STOPS, Untold, toy
 
+from sinklab.attention import context
 from sinklab.fast import graphs
 from sinklab.models.denoising import ModelSession
-from sinklab.sampling import Canvas, canvas, denoise
+from sinklab.sampling import Canvas, denoise
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -34,7 +35,7 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
     ours = decoded(model, rows, cache, **settings)
     monkeypatch.setattr(graphs, "is_on", False)
     eager = decoded(model, rows, cache, **settings)
-    monkeypatch.setattr(canvas, "AT_ONCE", {"cpu", "cuda"})
+    monkeypatch.setattr(context, "AT_ONCE", {"cpu", "cuda"})
     twin = decoded(model, rows, cache, is_told=False, **settings)
     assert len(ours) == len(eager) == len(twin)
     for steps in (ours, eager):

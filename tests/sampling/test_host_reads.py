@@ -5,8 +5,9 @@ import torch
 from host_reads import HostReads, counted
 from transformers import LlamaConfig
 
+from sinklab.attention import context
 from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.sampling import Canvas, canvas, denoise
+from sinklab.sampling import Canvas, denoise
 
 MASK, STOPS = 96, [3, 5, 7, 11, 40]
 FIXED = [{"block_length": 4}, {"block_length": 4, "rule": "entropy"}, {"steps": 12, "schedule": "timed"}]
@@ -53,7 +54,7 @@ def steps_of(denoiser, some, cache, settings):
 @pytest.fixture
 def far(monkeypatch):
     """As if values of the CPU were far away: decoding avoids to read them."""
-    return lambda: monkeypatch.setattr(canvas, "AT_ONCE", set())
+    return lambda: monkeypatch.setattr(context, "AT_ONCE", set())
 
 
 @pytest.mark.parametrize("rows", CANVASES)

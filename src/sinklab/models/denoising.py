@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import running
+from sinklab.attention.context import reads_wait, running
 from sinklab.errors import check_tensor
 from sinklab.models import masks
 from sinklab.models.sinks.prefix import SinkPrefix, logits_of
 from sinklab.registry import fast_decoders, fast_path
-from sinklab.sampling.canvas import Places, reads_wait
+from sinklab.sampling.canvas import Places
 
 
 @dataclass(frozen=True, eq=False)

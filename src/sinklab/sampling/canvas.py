@@ -15,14 +15,6 @@ from sinklab.errors import check_count, check_tensor
 # B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
 # order, M of them that are masked, Q columns
 
-AT_ONCE = {"cpu"}
-"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to wait for a queue."""
-
-
-def reads_wait(device: torch.device) -> bool:
-    """Whether the program waits where it reads a value from this device: decoding then avoids it."""
-    return device.type not in AT_ONCE
-
 
 @dataclass(frozen=True, eq=False)
 class Canvas:

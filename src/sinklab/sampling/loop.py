@@ -8,11 +8,11 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import decoding
+from sinklab.attention.context import decoding, reads_wait
 from sinklab.errors import check_count, check_tensor
 from sinklab.registry import schedules, unmasking_rules, value_of
 from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
-from sinklab.sampling.canvas import Block, Canvas, blocks, numbered_blocks, reads_wait
+from sinklab.sampling.canvas import Block, Canvas, blocks, numbered_blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.rules import Candidates, LowConfidence, UnmaskingRule
 from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed, Unread

@@ -7,9 +7,9 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import reads_wait
 from sinklab.errors import Checked, check_count, limited
 from sinklab.registry import schedules, unmasking_rules
-from sinklab.sampling.canvas import reads_wait
 from sinklab.sampling.rules import UnmaskingRule
 
 # B batch rows, C candidates in the order of their scores, T steps

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import reads_wait
 from sinklab.errors import Checked, limited
-from sinklab.sampling.canvas import reads_wait
 
 # M candidate positions, V vocabulary, P pieces of it
 
