@@ -1,7 +1,7 @@
 """What a decoder costs: LLaDA's loop written plainly, and ours without a cache, with a prefix cache, with a dual cache.
 
     python benchmarks/decoding.py [--repeats 5] [--quick]
-    python benchmarks/decoding.py --device cuda [--layers 8] [--prompts 512] [--decoders dual] [--quick]
+    python benchmarks/decoding.py --device cuda [--layers 8] [--prompts 512] [--decoders dual] [--steps 64] [--quick]
 
 On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new tokens in blocks of 16,
 one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time of this process; decoders take turns, and
@@ -338,14 +338,14 @@ def timed_steps(run: Iterator[Tensor], most: int, device: str) -> tuple[float, l
     return wall, [1e3 * (after - before) for before, after in itertools.pairwise(marks)], last_BS
 
 
-def gpu_ratios(sizes: Sizes, device: str, repeats: int, decoders: list[str]) -> dict[str, dict]:
+def gpu_ratios(sizes: Sizes, device: str, repeats: int, decoders: list[str], steps: int | None) -> dict[str, dict]:
     """Milliseconds a step and ratios within a turn, by prompt and decoder."""
     model, results = build(sizes, device), {}
     for prompt, cache in ((prompt, cache) for prompt in sizes.prompts for cache in decoders):
         canvas = canvas_of(sizes, prompt, 1, device)
         kinds = ["ours", "eager", "waiting"] if CACHES[cache] else ["ours", "waiting"]
         names = [*(f"{kind} {cache}" for kind in kinds), *([] if CACHES[cache] else ["plain_loop"])]
-        most = sizes.new_tokens if CACHES[cache] else sizes.block
+        most = min(sizes.new_tokens if CACHES[cache] else sizes.block, steps or sizes.new_tokens)
         turns: dict[str, list[tuple[float, list[float], Tensor]]] = {name: [] for name in names}
         for turn in range(repeats + 1):
             for name in names:
@@ -364,6 +364,7 @@ def told(turns: dict[str, list[tuple[float, list[float], Tensor]]], steps: int, 
         wall = [1e3 * seconds / steps for seconds, _, _ in taken]
         partial = [ms for _, each, _ in taken for place, ms in enumerate(each, 1) if place % block]
         result[name] = {
+            "steps": steps,
             "ms_a_step": round(statistics.median(wall), 3),
             "range": [round(min(wall), 3), round(max(wall), 3)],
             "tokens_per_s": round(1e3 / statistics.median(wall), 1),
@@ -383,6 +384,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layers", type=int, help="with --device cuda: in place of 32")
     parser.add_argument("--prompts", type=int, nargs="+", help="with --device cuda: in place of 512 and 1024")
+    parser.add_argument("--steps", type=int, help="with --device cuda: time the first so many alone")
     parser.add_argument("--decoders", nargs="+", choices=GPU_DECODERS, default=GPU_DECODERS, help="with --device cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?")
     options = parser.parse_args()
@@ -393,7 +395,7 @@ def main() -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu" and not options.quick:
             parser.error("no GPU is at hand: --quick runs the same code at a tiny size on the CPU")
-        result = {"prompts": gpu_ratios(sizes, device, repeats, options.decoders)}
+        result = {"prompts": gpu_ratios(sizes, device, repeats, options.decoders, options.steps)}
     else:
         torch.set_num_threads(1)
         sizes, device = QUICK if options.quick else Sizes(), "cpu"

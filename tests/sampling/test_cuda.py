@@ -7,7 +7,9 @@ from test_host_reads import MASK, STOPS, Untold, toy
 from sinklab.attention import context
 from sinklab.fast import graphs
 from sinklab.models.denoising import ModelSession
+from sinklab.probing import MaskSinks, intervene
 from sinklab.sampling import Canvas, denoise
+from sinklab.sinks import Excess
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -61,6 +63,20 @@ def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
     assert all(isinstance(one, graphs.Recorded) for one in found.values()), found
 
 
+@pytest.mark.parametrize("cache", [None, "dual"])
+@pytest.mark.parametrize("edit", [MaskSinks(k=1), MaskSinks(k=2, rule=Excess(0.5)), MaskSinks(k=1, control="random")])
+def test_edited_tokens_are_those_of_the_path_that_waits(monkeypatch, edit, cache):
+    model = toy().cuda()
+    with intervene(model, edit) as log:
+        ours = decoded(model, "ragged", cache)
+    monkeypatch.setattr(context, "AT_ONCE", {"cpu", "cuda"})
+    with intervene(model, edit) as twin_log:
+        twin = decoded(model, "ragged", cache, is_told=False)
+    assert all(torch.equal(step.ids_BS, theirs.ids_BS) for step, theirs in zip(ours, twin, strict=True))
+    assert log.table(keys=True)["keys"] == twin_log.table(keys=True)["keys"]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("cache", [None, "prefix", "dual"])
 def test_no_step_of_a_block_but_the_last_waits(cache):
     model = toy().cuda()

@@ -1,5 +1,6 @@
 """How often decoding asks the device for a value, which on a GPU is a wait; and that what it writes stays the same."""
 
+import numpy as np
 import pytest
 import torch
 from host_reads import HostReads, counted
@@ -7,7 +8,9 @@ from transformers import LlamaConfig
 
 from sinklab.attention import context
 from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.probing import MaskSinks, intervene
 from sinklab.sampling import Canvas, denoise
+from sinklab.sinks import Excess
 
 MASK, STOPS = 96, [3, 5, 7, 11, 40]
 FIXED = [{"block_length": 4}, {"block_length": 4, "rule": "entropy"}, {"steps": 12, "schedule": "timed"}]
@@ -19,9 +22,9 @@ READING = [
 ]
 
 
-def toy(**settings):
+def toy(layers=2, **settings):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     backbone = LlamaConfig(**sizes, **heads, initializer_range=0.2, attn_implementation="sdpa")
     return DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=MASK, **settings)).eval()
@@ -86,6 +89,51 @@ def test_a_step_reads_once_at_most_and_writes_the_same(far, logit_shift, setting
         last = number + 1 == len(found) or found[number + 1].block != step.block
         if settings in FIXED and not last:
             assert not read, f"step {number} of a fixed schedule: {read}"
+
+
+EDITS = [
+    MaskSinks(k=1),
+    MaskSinks(k=2, rule=Excess(0.5)),
+    MaskSinks(k=1, removal="zero_value"),
+    MaskSinks(k=1, source="carried", limit=3),
+    MaskSinks(k=1, control="random", spare=(0,)),
+    MaskSinks(k=1, removal="evict", limit=4),
+]
+
+
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+@pytest.mark.parametrize("edit", EDITS, ids=str)
+def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
+    some, reads = CANVASES["ragged"], []
+
+    def run(layers, measure=True):
+        model = toy(layers)
+        with intervene(model, edit, measure=measure) as log:
+            return *counted(steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 4})), log
+
+    near, _, near_log = run(2)
+    far()
+    for layers in (2, 5):
+        found, counts, log = run(layers)
+        # the first step asks about the canvas; the second prepares what the edit finds there
+        reads.append([sum(read.values()) for read in counts[2:]])
+        if layers == 2:
+            assert all(torch.equal(ours.ids_BS, theirs.ids_BS) for ours, theirs in zip(found, near, strict=True))
+            ours, theirs = log.table(keys=True), near_log.table(keys=True)
+            assert ours.keys() == theirs.keys()
+            for name in ours:
+                np.testing.assert_equal(ours[name], theirs[name])
+        assert all(read["cpu"] == 1 for read in counts[2:] if cache is None), "the log of a step is one piece"
+    assert reads[0] == reads[1]
+
+
+def test_what_an_edit_refuses_is_told_at_the_end_of_the_forward(far):
+    some, model = CANVASES["one row"], toy()
+    far()
+    steps = denoise(model.denoiser(), some)
+    with pytest.raises(ValueError, match=r"needs more than 17 keys that are not padding.*row 0"):  # noqa: SIM117
+        with intervene(model, MaskSinks(k=17), allow_idle=True):
+            list(steps)
 
 
 def test_what_is_wrong_is_told_when_the_device_is_next_asked(far):

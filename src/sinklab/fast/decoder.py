@@ -34,6 +34,8 @@ _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, mod
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 
+# Numbers from which on two passes over halves cost less than a rolled copy.
+_LARGE = 1 << 19
 # Positions that go through an MLP at a time on the CPU: what it makes of them stays in the cache, and is not memory
 # that the system takes back and hands out again (and clears) at every layer.
 _PIECE = 256
@@ -131,7 +133,12 @@ def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: 
     """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
     if norm is not None:
         x_BWHD = norm(x_BWHD)
-    return (x_BWHD * cos_BW1D).addcmul_(x_BWHD.roll(x_BWHD.shape[-1] // 2, -1), sin_BW1D).transpose(1, 2)
+    out_BWHD, half = x_BWHD * cos_BW1D, x_BWHD.shape[-1] // 2
+    if x_BWHD.numel() < _LARGE:
+        return out_BWHD.addcmul_(x_BWHD.roll(half, -1), sin_BW1D).transpose(1, 2)
+    for there, here in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
+        out_BWHD[..., there].addcmul_(x_BWHD[..., here], sin_BW1D[..., there])
+    return out_BWHD.transpose(1, 2)
 
 
 def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float) -> Tensor:
