@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_host_reads import MASK, STOPS, Untold, toy
+from torch import nn
 
 from sinklab.attention import context
 from sinklab.fast import graphs
@@ -51,16 +52,35 @@ def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, setti
 @pytest.mark.parametrize("sinks", [{}, {"sink_kind": "token", "sink_count": 1}])
 def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
     begun, session = [], ModelSession.__init__
-
-    def remembered(self, denoiser):
-        session(self, denoiser)
-        begun.append(self)
-
-    monkeypatch.setattr(ModelSession, "__init__", remembered)
+    monkeypatch.setattr(ModelSession, "__init__", lambda self, denoiser: begun.append(self) or session(self, denoiser))
     decoded(toy(**sinks).cuda(), rows, cache)
     found = begun[0]._store.graphs
     assert found
     assert all(isinstance(one, graphs.Recorded) for one in found.values()), found
+
+
+class Nosy(nn.Linear):
+    """A projection that looks at its values: no graph can hold it."""
+
+    def forward(self, x):
+        assert x.isfinite().all().item()
+        return super().forward(x)
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(monkeypatch):
+    model = toy().cuda()
+    twin = decoded(model, "ragged", "dual")
+    for layer in model.model.layers:
+        old = layer.self_attn.o_proj
+        layer.self_attn.o_proj = Nosy(old.in_features, old.out_features, bias=False, device="cuda").requires_grad_(
+            False
+        )
+        layer.self_attn.o_proj.weight = old.weight
+    begun, session = [], ModelSession.__init__
+    monkeypatch.setattr(ModelSession, "__init__", lambda self, denoiser: begun.append(self) or session(self, denoiser))
+    ours = decoded(model, "ragged", "dual")
+    assert torch.equal(ours[-1].ids_BS, twin[-1].ids_BS)
+    assert [one.split(":")[0] for one in begun[0]._store.graphs.values()] == ["not recorded"]
 
 
 @pytest.mark.parametrize("cache", [None, "dual"])
