@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 
 from sinklab.attention import context, watching
-from sinklab.fast import graphs
+from sinklab.fast.decoder import FastDecoder
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Cache, Canvas, DualCache, PrefixCache, denoise
 
@@ -302,11 +302,11 @@ def as_it_was(device: str) -> Iterator[None]:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    graphs.is_on, before = False, graphs.is_on
+    FastDecoder.records = False
     try:
         yield
     finally:
-        graphs.is_on = before
+        FastDecoder.records = True
 
 
 def gpu_steps(model: DiffusionLM, canvas: Canvas, sizes: Sizes, name: str, device: str) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ from test_host_reads import MASK, STOPS, Untold, toy
 from torch import nn
 
 from sinklab.attention import context
-from sinklab.fast import graphs
+from sinklab.fast.decoder import FastDecoder, Recorded
 from sinklab.models.denoising import ModelSession
 from sinklab.probing import MaskSinks, intervene
 from sinklab.sampling import Canvas, denoise
@@ -36,7 +36,7 @@ def decoded(model, rows, cache, is_told=True, **settings):
 def test_tokens_are_those_of_the_path_that_waits(monkeypatch, logit_shift, settings, cache, rows):
     model = toy(logit_shift=logit_shift).cuda()
     ours = decoded(model, rows, cache, **settings)
-    monkeypatch.setattr(graphs, "is_on", False)
+    monkeypatch.setattr(FastDecoder, "records", False)
     eager = decoded(model, rows, cache, **settings)
     monkeypatch.setattr(context, "AT_ONCE", {"cpu", "cuda"})
     twin = decoded(model, rows, cache, is_told=False, **settings)
@@ -56,7 +56,7 @@ def test_partial_evaluations_are_recorded(monkeypatch, sinks, cache, rows):
     decoded(toy(**sinks).cuda(), rows, cache)
     found = begun[0]._store.graphs
     assert found
-    assert all(isinstance(one, graphs.Recorded) for one in found.values()), found
+    assert all(isinstance(one, Recorded) for one in found.values()), found
 
 
 class Nosy(nn.Linear):

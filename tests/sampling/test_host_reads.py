@@ -104,16 +104,16 @@ EDITS = [
 @pytest.mark.parametrize("cache", [None, "dual"])
 @pytest.mark.parametrize("edit", EDITS, ids=str)
 def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
-    some, reads = CANVASES["ragged"], []
+    some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=0), []
 
     def run(layers, measure=True):
         model = toy(layers)
         with intervene(model, edit, measure=measure) as log:
-            return *counted(steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 4})), log
+            return *counted(steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 3})), log
 
     near, _, near_log = run(2)
     far()
-    for layers in (2, 3):
+    for layers in (2, 4):
         found, counts, log = run(layers)
         # the first step asks about the canvas; the second prepares what the edit finds there
         reads.append([sum(read.values()) for read in counts[2:]])

@@ -3,6 +3,10 @@
 One form for Llama, Qwen2 and Qwen3. It leaves out, in the last layer, the queries and the MLP of positions whose logits
 are not wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their
 place (adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
+
+On CUDA the partial evaluations of a block, which have the same shapes and write keys and values into the same buffers
+at every step, are replayed as one graph in place of some 900 launches: the first of a shape runs as it is, the second
+is recorded. What cannot be recorded runs as it is, and that is the slow twin of a record.
 """
 
 # B batch, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value heads, D head dim, K keys
@@ -24,8 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
-from sinklab.fast.graphs import can_replay, replayed
-from sinklab.models.denoising import CanvasGeometry, take
+from sinklab.models.denoising import CanvasGeometry, KeyValueStore, take
 from sinklab.models.sinks.prefix import logits_of, with_logits
 from sinklab.registry import fast_decoders
 
@@ -224,6 +227,71 @@ def _mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
     return whole
 
 
+Compute = Callable[[Tensor, Tensor, Tensor, KeyValueStore], Tensor]
+"""(x_BWE, columns_W, output_index_Q, memory) -> states (B, Q, E)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A graph with the tensors that it reads, and the one that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    given: tuple[Tensor, Tensor, Tensor]
+    states_BQE: Tensor
+
+    @classmethod
+    def of(cls, compute: Compute, memory: KeyValueStore, given: tuple[Tensor, Tensor, Tensor]) -> Recorded:
+        """Record one evaluation; nothing is computed. Raises RuntimeError for what no graph can hold."""
+        held = tuple(tensor.clone() for tensor in given)
+        x_BWE, columns_W, output_index_Q = held
+        before, graph = memory.columns, torch.cuda.CUDAGraph()
+        # from here on the memory is written where the record's own columns say
+        memory.columns = columns_W
+        try:
+            with torch.cuda.device(x_BWE.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                states_BQE = compute(x_BWE, columns_W, output_index_Q, memory)
+        finally:
+            memory.columns = before
+        return cls(graph, (x_BWE, columns_W, output_index_Q), states_BQE)
+
+    def __call__(self, given: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The states, valid until the next call."""
+        for held, new in zip(self.given, given, strict=True):
+            held.copy_(new)
+        self.graph.replay()
+        return self.states_BQE
+
+
+def can_replay(x_BWE: Tensor, columns: Tensor, memory: Any) -> bool:
+    """Whether this evaluation may become a graph: on CUDA, of some columns, into buffers that stay."""
+    return (
+        x_BWE.is_cuda
+        and type(memory) is KeyValueStore
+        and memory.columns is columns
+        and columns.ndim == 1
+        and torch.is_inference_mode_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def replayed(
+    compute: Compute, memory: KeyValueStore, x_BWE: Tensor, columns_W: Tensor, output_index_Q: Tensor
+) -> Tensor:
+    """What ``compute`` gives, by a graph from the third evaluation of a shape on; the memory keeps its graphs."""
+    given, shape = (x_BWE, columns_W, output_index_Q), (*x_BWE.shape, len(output_index_Q))
+    if (known := memory.graphs.get(shape)) is None:
+        memory.graphs[shape] = "seen"
+        return compute(*given, memory)
+    if known == "seen":
+        try:
+            known = Recorded.of(compute, memory, given)
+        except RuntimeError as error:
+            known = f"not recorded: {error}"
+        memory.graphs[shape] = known
+    return known(given) if isinstance(known, Recorded) else compute(*given, memory)
+
+
 @fast_decoders.register("layers")
 class FastDecoder:
     """The decoder of a model of known layers, and whether it computes now what the decoder would.
@@ -231,6 +299,9 @@ class FastDecoder:
     It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but our own, and no
     trace or intervention on the model; :meth:`is_faithful` is checked before every evaluation.
     """
+
+    records = True
+    """Whether evaluations may become CUDA graphs."""
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
@@ -288,7 +359,8 @@ class FastDecoder:
             choose: see `View`.
         """
         whole = self._view(x_BWE, geometry)
-        if isinstance(columns, Tensor) and mask is ... and choose is None and can_replay(x_BWE, columns, memory):
+        is_plain = self.records and mask is ... and choose is None
+        if is_plain and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
             whole = replace(whole, mask_B11K=None if mask is None else additive(mask, x_BWE.dtype))
