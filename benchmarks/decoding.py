@@ -384,6 +384,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--shape", choices=("llada",), default="llada", help="with --device cuda")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="with --device cuda")
     parser.add_argument("--layers", type=int, help="with --device cuda: in place of 32")
     parser.add_argument("--prompts", type=int, nargs="+", help="with --device cuda: in place of 512 and 1024")
     parser.add_argument("--steps", type=int, help="with --device cuda: time the first so many alone")
@@ -394,6 +396,7 @@ def main() -> None:
     if options.device == "cuda":
         sizes = QUICK_8B if options.quick else LLADA_8B
         sizes = replace(sizes, layers=options.layers or sizes.layers, prompts=options.prompts or sizes.prompts)
+        sizes = replace(sizes, dtype=options.dtype)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu" and not options.quick:
             parser.error("no GPU is at hand: --quick runs the same code at a tiny size on the CPU")
