@@ -16,8 +16,8 @@ from sinklab.sampling.token_ids import check_vocabulary, token_ids
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
-"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order. One with a true attribute
-`takes_places` gets the keyword `places` as well (`canvas.Places`)."""
+"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order. One with a true
+attribute `takes_places` gets the keyword `places` as well (`canvas.Places`)."""
 
 
 class Session(Protocol):
