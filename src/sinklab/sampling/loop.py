@@ -209,7 +209,8 @@ def denoise(
 
     Raises ValueError here for settings that do not fit together, and while iterating (naming the step) for logits of
     the wrong shape, NaN logits, NaN scores (on a GPU at the end of the block at the latest) and stop ids beyond the
-    vocabulary; TypeError for a class in place of a rule, schedule or cache object. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
+    vocabulary; TypeError for a class in place of a rule, schedule or cache object. Source: LLaDA (2502.09992),
+    Algorithm 5 and `generate.py`.
     """
     given: dict[str, Any] = {**options}
     generator, stop_ids = given.pop("generator", None), given.pop("stop_ids", None)
