@@ -27,6 +27,15 @@ _LOCK = threading.Lock()
 _blocks: Counter[int] = Counter()
 
 
+AT_ONCE = {"cpu"}
+"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to wait for a queue."""
+
+
+def reads_wait(device: torch.device) -> bool:
+    """Whether the program waits where it reads a value from this device: what runs at every step then avoids it."""
+    return device.type not in AT_ONCE
+
+
 @contextmanager
 def _during(variable: ContextVar, value: object) -> Iterator[None]:
     token = variable.set(value)
