@@ -33,6 +33,8 @@ class Scores:
     """(B, H, Q) of the selected heads."""
     groups: int
     """Query heads that share one key head."""
+    lse_BHQ: Tensor | None = None
+    """Log-sum-exp of the rows of every query head in nats, where the attention kernel that ran said it."""
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class Scores:
         is_causal: bool = False,
         scale: float | None = None,
         heads: Sequence[int] | None = None,
+        lse_BHQ: Tensor | None = None,
     ) -> Scores:
         """The arguments of `scaled_dot_product_attention` as the model gives them, for some query heads or all.
 
@@ -74,7 +77,7 @@ class Scores:
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         shape = (q_BHQD.shape[0], len(chosen), q_BHQD.shape[2])
         q_BHQD, k_BKSD = q_BHQD.detach(), k_BKSD.detach()
-        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads)
+        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ)
 
     def factors(self, batches: slice, heads: slice) -> tuple[Tensor, Tensor]:
         """Queries of some rows and chosen heads, scaled, (B, H, Q, D), and the keys that these read, (B, H, S, D).

@@ -86,7 +86,19 @@ class AttentionCall:
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
         """What statistics of this call, edits included, are computed from; some query heads or all."""
-        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads)
+        lse_BHQ = vars(self).get("lse_BHQ")
+        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ)
+
+    def hear(self, logsumexp: Tensor | None) -> None:
+        """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""
+        batch, heads, queries, _ = self.query_BHQD.shape
+        if logsumexp is None:
+            return
+        # one kernel has a last axis of one number, another fills up the axis of queries
+        lse = logsumexp.squeeze(-1) if logsumexp.dim() == 4 else logsumexp
+        lse = lse[..., : self.output_shape[-1]]
+        if lse.numel() == batch * heads * queries:
+            vars(self)["lse_BHQ"] = lse.reshape(batch, heads, queries)
 
     @cached_property
     def received_BHS(self) -> Tensor:

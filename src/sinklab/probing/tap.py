@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
-from sinklab.compat import is_compiled, is_replayed
+from sinklab.compat import Overheard, is_compiled, is_replayed
 from sinklab.probing.call import NAMES, AttentionCall
 
 
@@ -24,6 +24,8 @@ class Listener:
 
     tap: Tap
     """What it listens to; there once it is `tapped`."""
+    reads_scores = False
+    """Whether it takes statistics from the scores of calls."""
     of_states = ""
     """What needs hidden states here, as errors name it; empty where nothing does."""
 
@@ -201,10 +203,18 @@ class Tap(TorchFunctionMode):
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
-        out = func(*args, **kwargs) if edited is call else edited.run(func)
+        with self._overheard(edited, replay) as heard:
+            out = func(*args, **kwargs) if edited is call else edited.run(func)
+        if heard is not None:
+            edited.hear(heard.logsumexp)
         for listener in () if replay else self.listeners:
             listener.observe(edited, out)
         return out
+
+    def _overheard(self, call: AttentionCall, replay: bool) -> AbstractContextManager[Overheard | None]:
+        # the loop over chunks, which measures on a CPU, takes row sums of its own
+        is_wanted = call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
+        return Overheard() if is_wanted and not replay else nullcontext()
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:

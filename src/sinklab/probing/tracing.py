@@ -32,6 +32,7 @@ class FrameRecorder(Listener):
     def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
         self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
         self.reads = {name for one in frames.statistics.values() for name in one.reads}
+        self.reads_scores = bool(self.reads)
         self.of_states = next((label for label, one in frames.statistics.items() if one.of_states), "")
         self._open: Frame | None = None
 
