@@ -42,7 +42,7 @@ def mask_of(kind: str, heads: int, queries: int, keys: int, dtype: torch.dtype) 
     generator = torch.Generator("cuda").manual_seed(1)
     draw = torch.rand(2, heads, queries, keys, device="cuda", generator=generator)
     seen = draw[:, :1] > 0.3
-    seen[0, 0, 3] = False
+    seen[0, 0, queries // 2] = False
     padding = torch.ones(2, 1, 1, keys, dtype=torch.bool, device="cuda")
     padding[0, ..., :7] = False
     by_head = draw[:, :, :1] > 0.2
@@ -185,7 +185,7 @@ def test_a_kernel_is_overheard_and_its_output_stays(
             lse = (lse.squeeze(-1) if lse.dim() == 4 else lse)[..., : shape[2]]
             looped = row_logsumexp(q, k, mask=options["attn_mask"], is_causal=options["is_causal"], chunk=64)
             seen = looped > -1e30
-            torch.testing.assert_close(lse[seen], looped[seen], rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(lse[seen], looped[seen], rtol=2e-5, atol=1e-4)
     if backend == "FLASH_ATTENTION":
         assert heard.logsumexp is not None
 
@@ -209,6 +209,10 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape: tuple[int,
         with trace(model, ("received", "row_entropy", "row_logsumexp", "noop_bound", "value_norm")) as recording:
             out = model(q, k, v, mask)
     assert torch.equal(out, plain)
-    looped = attention_statistics(Scores.of(q, k, mask), ALL, v_BKSD=v, chunk=64)
+    real = torch.ones(2, 1, shape[2], device="cuda")
+    if kind == "padding" and shape[2] == shape[3]:
+        real[0, :, :7] = 0
+    looped = attention_statistics(Scores.of(q, k, mask), ALL, v_BKSD=v, groups_BGQ=real, chunk=64)
     for name, expected in looped.items():
+        expected = expected[:, 0] if name == "received" else expected
         torch.testing.assert_close(recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5)
