@@ -92,7 +92,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool,
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(4, 4, 300, 300, 128), (6, 2, 130, 333, 64), (2, 1, 1, 65, 80), (2, 2, 33, 70, 20)])
+@pytest.mark.parametrize(
+    "shape", [(4, 4, 300, 300, 128), (6, 2, 130, 333, 64), (2, 1, 1, 65, 80), (2, 2, 33, 70, 20), (2, 2, 99, 300, 256)]
+)
 def test_every_statistic_is_that_of_the_dense_map(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> None:
     q, k, v = factors(*shape, dtype)
     mask, is_causal = mask_of(kind, shape[0], shape[2], shape[3], dtype), kind == "causal"
@@ -107,8 +109,9 @@ def test_every_statistic_is_that_of_the_dense_map(shape: tuple[int, ...], kind: 
         if name == "row_logsumexp":
             assert bool((found[name][~seen] < -1e30).all())
             found[name], twin = found[name][seen], twin[seen]
-        # additive masks of half precision have their least value where the twin has it: both rows are even
-        torch.testing.assert_close(found[name].double(), twin, rtol=2e-5, atol=2e-5)
+        # a row that sees nothing is even; beside -65504 the scores of such a row are known to two digits
+        wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
+        torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
@@ -130,7 +133,7 @@ def test_groups_heads_and_a_known_logsumexp(count: int, heads: tuple[int, ...] |
 @pytest.mark.parametrize("size", [30.0, 300.0])
 def test_sharp_rows(size: float) -> None:
     q, k, v = factors(2, 2, 400, 400, 64, torch.bfloat16)
-    twins = dense(q * size, k, v, None, False, torch.ones(2, 1, 400))
+    twins = dense(q * size, k, v, None, False, torch.ones(2, 1, 400, device="cuda"))
     found = attention_statistics(Scores.of(q * size, k), ALL, v_BKSD=v)
     for name, twin in twins.items():
         twin = twin[:, 0] if name == "received" else twin
@@ -216,3 +219,23 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape: tuple[int,
     for name, expected in looped.items():
         expected = expected[:, 0] if name == "received" else expected
         torch.testing.assert_close(recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
+@pytest.mark.parametrize("kind", ["none", "padding"])
+def test_a_traced_forward_does_not_wait(shape: tuple[int, ...], kind: str) -> None:
+    model = nn.Sequential(Attention())
+    model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
+    q, k, v = factors(*shape, torch.bfloat16)
+    mask = mask_of(kind, shape[0], shape[2], shape[3], torch.bfloat16)
+    with torch.inference_mode(), trace(model, ("received", "row_entropy", "value_norm", "output_norm")) as recording:
+        # the first of a kind is compared with what it would be unheard
+        model(q, k, v, mask)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(q, k, v, mask)
+            model(q, k, v, mask)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(recording.received) == 3
+    assert torch.equal(recording.received[0], recording.received[2]) and not recording.received[2].is_pinned()

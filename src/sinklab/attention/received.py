@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.chunks import LN2, Chunk, chunks
-from sinklab.attention.scores import Scores
+from sinklab.attention.scores import Scores, of_heads
 from sinklab.errors import check_tensor, one_of
 from sinklab.registry import fast_passes, fast_path
 
@@ -80,7 +80,8 @@ def _in_chunks(
     for name in names:
         shape = (*scores.shape[:2], n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.shape
         results[name] = torch.zeros(shape, dtype=scores.dtype, device=scores.q_BHQD.device)
-    norms_BHS = None if norms_BKS is None else norms_BKS[:, [head // scores.groups for head in scores.chosen]]
+    kv_of = [head // scores.groups for head in scores.chosen]
+    norms_BHS = None if norms_BKS is None else of_heads(norms_BKS, kv_of)
     for part in chunks(scores, chunk, exponents="row_entropy" in names):
         _measure(part, results, groups, norms_BHS)
         del part

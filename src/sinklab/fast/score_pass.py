@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.received import Pass
-from sinklab.attention.scores import LOG2E, Scores
+from sinklab.attention.scores import LOG2E, Scores, on_device
 from sinklab.registry import fast_passes
 
 # A program sums for so many groups of queries at once.
 _GROUPS = 4
-# queries and keys of a tile, warps, stages: by what is multiplied and which way a program runs
-_TILES = {
-    ("columns", True): (64, 128, 4, 3),
-    ("columns", False): (32, 32, 4, 2),
-    ("rows", True): (128, 64, 8, 3),
-    ("rows", False): (32, 32, 4, 2),
-}
+# Queries and keys of a tile, warps, stages; measured on an H100 with heads of 128 (benchmarks/tracing.py).
+_EXACT = (32, 32, 4, 2)
+"""float32: its product needs no tensor cores, and many registers."""
+_ROWS = (128, 64, 8, 3)
+_COLUMNS = (64, 128, 4, 3)
+_COLUMNS_PLAIN = {False: (64, 256, 8, 3), True: (128, 128, 4, 2)}
+"""By whether there are groups, where no mask is read tile by tile and a row of keys is short."""
 _WIDEST_HEAD = 256
 
 
@@ -86,19 +86,14 @@ def _known(scores: Scores) -> Tensor | None:
     if scores.lse_BHQ is None or (scores.mask is not None and scores.mask.dtype != torch.bool):
         return None
     heads = _numbers(scores)
-    lse_BHQ = scores.lse_BHQ if heads is None else scores.lse_BHQ.index_select(1, heads.long())
+    lse_BHQ = scores.lse_BHQ if heads is None else scores.lse_BHQ.index_select(1, heads)
     return lse_BHQ if lse_BHQ.stride(-1) == 1 else lse_BHQ.contiguous()
 
 
-@cache
-def _on_device(heads: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(heads, dtype=torch.int32, device=device)
-
-
 def _numbers(scores: Scores) -> Tensor | None:
-    """Numbers of the chosen heads on the device; None for all in their order. Copied there once: each copy waits."""
+    """Numbers of the chosen heads on the device; None for all in their order."""
     is_all = scores.chosen == tuple(range(scores.q_BHQD.shape[1]))
-    return None if is_all else _on_device(scores.chosen, scores.q_BHQD.device)
+    return None if is_all else on_device(scores.chosen, scores.q_BHQD.device)
 
 
 class _Launch:
@@ -134,9 +129,9 @@ class _Launch:
     def _factors(self) -> tuple[int, ...]:
         return (*self.q.stride()[:3], *self.k.stride()[:3], *self.mask_strides)
 
-    def _tiles(self, way: str) -> dict[str, int]:
-        queries, keys, warps, stages = _TILES[way, self.is_half]
-        return {"BQ": queries, "BS": keys, "num_warps": warps, "num_stages": stages}
+    def _tiles(self, half: tuple[int, int, int, int]) -> dict[str, int]:
+        names = ("BQ", "BS", "num_warps", "num_stages")
+        return dict(zip(names, half if self.is_half else _EXACT, strict=True))
 
     def columns(self, shift: Tensor, inverse: Tensor | None, unit: float, groups: Tensor | None) -> Tensor:
         """Column sums, (B, H, G, S); G is 1 without groups."""
@@ -149,7 +144,8 @@ class _Launch:
         count = 0 if groups is None else groups.shape[1]
         out = torch.empty(batch, heads, max(1, count), self.keys, device=self.device)
         weights = shift if groups is None else groups.contiguous()
-        tiles = self._tiles("columns")
+        is_plain = not self.constants["BY_ROW"] and self.constants["BD"] <= 128
+        tiles = self._tiles(_COLUMNS_PLAIN[count > 0] if is_plain else _COLUMNS)
         columns[(-(-self.keys // tiles["BS"]), heads, batch)](
             self.q, self.k, self.mask, shift, shift if inverse is None else inverse, weights,
             self.q if self.heads is None else self.heads, out,
@@ -168,7 +164,7 @@ class _Launch:
         shift, inverse, lse, entropy, bound = torch.empty(5, *self.shape, device=self.device)
         given = shift if known is None else known
         weights = shift if norms is None else norms.contiguous()
-        tiles = self._tiles("rows")
+        tiles = self._tiles(_ROWS)
         rows[(-(-queries // tiles["BQ"]), heads, batch)](
             self.q, self.k, self.mask, given, weights, self.q if self.heads is None else self.heads,
             shift, inverse, lse, entropy, bound,

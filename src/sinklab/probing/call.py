@@ -62,7 +62,8 @@ class AttentionCall:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
         # by the mask object that all layers share, not by a view of it
-        visibility = _visibility(known, mask, (query.shape[0], query.shape[2], key.shape[2]), is_causal)
+        shape = (query.shape[0], query.shape[2], key.shape[2])
+        visibility = _visibility(known, mask, shape, is_causal, query.device)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
         return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape)
@@ -135,11 +136,11 @@ def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
 
 
 def _visibility(
-    known: dict[tuple, Any], mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool
+    known: dict[tuple, Any], mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool, device: torch.device
 ) -> Visibility:
     """That of this mask, kept for a forward: all layers are given the same one."""
     running, (batch, queries, keys) = running_canvas(), shape
-    key = (id(mask), id(running), *shape, is_causal)
+    key = (id(mask), id(running), *shape, is_causal, device)
     if key not in known:
         # Another model may run inside the block that announces a canvas.
         fits = (
@@ -149,7 +150,7 @@ def _visibility(
             and len(running.columns_Q) == queries
         )
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
-        known[key] = running, Visibility(mask, shape, is_causal, running if fits else None)
+        known[key] = running, Visibility(mask, shape, is_causal, running if fits else None, device)
     return known[key][1]
 
 

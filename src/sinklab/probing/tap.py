@@ -82,6 +82,9 @@ class Tap(TorchFunctionMode):
         self._rooted = False
         self._listening = False
         for path, module in self._modules.items():
+            # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
+            if path and type(module).__module__.startswith("torch.nn.modules.") and not module._modules:
+                continue
             self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
             self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
 
@@ -259,10 +262,9 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
     if is_compiled(model):
         raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
     with watching(model):
-        parts = set(model.modules())
         with _LOCK:
             for other in _ATTACHED.values():
-                if other.is_elsewhere() and not parts.isdisjoint(other.model.modules()):
+                if other.is_elsewhere() and not set(model.modules()).isdisjoint(other.model.modules()):
                     raise other.refusal("asks for one")
             tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
             tap.flush()

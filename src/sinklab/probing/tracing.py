@@ -35,6 +35,7 @@ class FrameRecorder(Listener):
         self.reads_scores = bool(self.reads)
         self.of_states = next((label for label, one in frames.statistics.items() if one.of_states), "")
         self._open: Frame | None = None
+        self._last = Frame(-1, False, False)
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
@@ -96,7 +97,7 @@ class FrameRecorder(Listener):
             view.shared = read_in_one_pass(view, self.reads)
             self._add(frame, call.layer, view, of_states=False)
         self._real_BQ = call.visibility.real_BQ
-        frame.visible.append(call.visibility.visible_BHS.amax(1))
+        frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
 
@@ -134,7 +135,7 @@ class FrameRecorder(Listener):
         elif self.frames.prefix is None:
             self.frames.prefix = max(keys - queries, 0)
         frame.prefix, frame.length = self.frames.prefix, keys - self.frames.prefix
-        last_Q = torch.arange(queries) + frame.length - queries
+        last_Q = torch.arange(frame.length - queries, frame.length, device=call.query_BHQD.device)
         frame.columns_Q = last_Q if running is None else running.columns_Q
 
     def finish(self) -> None:
@@ -151,6 +152,9 @@ class FrameRecorder(Listener):
             }
             with torch.inference_mode(False), torch.no_grad():
                 frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
+        # while the device is still at this forward, the last one's numbers are there
+        self._last.settle()
+        self._last = frame
         self.frames.pending.append(frame)
 
     def discard(self) -> None:
