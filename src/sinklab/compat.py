@@ -3,7 +3,8 @@ when one of them is upgraded.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +41,28 @@ def has_global_hooks() -> bool:
 def onednn_linear() -> Callable[..., torch.Tensor] | None:
     """(x, weight, bias, "none", [], "") -> x · weightᵀ by oneDNN; None where this build of torch lacks it."""
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+@contextmanager
+def without_tf32(device: torch.device) -> Iterator[None]:
+    """Float32 products on CUDA are exact inside the block, whichever of torch's two switches says otherwise."""
+    if device.type != "cuda":
+        yield
+        return
+    switch = torch.backends.cuda.matmul
+    newer = switch.fp32_precision
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # torch refuses to say where the newer one was set; the older one is untouched then
+        older = "highest"
+    # this setter sets both: products refuse to run where they differ
+    switch.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(older)
+        switch.fp32_precision = newer
 
 
 def attention_with_logsumexp(

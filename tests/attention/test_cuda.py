@@ -152,6 +152,27 @@ def test_float32_is_never_rounded_to_tf32() -> None:
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_over_chunks_is_as_exact(kind: str, dtype: torch.dtype) -> None:
+    q, k, v = factors(6, 2, 130, 333, 64, dtype)
+    mask, is_causal = mask_of(kind, 6, 130, 333, dtype), kind == "causal"
+    groups = torch.rand(2, 3, 130, device="cuda")
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        scores = Scores.of(q, k, mask, is_causal, heads=(5, 0, 1))
+        found = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=50)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
+    for name, twin in dense(q, k, v, mask, is_causal, groups).items():
+        twin = twin[:, :, [5, 0, 1]] if name == "received" else twin[:, [5, 0, 1]]
+        if name != "row_logsumexp":
+            torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
+
+
 def test_what_the_kernels_do_not_serve_goes_by_chunks() -> None:
     q, k, _ = factors(2, 2, 40, 40, 16, torch.float64)
     assert Fused.serving(Scores.of(q, k), ALL) is None

@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from sinklab.attention.chunks import LN2, Chunk, chunks
+from sinklab.attention.chunks import LN2, Chunk, chunks, exactly
 from sinklab.attention.scores import Scores, of_heads
 from sinklab.errors import check_tensor, one_of
 from sinklab.registry import fast_passes, fast_path
@@ -61,7 +61,7 @@ def attention_statistics(
             raise ValueError("noop_bound weighs the norms of the values, but none were given: pass v_BKSD")
         norms_BKS = value_norms(v_BKSD, per_head=True).to(scores.dtype)
     fused: Pass | None = None if chunk else fast_path(fast_passes, scores, names)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with exactly(device):
         if fused is not None:
             results = fused(scores, names, groups, norms_BKS)
         else:
@@ -171,7 +171,7 @@ def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -
     """
     scores, device = Scores.of(q_BHQD, k_BKSD, **call), q_BHQD.device
     map_BHQS = torch.zeros(*scores.shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with exactly(device):
         for part in chunks(scores):
             weights_BHCS = part.weights_BHCS * part.inverse_BHC.unsqueeze(-1)
             map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS
