@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class Scores:
     """(B, H, Q) of the selected heads."""
     groups: int
     """Query heads that share one key head."""
+    lse_BHQ: Tensor | None = None
+    """Log-sum-exp of the rows of every query head in nats, where the attention kernel that ran said it."""
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class Scores:
         is_causal: bool = False,
         scale: float | None = None,
         heads: Sequence[int] | None = None,
+        lse_BHQ: Tensor | None = None,
     ) -> Scores:
         """The arguments of `scaled_dot_product_attention` as the model gives them, for some query heads or all.
 
@@ -74,18 +77,18 @@ class Scores:
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         shape = (q_BHQD.shape[0], len(chosen), q_BHQD.shape[2])
         q_BHQD, k_BKSD = q_BHQD.detach(), k_BKSD.detach()
-        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads)
+        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ)
 
-    def factors(self, batches: slice, heads: slice) -> tuple[Tensor, Tensor]:
+    def factors(self, batches: slice, heads: slice, widened: bool = True) -> tuple[Tensor, Tensor]:
         """Queries of some rows and chosen heads, scaled, (B, H, Q, D), and the keys that these read, (B, H, S, D).
 
-        Their products are scores in units of log 2.
+        Their products are scores in units of log 2; not `widened`, both are as the model gave them, unscaled.
         """
         chosen = self.chosen[heads]
-        q_BHQD = _heads(self.q_BHQD[batches], chosen).to(self.dtype)
-        k_BHSD = _heads(self.k_BKSD[batches], [head // self.groups for head in chosen]).to(self.dtype)
+        q_BHQD = of_heads(self.q_BHQD[batches], chosen)
+        k_BHSD = of_heads(self.k_BKSD[batches], [head // self.groups for head in chosen])
         # The factor log2(e) turns exp into exp2, which is four times cheaper on CPU.
-        return q_BHQD * (self.scale * LOG2E), k_BHSD
+        return (q_BHQD.to(self.dtype) * (self.scale * LOG2E), k_BHSD.to(self.dtype)) if widened else (q_BHQD, k_BHSD)
 
     def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
         """What the mask adds to these scores, in units of log 2; None without a mask."""
@@ -93,7 +96,7 @@ class Scores:
         if mask is None:
             return None
         if mask.shape[1] > 1:
-            mask = _heads(mask, self.chosen[heads])
+            mask = of_heads(mask, self.chosen[heads])
         for axis, where in ((0, batches), (2, part), (3, slice(0, keys))):
             if mask.shape[axis] > 1:
                 mask = mask.narrow(axis, where.start, where.stop - where.start)
@@ -104,12 +107,19 @@ class Scores:
         return scaled.masked_fill_(mask == -math.inf, -math.inf)
 
 
-def _heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
+def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
     """Some heads of a tensor: a view where they follow one another."""
     first, last = heads[0], heads[-1]
     if list(heads) == list(range(first, last + 1)):
         return x_BHSD[:, first : last + 1]
-    return x_BHSD.index_select(1, torch.tensor(heads, device=x_BHSD.device))
+    return x_BHSD.index_select(1, on_device(tuple(heads), x_BHSD.device))
+
+
+@cache
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64, copied there once: every such copy waits for a GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
 
 
 HIDDEN_BELOW = -1e8
@@ -170,19 +180,27 @@ class Visibility:
     is_causal: bool = False
     running: RunningCanvas | None = None
     """The canvas that was announced for this call; None when none was, or when it does not fit the call."""
+    device: torch.device | None = None
+    """Where counts are made that need no mask; the CPU when left out."""
 
     @cached_property
     def visible_BHS(self) -> Tensor:
         """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play."""
         batch, queries, keys = self.shape
         if self.mask is None:
-            count_S = torch.full((keys,), queries)
-            return (count_S - torch.arange(keys) if self.is_causal else count_S).clamp_min(0).expand(batch, 1, keys)
+            count_S = torch.full((keys,), queries, device=self.device)
+            count_S = count_S - torch.arange(keys, device=self.device) if self.is_causal else count_S
+            return count_S.clamp_min(0).expand(batch, 1, keys)
         allowed_BHQS, real_BQ = self._allowed(self.mask), self.real_BQ
         if allowed_BHQS.shape[2] == 1:
             count_B = torch.full((batch,), queries, device=self.mask.device) if real_BQ is None else real_BQ.sum(-1)
             return allowed_BHQS[:, :, 0] * count_B[:, None, None]
         return (allowed_BHQS if real_BQ is None else allowed_BHQS & real_BQ[:, None, :, None]).sum(-2)
+
+    @cached_property
+    def visible_BS(self) -> Tensor:
+        """The same for the head in which most queries see the key."""
+        return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:
         """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S). Costs O(Q·S) under a mask."""
@@ -196,7 +214,7 @@ class Visibility:
 
     @cached_property
     def real_BQ(self) -> Tensor | None:
-        """False for padding queries; None: all are real."""
+        """False for padding queries; None: all are real, as far as that is known without waiting for a device."""
         _, queries, keys = self.shape
         if self.mask is None or (self.running is None and queries > keys):
             return None
@@ -208,7 +226,7 @@ class Visibility:
         else:
             own_key_Q = self.running.columns_Q + keys - self.running.ids_BS.shape[1]
             real_BQ = seen_BS.index_select(1, own_key_Q.to(seen_BS.device))
-        return None if bool(real_BQ.all()) else real_BQ
+        return None if real_BQ.device.type == "cpu" and bool(real_BQ.all()) else real_BQ
 
     @cached_property
     def first_own(self) -> Tensor | int:

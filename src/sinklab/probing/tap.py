@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
-from sinklab.compat import is_compiled, is_replayed
+from sinklab.compat import Overheard, is_compiled, is_replayed
 from sinklab.probing.call import NAMES, AttentionCall
 
 
@@ -25,6 +25,8 @@ class Listener:
 
     tap: Tap
     """What it listens to; there once it is `tapped`."""
+    reads_scores = False
+    """Whether it takes statistics from the scores of calls."""
     of_states = ""
     """What needs hidden states here, as errors name it; empty where nothing does."""
 
@@ -85,6 +87,9 @@ class Tap(TorchFunctionMode):
         self._ran: set[str] = set()
         self._doubts: dict[int, tuple[str, Tensor]] = {}
         for path, module in self._modules.items():
+            # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
+            if path and type(module).__module__.startswith("torch.nn.modules.") and not module._modules:
+                continue
             self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
             self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
 
@@ -249,10 +254,18 @@ class Tap(TorchFunctionMode):
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
-        out = func(*args, **kwargs) if edited is call else edited.run(func)
+        with self._overheard(edited, replay) as heard:
+            out = func(*args, **kwargs) if edited is call else edited.run(func)
+        if heard is not None:
+            edited.hear(heard.logsumexp)
         for listener in () if replay else self.listeners:
             listener.observe(edited, out)
         return out
+
+    def _overheard(self, call: AttentionCall, replay: bool) -> AbstractContextManager[Overheard | None]:
+        # the loop over chunks, which measures on a CPU, takes row sums of its own
+        is_wanted = call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
+        return Overheard() if is_wanted and not replay else nullcontext()
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
@@ -308,10 +321,9 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
         if is_compiled(part):
             raise ValueError(f"{path} is compiled, which hides its attention calls: trace a model loaded without that")
     with watching(model):
-        parts = set(model.modules())
         with _LOCK:
             for other in _ATTACHED.values():
-                if other.is_elsewhere() and not parts.isdisjoint(other.model.modules()):
+                if other.is_elsewhere() and not set(model.modules()).isdisjoint(other.model.modules()):
                     raise other.refusal("asks for one")
             tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
             tap.flush()
