@@ -28,15 +28,21 @@ if TYPE_CHECKING:
 
 
 MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
-MORE_PROMPTS = ("The morning was cold, and the street", "She opened the letter", '"I do not know," he answered,')
-"""Beside those of `trace`: six samples are the fewest that a verdict rests on."""
+MORE_PROMPTS = (
+    "The morning was cold, and the street",
+    "She opened the letter",
+    '"I do not know," he answered,',
+    "In the garden behind the church",
+    "When the ship came in",
+)
+"""Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
 def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
     Three small models come with this package, trained alike on public-domain English books: diffusion without and with
-    one sink token, and autoregressive. Each writes six texts while attention is recorded; what its untrained twins show
+    one sink token, and autoregressive. Each writes eight texts while attention is recorded; what untrained twins show
     as well is marked. The result is one page, report.html. What takes longer was measured beforehand and comes with the
     models: what hiding keys costs, beside other keys that hold as much attention, and diffusion against causal.
 
@@ -59,7 +65,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
     prompts = (*PROMPTS, *MORE_PROMPTS)[: 1 if quick else None]
-    plain = StudySettings(prompts=prompts, new_tokens=24 if quick else 48, heldout="", mask_sinks=())
+    plain = StudySettings(prompts=prompts, new_tokens=24 if quick else 32, heldout="", mask_sinks=())
     diffusion = {**SAMPLING, "block_length": None if quick else 16}
     measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
     curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
