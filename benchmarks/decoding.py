@@ -1,32 +1,42 @@
 """What a decoder costs: LLaDA's loop written plainly, and ours without a cache, with a prefix cache, with a dual cache.
 
     python benchmarks/decoding.py [--repeats 5] [--quick]
-    python benchmarks/decoding.py --device cuda [--compile default|reduce-overhead] [--quick]
+    python benchmarks/decoding.py --device cuda [--layers 8] [--prompts 512] [--decoders dual] [--steps 64] [--quick]
 
 On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new tokens in blocks of 16,
 one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time of this process; decoders take turns, and
 of every step the best turn counts, so that a busy neighbour disturbs long runs no more than short ones. The unit is our
 loop without a cache that calls the model's own forward ("uncached"); PEERS are the best ratios of other systems to
 LLaDA's own loop on the same toy.
-On a GPU: the shape of LLaDA-8B with random bfloat16 weights, tokens per second at 256 new tokens in blocks of 32, for 1
-and 8 rows. `--quick` runs either at a tiny size, on the CPU if need be, and writes nothing: does it run?
+On a GPU: the shape of LLaDA-8B with random bfloat16 weights made there, 256 new tokens in blocks of 32 behind prompts
+of 512 and 1024, without a cache and with both: milliseconds a step of ours, of ours without graphs ("eager"), of ours
+with every value waited for as well ("waiting": as it was), and of LLaDA's loop. Without a cache all steps cost the
+same, and the first 12 are timed. Turns are interleaved; ratios are taken within a turn. A step that begins a block
+computes everything: "partial_ms" is the median of the others, between CUDA events.
+`--quick` runs either at a tiny size, on the CPU if need be, and writes nothing: does it run?
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
+import json
+import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
-from measure import interleaved, write_result
+from measure import interleaved, synchronize, write_result
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from sinklab.attention import watching
+from sinklab.attention import context, watching
+from sinklab.fast.decoder import FastDecoder
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Cache, Canvas, DualCache, PrefixCache, denoise
 
@@ -45,13 +55,12 @@ class Sizes:
     new_tokens: int = 64
     block: int = 16
     prompts: tuple[int, ...] = (128, 512, 1024)
-    rows: tuple[int, ...] = (1,)
     dtype: str = "float32"
 
 
 QUICK = Sizes(layers=2, width=32, heads=2, mlp=48, vocab=96, new_tokens=8, block=4, prompts=(6,))
-LLADA_8B = Sizes(32, 4096, 32, 12288, 126464, 256, 32, (256,), (1, 8), "bfloat16")
-QUICK_8B = Sizes(2, 32, 2, 48, 96, 8, 4, (6,), (1, 2), "bfloat16")
+LLADA_8B = Sizes(32, 4096, 32, 12288, 126464, 256, 32, (512, 1024), dtype="bfloat16")
+QUICK_8B = Sizes(2, 32, 2, 48, 96, 8, 4, (6,), dtype="bfloat16")
 
 CACHES: dict[str, Cache | None] = {
     "uncached": None,
@@ -67,6 +76,9 @@ PEERS = {
     512: {"prefix": 0.495 / 2.167, "dual": 0.327 / 2.167},
     1024: {"prefix": 0.778 / 4.681, "dual": 0.543 / 4.681},
 }
+GPU_DECODERS = ["uncached_fast", "prefix", "dual"]
+# steps without a cache, which all cost the same
+ALIKE = 12
 FASTER = 1.3
 LEAST_SECONDS = 60
 
@@ -263,54 +275,141 @@ def parts(model: DiffusionLM, canvas: Canvas, sizes: Sizes, repeats: int) -> dic
     return {name: round(taken["min_cpu_s"] / calls[name] * 1e3, 3) for name, taken in timing.items()}
 
 
-def gpu_rates(sizes: Sizes, device: str, repeats: int, mode: str | None) -> dict[str, dict]:
-    """Tokens per second by rows and cache. What fails (a compiler, a graph, memory) is written down, not raised.
+class Untold:
+    """A denoiser that is not told where its logits are wanted: it asks the device, as it did before."""
 
-    A compiled decoder ("reduce-overhead": with CUDA graphs) is called as it is: the fast decoder leaves the work to it.
-    """
+    def __init__(self, denoiser: Any) -> None:
+        self.denoiser = denoiser
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+        return self.denoiser(ids_BS, wanted_BS)
+
+    def session(self) -> Any:
+        return self.denoiser.session()
+
+
+@contextmanager
+def as_it_was(device: str) -> Iterator[None]:
+    """Every value of a step is read at once, and no graph is recorded."""
+    context.AT_ONCE.add(device)
+    try:
+        with eager():
+            yield
+    finally:
+        if device != "cpu":
+            context.AT_ONCE.discard(device)
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    FastDecoder.records = False
+    try:
+        yield
+    finally:
+        FastDecoder.records = True
+
+
+def gpu_steps(model: DiffusionLM, canvas: Canvas, sizes: Sizes, name: str, device: str) -> Iterator[Tensor]:
+    kind, _, cache = name.partition(" ")
+    if kind == "plain_loop":
+        yield from plain_loop(model, canvas, sizes.block)
+        return
+    denoiser = Untold(model.denoiser()) if kind == "waiting" else model.denoiser()
+    forms: dict[str, AbstractContextManager] = {"ours": nullcontext(), "eager": eager(), "waiting": as_it_was(device)}
+    with torch.inference_mode(), forms[kind]:
+        for step in denoise(denoiser, canvas, cache=CACHES[cache], block_length=sizes.block):
+            yield step.ids_BS
+
+
+def timed_steps(run: Iterator[Tensor], most: int, device: str) -> tuple[float, list[float], Tensor]:
+    """Wall seconds of so many steps at most, milliseconds of each (on a GPU by its own clock), and the last ids."""
+    gc.collect()
+    synchronize(device)
+    marks, last_BS, began = [], torch.empty(0), time.perf_counter()
+    for ids_BS in itertools.islice(run, most):
+        last_BS = ids_BS
+        if device == "cuda":
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+    synchronize(device)
+    wall = time.perf_counter() - began
+    if device == "cuda":
+        return wall, [before.elapsed_time(after) for before, after in itertools.pairwise(marks)], last_BS
+    return wall, [1e3 * (after - before) for before, after in itertools.pairwise(marks)], last_BS
+
+
+def gpu_ratios(sizes: Sizes, device: str, repeats: int, decoders: list[str], steps: int | None) -> dict[str, dict]:
+    """Milliseconds a step and ratios within a turn, by prompt and decoder."""
     model, results = build(sizes, device), {}
-    if mode is not None:
-        model.model.compile(mode=mode)
-    for prompt, rows in ((prompt, rows) for prompt in sizes.prompts for rows in sizes.rows):
-        canvas = canvas_of(sizes, prompt, rows, device)
-        for name in CACHES:
-            key = f"P{prompt}_B{rows}_{name}"
-            try:
-                taken = interleaved({key: lambda n=name, v=canvas: last(ours(model, v, sizes, n))}, repeats, device)[
-                    key
-                ]
-            except Exception as error:
-                results[key] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
-            else:
-                results[key] = {**taken, "tokens_per_s": round(rows * sizes.new_tokens / taken["min_wall_s"], 1)}
-            print(key, results[key], flush=True)
+    for prompt, cache in ((prompt, cache) for prompt in sizes.prompts for cache in decoders):
+        canvas = canvas_of(sizes, prompt, 1, device)
+        kinds = ["ours", "eager", "waiting"] if CACHES[cache] else ["ours", "waiting"]
+        names = [*(f"{kind} {cache}" for kind in kinds), *([] if CACHES[cache] else ["plain_loop"])]
+        most = min(sizes.new_tokens if CACHES[cache] else ALIKE, steps or sizes.new_tokens)
+        turns: dict[str, list[tuple[float, list[float], Tensor]]] = {name: [] for name in names}
+        for turn in range(repeats + 1):
+            for name in names:
+                taken = timed_steps(gpu_steps(model, canvas, sizes, name, device), most, device)
+                # the first turn warms up
+                turns[name] += [taken] if turn else []
+        result = results[f"P{prompt} {cache}"] = told(turns, most, sizes.block)
+        print(f"P{prompt} {cache}", json.dumps(result), flush=True)
     return results
+
+
+def told(turns: dict[str, list[tuple[float, list[float], Tensor]]], steps: int, block: int) -> dict[str, Any]:
+    """What a prompt and a cache came to."""
+    ours, result = next(iter(turns.values())), {}
+    for name, taken in turns.items():
+        wall = [1e3 * seconds / steps for seconds, _, _ in taken]
+        partial = [ms for _, each, _ in taken for place, ms in enumerate(each, 1) if place % block]
+        result[name] = {
+            "steps": steps,
+            "ms_a_step": round(statistics.median(wall), 3),
+            "range": [round(min(wall), 3), round(max(wall), 3)],
+            "tokens_per_s": round(1e3 / statistics.median(wall), 1),
+            "partial_ms": round(statistics.median(partial), 3),
+        }
+        if taken is not ours:
+            ratios = [own[0] / other[0] for own, other in zip(ours, taken, strict=True)]
+            result[name]["ours_over_it"] = round(statistics.median(ratios), 4)
+            result[name]["ours_over_it_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
+            result[name]["same_tokens"] = round(float((ours[0][2] == taken[0][2]).float().mean()), 4)
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--compile", choices=("default", "reduce-overhead"), default=None, help="with --device cuda")
+    parser.add_argument("--shape", choices=("llada",), default="llada", help="with --device cuda")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="with --device cuda")
+    parser.add_argument("--layers", type=int, help="with --device cuda: in place of 32")
+    parser.add_argument("--prompts", type=int, nargs="+", help="with --device cuda: in place of 512 and 1024")
+    parser.add_argument("--steps", type=int, help="with --device cuda: time the first so many alone")
+    parser.add_argument("--decoders", nargs="+", choices=GPU_DECODERS, default=GPU_DECODERS, help="with --device cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat, nothing written: does it run?")
     options = parser.parse_args()
     repeats = 1 if options.quick else options.repeats
     if options.device == "cuda":
         sizes = QUICK_8B if options.quick else LLADA_8B
+        sizes = replace(sizes, layers=options.layers or sizes.layers, prompts=options.prompts or sizes.prompts)
+        sizes = replace(sizes, dtype=options.dtype)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu" and not options.quick:
             parser.error("no GPU is at hand: --quick runs the same code at a tiny size on the CPU")
-        result = {"compile": options.compile, "rates": gpu_rates(sizes, device, repeats, options.compile)}
+        result = {"prompts": gpu_ratios(sizes, device, repeats, options.decoders, options.steps)}
     else:
         torch.set_num_threads(1)
         sizes, device = QUICK if options.quick else Sizes(), "cpu"
-        result = {"gpu": "not measured: no GPU was at hand", "prompts": cpu_ratios(sizes, repeats), "removed": REMOVED}
-    what = "one token a step; unit: our loop without a cache, with the model's own forward"
+        result = {"prompts": cpu_ratios(sizes, repeats), "removed": REMOVED}
     if not options.quick:
-        name = "decoding" if options.compile is None else f"decoding_{options.compile}"
-        print(f"written to {write_result(name, {'what': what, 'sizes': asdict(sizes), **result}, device)}")
+        print(f"written to {write_result('decoding', {'what': WHAT, 'sizes': asdict(sizes), **result}, device)}")
 
 
+WHAT = "one token a step; on the CPU the unit is our loop without a cache, with the model's own forward"
 REMOVED = [
     "softmax and argmax over the whole canvas: only candidates get them",
     "logits of the whole canvas: the head runs at candidates alone, also in full evaluations",

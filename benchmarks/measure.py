@@ -31,7 +31,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "sinklab")},
+        **{name: _version(name) for name in ("torch", "triton", "transformers", "sinklab")},
         "commit": _commit(),
     }
 
@@ -64,9 +64,7 @@ def _commit() -> str | None:
         return None
 
 
-def interleaved(
-    runs: dict[str, Callable[[], object]], repeats: int, device: str = "cpu"
-) -> dict[str, dict[str, float]]:
+def interleaved(runs: dict[str, Callable[[], object]], repeats: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
     """Seconds per run, taken in turns so that a slow moment of the machine falls on all of them; one warm-up each.
 
     Wall time, and processor time of this process, which other jobs on the same cores disturb less.
@@ -88,8 +86,20 @@ def interleaved(
             "min_wall_s": min(wall_s),
             "median_wall_s": statistics.median(wall_s),
             "min_cpu_s": min(cpu_s),
+            "wall_s": [round(second, 6) for second in wall_s],
             "repeats": repeats,
         }
+    return result
+
+
+def ratios(timing: dict[str, dict[str, Any]], base: str) -> dict[str, dict[str, float]]:
+    """Wall time over that of the base, turn by turn: median, least and greatest."""
+    result = {}
+    for name, taken in timing.items():
+        each = [own / plain for own, plain in zip(taken["wall_s"], timing[base]["wall_s"], strict=True)]
+        middle = {"median": statistics.median(each), "min": min(each), "max": max(each)}
+        result[name] = {key: round(value, 3) for key, value in middle.items()}
+    del result[base]
     return result
 
 

@@ -1,25 +1,31 @@
-"""What a trace costs: time at three lengths and two head widths, and peak memory at the longest.
+"""What a trace costs: time at several lengths, beside what else one would write, and peak memory at the longest.
 
-    python benchmarks/tracing.py [--device cuda] [--dtype bfloat16] [--repeats 5] [--shape llada]
+    python benchmarks/tracing.py [--device cuda] [--dtype bfloat16] [--repeats 7] [--shape llada] [--layers 4]
+                                 [--lengths 1024 4096] [--rivals]
 
 The model is a transformers Llama made bidirectional, one row, random weights: 8 layers and 8 heads of 64 or of 128
-(LLaDA's and Dream's width), or with `--shape llada` two layers of LLaDA-8B's shape. Traced with the default statistics
-and with all of them.
+(LLaDA's and Dream's width), or with `--shape llada` that of LLaDA-8B, all 32 layers and its whole vocabulary. Traced
+with the default statistics, with those that a study records by default, and with all of them. Rivals: an attention
+function that multiplies q · kᵀ beside it and throws that away; the twelve lines that also take its softmax and sum its
+columns; eager attention with `output_attentions`, whose maps are summed; and the same by nnsight where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from measure import interleaved, memory_mb, reset_peak, write_result
+import torch.nn.functional as F
+from measure import interleaved, memory_mb, ratios, reset_peak, synchronize, write_result
 
 from sinklab.probing import trace
 from sinklab.registry import statistics
@@ -28,27 +34,43 @@ LENGTHS = (512, 1024, 4096)
 SHAPES = {
     "heads_of_64": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
     "heads_of_128": {"hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": 8, "num_attention_heads": 8},
-    "llada": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 2, "num_attention_heads": 32},
+    "llada": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 126464,
+    },
 }
-TRACES = {"default": ("received", "value_norm"), "all": tuple(statistics)}
+# what `sinklab trace` has measured unless told otherwise
+STUDY = tuple(name for name in statistics if name != "last_row")
+TRACES = {"default": ("received", "value_norm"), "study": STUDY, "all": tuple(statistics)}
 MODES = ("untraced", *TRACES)
-VOCABULARY, MASK = 2048, 0
+MASK = 0
 
 
 def build(shape: str, device: str, dtype: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=max(LENGTHS), attn_implementation="sdpa", **SHAPES[shape]
-    )
+    fields = {"vocab_size": 2048, **SHAPES[shape]}
+    config = LlamaConfig(max_position_embeddings=max(LENGTHS), attn_implementation="sdpa", **fields)
     config.is_causal = False
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(device=device, dtype=getattr(torch, dtype)).eval()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        # made where it runs: 16 GB would take minutes to draw and to copy
+        with torch.device(device):
+            model = LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    return model
 
 
 def inputs(length: int, device: str) -> tuple[torch.Tensor, Any]:
     """Ids of which the right half is masked but for every fourth, and the canvas that says so."""
-    ids_BS = torch.randint(1, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length))
+    ids_BS = torch.randint(1, 2048, (1, length), generator=torch.Generator().manual_seed(length))
     open_BS = (torch.arange(length) >= length // 2)[None]
     ids_BS[open_BS & (torch.arange(length) % 4 > 0)[None]] = MASK
     canvas = SimpleNamespace(open_BS=open_BS, attention_BS=torch.ones_like(open_BS), mask_id=MASK)
@@ -59,29 +81,122 @@ def traced(model: Any, statistics: str, canvas: Any) -> Any:
     """The block that traces these statistics; `untraced` does nothing."""
     if statistics not in TRACES:
         return nullcontext()
-    return trace(model, TRACES[statistics], canvas=canvas if statistics == "all" else None)
+    return trace(model, TRACES[statistics], canvas=None if statistics == "default" else canvas)
+
+
+@contextmanager
+def patched(attention: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """F.scaled_dot_product_attention is this one for the length of the block."""
+    original = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = original
+
+
+def only_multiplied(model: Any, ids_BS: torch.Tensor) -> None:
+    """The product q · kᵀ in the model's dtype beside each attention call."""
+    plain = F.scaled_dot_product_attention
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        q @ k.mT
+        return plain(q, k, v, **options)
+
+    with patched(attention):
+        model(ids_BS, use_cache=False)
+
+
+def twelve_lines(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
+    """Column sums, (layer, batch, head, key), as one writes them in a hurry."""
+    plain, received = F.scaled_dot_product_attention, []
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        scores = q @ k.mT * options.get("scale", q.shape[-1] ** -0.5)
+        received.append(torch.softmax(scores, -1, dtype=torch.float32).sum(-2))
+        return plain(q, k, v, **options)
+
+    with patched(attention):
+        model(ids_BS, use_cache=False)
+    return torch.stack(received).cpu()
+
+
+def output_attentions(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
+    """Column sums of the maps that eager attention gives out."""
+    model.set_attn_implementation("eager")
+    try:
+        maps = model(ids_BS, use_cache=False, output_attentions=True).attentions
+        return torch.stack([map_BHQS.sum(-2, dtype=torch.float32) for map_BHQS in maps]).cpu()
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def by_nnsight(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
+    """The same, of eager attention, saved inside nnsight's trace."""
+    from nnsight import NNsight
+
+    model.set_attn_implementation("eager")
+    try:
+        wrapped = NNsight(model)
+        with wrapped.trace(ids_BS, use_cache=False):
+            saved = [layer.self_attn.output[1].sum(-2, dtype=torch.float32).save() for layer in wrapped.model.layers]
+        return torch.stack(list(saved)).cpu()
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def rivals(model: Any, ids_BS: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Those that run here; one that does not says why."""
+    known = {"only_multiplied": only_multiplied, "twelve_lines": twelve_lines, "output_attentions": output_attentions}
+    if importlib.util.find_spec("nnsight"):
+        known["nnsight"] = by_nnsight
+    found: dict[str, Callable[[], object]] = {}
+    for name, run in known.items():
+        try:
+            run(model, ids_BS)
+            found[name] = lambda run=run: run(model, ids_BS)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            print(f"{name} does not run here: {str(error).splitlines()[0]}", flush=True)
+        if ids_BS.is_cuda:
+            torch.cuda.empty_cache()
+    return found
 
 
 @torch.inference_mode()
-def time_ratios(shape: str, device: str, dtype: str, repeats: int) -> dict[str, dict]:
-    model, results = build(shape, device, dtype), {}
-    for length in LENGTHS:
+def time_ratios(shape: str, options: argparse.Namespace) -> dict[str, dict]:
+    model, results, device = build(shape, options.device, options.dtype), {}, options.device
+    for length in options.lengths:
         ids_BS, canvas = inputs(length, device)
 
         def run(statistics: str, ids_BS: torch.Tensor = ids_BS, canvas: Any = canvas) -> None:
             with traced(model, statistics, canvas):
                 model(ids_BS, use_cache=False)
 
-        runs = {name: (lambda name=name, run=run: run(name)) for name in ("untraced", *TRACES)}
-        timing: dict[str, Any] = interleaved(runs, repeats, device)
-        base = timing["untraced"]
-        timing["ratio"] = {
-            name: {clock: round(timing[name][clock] / base[clock], 3) for clock in ("min_wall_s", "min_cpu_s")}
-            for name in TRACES
-        }
-        results[str(length)] = timing
-        print(f"{shape} S={length}: untraced {base['min_wall_s'] * 1e3:.1f} ms, over it {timing['ratio']}", flush=True)
+        runs: dict[str, Callable[[], object]] = {name: (lambda name=name, run=run: run(name)) for name in MODES}
+        if options.rivals:
+            runs |= rivals(model, ids_BS)
+        timing: dict[str, Any] = interleaved(runs, options.repeats, device)
+        base, over = timing["untraced"], ratios(timing, "untraced")
+        if device == "cuda":
+            for name, one in runs.items():
+                timing[name]["peak_over_model_mb"] = round(peak_of(one), 1)
+        results[str(length)] = timing | {"ratio": over}
+        print(f"{shape} S={length}: untraced {base['median_wall_s'] * 1e3:.1f} ms, over it:", flush=True)
+        for name, ratio in over.items():
+            peak = timing[name].get("peak_over_model_mb", "")
+            said = f"{ratio['median']:6.3f}  ({ratio['min']:.3f} to {ratio['max']:.3f})"
+            print(f"    {name:18} {said}  {peak}", flush=True)
     return results
+
+
+def peak_of(run: Callable[[], object]) -> float:
+    """Peak memory of a run on the GPU, in MB over what lay there before."""
+    torch.cuda.empty_cache()
+    before = memory_mb("cuda")["now"]
+    reset_peak("cuda")
+    run()
+    synchronize("cuda")
+    return memory_mb("cuda")["peak"] - before
 
 
 @torch.inference_mode()
@@ -134,19 +249,28 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--shape", choices=tuple(SHAPES), action="append", help="default: the two with 8 layers")
+    parser.add_argument("--layers", type=int, help="so many instead of the shape's own")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--rivals", action="store_true", help="time what else one would write in the same turns")
     parser.add_argument("--memory-of", choices=MODES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     shapes = options.shape or list(SHAPES)[:2]
+    for shape in shapes if options.layers else ():
+        SHAPES[shape]["num_hidden_layers"] = options.layers
     if options.memory_of:
         print(json.dumps(memory_of(options.memory_of, shapes[0], options.device, options.dtype)))
         return
-    result = {
-        "what": "bidirectional transformers Llama, one row: traced over untraced, default and all statistics",
+    result: dict[str, Any] = {
+        "what": "bidirectional transformers Llama, one row: wall time over untraced, by turns",
         "dtype": options.dtype,
         "shapes": {shape: SHAPES[shape] for shape in shapes},
-        "time": {shape: time_ratios(shape, options.device, options.dtype, options.repeats) for shape in shapes},
-        "memory_at_longest": {shape: memory_beside_untraced(shape, options.device, options.dtype) for shape in shapes},
+        "traces": TRACES,
+        "time": {shape: time_ratios(shape, options) for shape in shapes},
     }
+    if options.device == "cpu":
+        # on a GPU it is measured beside the time: its allocator keeps count
+        memory = {shape: memory_beside_untraced(shape, options.device, options.dtype) for shape in shapes}
+        result["memory_at_longest"] = memory
     print(f"written to {write_result('tracing', result, options.device)}")
 
 

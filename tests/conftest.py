@@ -22,6 +22,10 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
 
+LONGEST = ("test_docs", "test_random_models", "test_training_ranks", "test_backcopy", "test_scale")
+"""modules with tests of 20 s and more"""
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     random.seed(0)
@@ -31,11 +35,11 @@ def seeded() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a browser is slow. Slow tests begin first, so that no worker is left alone with a long one."""
+    """What needs a browser is slow. Slow tests begin first, the longest of all, lest one worker end alone with them."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path.stem not in LONGEST))
 
 
 def pytest_collection_finish() -> None:

@@ -45,7 +45,7 @@ MAY_IMPORT["__main__"] = {"cli"}
 SHARED_BY_STUDIES = {"base", "processes", "request_cache", "twins"}
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
 # after the redesign 4,800 and 19,500; what came since, and by how much: docs/decisions.md
-CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_000, 22_500, 400, 60
+CORE_LINES, PACKAGE_LINES, MODULE_LINES, SPLINTER = 5_500, 24_000, 400, 60
 FUNCTION_LINES, PARAMETERS = 60, 8
 FUNCTION_LINES_P90, PARAMETERS_P90 = 25, 4
 
@@ -123,7 +123,9 @@ def oversized(trees: dict[str, ast.Module]) -> list[str]:
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                # a kernel of a GPU is handed numbers and addresses one by one
+                is_kernel = any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+                given = [] if is_kernel else [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 lengths.append(((node.end_lineno or 0) - node.lineno + 1, f"{name}.{node.name}"))
                 counts.append((sum(one.arg not in ("self", "cls") for one in given), f"{name}.{node.name}"))
     for found, limit, usual, what in (
@@ -231,6 +233,7 @@ def spelt_out(path: str) -> list[str]:
         ("sinks/rules.py", "def f():\n" + "    x = 1\n" * 60, "sinklab.sinks.rules.f: 61 lines"),
         ("sinks/rules.py", f"def f({', '.join('abcdefghi')}): ...", "sinklab.sinks.rules.f: 9 parameters"),
         ("sinks/rules.py", "def f(a, b, c, d, e): ...", "90th percentile of parameters"),
+        ("sinks/rules.py", "@triton.jit\ndef f():\n" + "    x = 1\n" * 60, "sinklab.sinks.rules.f: 61 lines"),
     ],
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, text: str, message: str) -> None:

@@ -98,6 +98,7 @@ def test_a_backward_pass_is_known_from_inside():
     assert seen == [False, True] and not compat.is_replayed()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_modules_are_known():
     plain, wrapped, compiled = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
@@ -105,3 +106,37 @@ def test_compiled_modules_are_known():
     assert not compat.is_compiled(plain)
     assert compat.is_compiled(torch.compile(wrapped)) and compat.is_compiled(compiled)
     assert not compat.is_compiled(wrapped)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+        "pass",
+    ],
+)
+def test_tf32_is_off_inside_the_block_and_as_it_was_behind_it(switch):
+    def said():
+        try:
+            older = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            older = "refused"
+        return older, torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision
+
+    untouched = said()
+    try:
+        exec(switch)
+        before = said()
+        with compat.without_tf32(torch.device("cuda")):
+            assert torch.backends.cuda.matmul.allow_tf32 is False
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert said() == before
+        with compat.without_tf32(torch.device("cpu")):
+            assert said() == before
+    finally:
+        torch.backends.fp32_precision = untouched[2]
+        torch.set_float32_matmul_precision(untouched[0])
+        torch.backends.cuda.matmul.fp32_precision = untouched[1]

@@ -19,6 +19,7 @@ HEAVY = {
     "lm_eval",
     "tyro",
     "rich",
+    "triton",
 }
 
 

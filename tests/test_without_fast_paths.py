@@ -14,7 +14,7 @@ from transformers import Olmo2Config, Olmo2Model
 
 import sinklab
 from sinklab.fast.decoder import FastDecoder
-from sinklab.registry import Registry, fast_decoders, fast_losses, fast_path, fast_products, fast_sinks
+from sinklab.registry import Registry, fast_decoders, fast_losses, fast_passes, fast_path, fast_products, fast_sinks
 
 SCRIPT = """
 import json
@@ -76,9 +76,10 @@ def test_the_core_decodes_scores_and_trains_without_the_folder(
 
 
 def test_every_purpose_has_its_fast_path() -> None:
-    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_products, fast_sinks)] == [
+    assert [list(paths) for paths in (fast_decoders, fast_losses, fast_passes, fast_products, fast_sinks)] == [
         ["layers"],
         ["liger", "one_pass"],
+        ["triton"],
         ["onednn"],
         ["in_sequence"],
     ]

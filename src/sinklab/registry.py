@@ -291,6 +291,7 @@ _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents",
 studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))
 fast_decoders = Registry("fast decoder", "sinklab.fast.decoder")
 fast_losses = Registry("fast loss", "sinklab.fast.loss")
+fast_passes = Registry("fast pass over scores", "sinklab.fast.score_pass")
 fast_products = Registry("fast product", "sinklab.fast.onednn")
 fast_sinks = Registry("fast sink form", "sinklab.fast.in_sequence")
 

@@ -74,6 +74,13 @@ def test_a_static_cache_with_room_at_the_end_counts_every_query() -> None:
     assert Visibility(may, (2, 3, 8)).real_BQ is None
 
 
+def test_where_queries_cannot_be_placed_in_a_static_cache_every_one_counts() -> None:
+    # all three see the keys 0 to 4 of a buffer of 8, so nothing says which are their own
+    may = (torch.arange(8) < 5).expand(1, 1, 3, 8).clone()
+    assert Visibility(may, (1, 3, 8)).visible_BHS[0, 0].tolist() == [3] * 5 + [0] * 3
+    assert Visibility(may, (1, 3, 8)).real_BQ is None
+
+
 def test_unobserved_is_undone_also_after_an_exception() -> None:
     with pytest.raises(RuntimeError), unobserved():
         assert not is_observed()

@@ -35,6 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(root / "dlm" / "model"), str(root / "ar" / "model")
 
 
+@pytest.mark.slow
 def test_models_of_both_kinds_are_scored_side_by_side(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_mask_takes_controls_thresholds_and_further_edits(model: str, capsys: py
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.slow
 def test_compare_prints_a_table_and_writes_the_page(model: str, capsys: pytest.CaptureFixture) -> None:
     assert run(f"mask 'The sea' --model {model} --out out {QUICK}") == 0
     capsys.readouterr()

@@ -136,6 +136,7 @@ def test_table1_prints_measured_beside_published(
     assert "0.100 ± 0.030" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_table1_of_two_models_prints_protocols_doses_and_controls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_mistake_names_the_remedy(
     assert settings == []
 
 
+@pytest.mark.slow
 def test_a_run_reproduces_from_its_folder_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

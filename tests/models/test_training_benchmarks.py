@@ -89,6 +89,7 @@ def test_mfu_refuses_unknown_forms_and_a_missing_gpu(capsys, monkeypatch):
     assert "--quick runs tiny sizes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_training_benchmark_runs_at_tiny_sizes(capsys):
     import training
 

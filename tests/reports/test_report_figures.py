@@ -285,6 +285,7 @@ def test_a_table_without_paired_differences_gets_unpaired_ones(make_study):
     np.testing.assert_allclose(got["delta_stderr"], 0.01 * np.sqrt(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_figures_draw_on_given_axes(make_study, theme):
     runs = [make_study("plain"), make_study("sink", added=1)]

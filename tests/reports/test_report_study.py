@@ -482,6 +482,7 @@ def test_labels_tell_runs_apart(make_study):
     assert [study.label for study in as_studies([runs[0], runs[0]])] == ["tiny (a) [1]", "tiny (a) [2]"]
 
 
+@pytest.mark.slow
 def test_what_evaluation_writes_is_what_is_read_here(tmp_path):
     import sinklab
     from sinklab.studies.trace.study import StudySettings

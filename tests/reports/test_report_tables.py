@@ -142,6 +142,7 @@ def test_compare_leaves_out_what_neither_run_has(make_study):
     assert rows.loc["mobility of the main sink (0 static, 1 moving)", "ar"] == 0
 
 
+@pytest.mark.slow
 def test_draw_all_draws_every_figure_there_is(make_study, tmp_path):
     maps = {"step3-layer1-head2": np.full((TEXT, TEXT + 1), 1 / (TEXT + 1))}
     drawn = draw_all(make_study(added=1, maps=maps), tmp_path / "out", formats=("svg",))

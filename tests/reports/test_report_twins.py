@@ -117,6 +117,7 @@ def test_a_verdict_is_shared_on_the_same_side_of_its_threshold(make):
     assert other.in_twins["masking is costly"] is True
 
 
+@pytest.mark.slow
 def test_the_page_shows_both_twins(make, tmp_path):
     of, calm = make
     run = beside(of("a"), initialised=calm("b"), permuted=of("c"))

@@ -197,6 +197,7 @@ def test_the_study_of_distances_conforms() -> None:
     check_study(DistanceStudy(), tiny_llama(), shorter(protocols=("clean",), removals=("mask",), controls=("random",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
 def test_dose_path_protocol_and_outcome_stand_in_one_table(family: str) -> None:
     loaded = tiny_loaded() if family == "diffusion" else tiny_llama()

@@ -309,6 +309,7 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(d
     assert "causal less diffusion: cannot tell, since diffusion plain did not" in "\n".join(backcopy_sentences(far))
 
 
+@pytest.mark.slow
 def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says():
     source, settings = Source(2), BackcopySettings(steps=2)
     for objective in ("causal", "diffusion"):

@@ -214,6 +214,7 @@ def test_an_interrupted_comparison_goes_on(run, corpus, tmp_path):
     assert resumed.table("policies").equals(run.table("policies"))
 
 
+@pytest.mark.slow
 def test_the_study_conforms(corpus):
     small = dataclasses.replace(SMALL, text=str(corpus), keep=(), refreshed=(), repeats=0, new_tokens=6, texts=1)
     check_study(Caches(), tiny_loaded(context=40), small)

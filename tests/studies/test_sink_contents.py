@@ -167,6 +167,7 @@ def test_shifted_logits_are_read_where_they_predict(tmp_path: Path) -> None:
             assert found == pytest.approx(probability[row, final[position + 1]].item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_gives_the_same(run: Run, tmp_path: Path) -> None:
     if run.info.model["sink_count"]:
         return

@@ -70,11 +70,11 @@ def breaking(whole, times: int):
 @pytest.mark.parametrize(
     ("place", "name", "times", "samples"),
     [
-        (observation, "follow", 1, 0),
+        pytest.param(observation, "follow", 1, 0, marks=pytest.mark.slow),
         (observation, "follow", 3, 1),
-        (observation, "follow", 4, 1),
-        (observation, "_steps", 2, 1),
-        (observation, "heldout_curve", 1, 3),
+        pytest.param(observation, "follow", 4, 1, marks=pytest.mark.slow),
+        pytest.param(observation, "_steps", 2, 1, marks=pytest.mark.slow),
+        pytest.param(observation, "heldout_curve", 1, 3, marks=pytest.mark.slow),
     ],
 )
 def test_after_an_interruption_a_study_resumes_bit_for_bit(

@@ -98,6 +98,7 @@ def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) 
         assert lost[["sample", "step", "layer", "head"]].equals(also[["sample", "step", "layer", "head"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_killed_run_resumes_with_its_twins(
     scored: StudySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int

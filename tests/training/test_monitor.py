@@ -69,6 +69,7 @@ def trained(folder, monitor: SinkMonitor | None, *, compiled: bool = False, resu
 
 
 # what Dynamo itself sets off while it reads
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("settings", [{}, {"compiled": True, "bf16": True}])
 def test_training_is_the_same_to_the_bit(tmp_path, settings) -> None:

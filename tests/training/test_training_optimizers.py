@@ -87,6 +87,7 @@ def test_a_step_is_that_of_torchs_own_optimizers(settings: TrainSettings) -> Non
     assert torch.equal(ours.bias, theirs.bias)
 
 
+@pytest.mark.slow
 def test_a_run_with_muon_goes_on_to_the_same_end(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

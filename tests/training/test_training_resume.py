@@ -216,6 +216,7 @@ def interrupted(settings: TrainSettings, step: int, monkeypatch: pytest.MonkeyPa
             train(settings)
 
 
+@pytest.mark.slow
 def test_how_a_run_runs_may_change_on_the_way(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_causal_and_a_diffusion_run_of_a_seed_start_alike(settings: TrainSetti
     assert losses_of(tmp_path / "causal") == losses_of(tmp_path / "warm"), "same weights, same rows, same objective"
 
 
+@pytest.mark.slow
 def test_a_causal_model_becomes_a_diffusion_model_with_each_variant(
     settings: TrainSettings, causal: Path, tmp_path: Path
 ) -> None:
@@ -124,7 +125,7 @@ def test_a_run_goes_on_with_the_variant_of_its_model_or_says_so(settings: TrainS
     assert sinklab.load(tmp_path / "more" / "model").model.config.gate_bias == 4
 
 
-@pytest.mark.parametrize("kind", ["token", "kv"])
+@pytest.mark.parametrize("kind", ["token", pytest.param("kv", marks=pytest.mark.slow)])
 def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
     settings: TrainSettings, tmp_path: Path, kind: str
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_retrofit_trains_the_sink_alone_and_leaves_its_file(
         assert torch.equal(attached(ids).logits, sinklab.load(folder).model(ids).logits)
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_a_plain_model(settings: TrainSettings, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     source = save_tiny(tmp_path / "source")
@@ -232,6 +234,7 @@ def test_a_run_is_causal_then_sees_more_and_more_then_everything(
     assert steps[6:] == [None] * 4
 
 
+@pytest.mark.slow
 def test_documents_apart_do_not_see_each_other(settings: TrainSettings, tmp_path: Path) -> None:
     text = prepare(replace(settings, documents="separate"))
     assert text.training.documents_RS is not None
@@ -243,6 +246,7 @@ def test_documents_apart_do_not_see_each_other(settings: TrainSettings, tmp_path
     assert rows[0] == rows[1], "the same text"
 
 
+@pytest.mark.slow
 def test_checkpointing_and_head_chunks_change_no_result(settings: TrainSettings, tmp_path: Path) -> None:
     variant = replace(settings, sink_kind="token", sink_count=1)
     train(replace(variant, out=str(tmp_path / "plain")))

@@ -72,6 +72,7 @@ def model(seed: int, masses: list[float], slope: float, rows: int = 12, *, curve
 LOW, HIGH = [0.02, 0.04, 0.09, 0.16, 0.25], [0.1, 0.22, 0.35]
 
 
+@pytest.mark.slow
 def test_models_that_lose_alike_per_mass_show_no_contrast() -> None:
     found = [at_equal_mass(model(2 * seed, LOW, 2.0), model(2 * seed + 1, HIGH, 2.0)) for seed in range(500)]
     assert {one.mass for one in found} == {0.25}

@@ -33,6 +33,7 @@ def test_shares_recovery_costs_and_differences(verdict: str, samples: int) -> No
     check(QUICK[verdict], 500, samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [6, 12])
 def test_at_most_one_page_in_ten_says_something_false(samples: int) -> None:
     verdicts, _ = PAGES

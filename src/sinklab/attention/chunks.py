@@ -3,27 +3,36 @@
 # B batch, H query heads, Q queries, S keys, D head dim, R = B·H of one block, C queries of a chunk
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.scores import Scores
+from sinklab.attention.scores import LOG2E, Scores
+from sinklab.compat import without_tf32
 from sinklab.registry import fast_path, fast_products
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(q_CD, k_SD) -> q · kᵀ, (C, S), contiguous: one that beats `torch.bmm`."""
 
 LN2 = math.log(2.0)
-# One block of scores should stay near the caches of a CPU; an accelerator wants few, large launches.
+# One block of scores should stay near the caches of a CPU; an accelerator wants few launches, and has more cache.
 _BUDGET = {"cpu": 1 << 19}
-_BUDGET_ACCELERATOR = 1 << 25
+_BUDGET_ACCELERATOR = 1 << 23
 # A head by itself makes large products, for which fewer and larger pieces pay.
 _BUDGET_ALONE = 1 << 20
 # Unshifted exponentials are exact as long as the row sums keep this distance to under- and overflow.
 _SAFE = 2.0**90
 # An exponent whose power of two is zero in every precision.
 _NEVER = -1e6
+
+
+@contextmanager
+def exactly(device: torch.device) -> Iterator[None]:
+    """Without gradients, autocast or TF32: what statistics are computed under, whatever the model runs under."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), without_tf32(device):
+        yield
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,10 @@ class _Block:
         self.scores, self.batches, self.heads = scores, batches, heads
         self.product, self.buffer, self.exponents = product, buffer, exponents
         self.shape = (batches.stop - batches.start, heads.stop - heads.start)
-        self.q_RQD, self.k_RSD = (factor.flatten(0, 1) for factor in scores.factors(batches, heads))
+        # the tensor cores of CUDA multiply halves exactly, and sum in float32
+        self.is_half = scores.q_BHQD.is_cuda and scores.q_BHQD.dtype in (torch.bfloat16, torch.float16)
+        factors = scores.factors(batches, heads, widened=not self.is_half)
+        self.q_RQD, self.k_RSD = (factor.flatten(0, 1) for factor in factors)
         if product is not None:
             self.q_RQD, self.k_RSD = self.q_RQD.contiguous(), self.k_RSD.contiguous()
         self.is_masked = scores.mask is not None or scores.is_causal
@@ -96,6 +108,8 @@ class _Block:
         q_RCD, k_RSD = self.q_RQD[:, part], self.k_RSD[:, :keys]
         if self.product is not None:
             x_RCS = self.product(q_RCD[0], k_RSD[0])
+        elif self.is_half:
+            x_RCS = torch.bmm(q_RCD, k_RSD.mT, out_dtype=torch.float32).mul_(self.scores.scale * LOG2E)
         else:
             x_RCS = self.buffer[: q_RCD.shape[0] * size * keys].view(-1, size, keys)
             torch.bmm(q_RCD, k_RSD.transpose(1, 2), out=x_RCS)

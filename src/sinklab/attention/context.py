@@ -27,6 +27,15 @@ _LOCK = threading.Lock()
 _blocks: Counter[int] = Counter()
 
 
+AT_ONCE = {"cpu"}
+"""Kinds of device whose values are there when an operation returns: to read one elsewhere is to wait for a queue."""
+
+
+def reads_wait(device: torch.device) -> bool:
+    """Whether the program waits where it reads a value from this device: what runs at every step then avoids it."""
+    return device.type not in AT_ONCE
+
+
 @contextmanager
 def _during(variable: ContextVar, value: object) -> Iterator[None]:
     token = variable.set(value)
@@ -102,10 +111,12 @@ class RunningCanvas:
 
     @cached_property
     def columns_Q(self) -> Tensor:
-        """`columns` as int64 (Q,) on the CPU, whatever they were given as."""
+        """`columns` as int64 (Q,) where the ids are, whatever they were given as."""
+        device = self.ids_BS.device
         if isinstance(self.columns, Tensor):
-            return self.columns.cpu()
-        return torch.arange(self.ids_BS.shape[1])[slice(None) if self.columns is None else self.columns]
+            return self.columns.to(device)
+        every_S = torch.arange(self.ids_BS.shape[1], device=device)
+        return every_S[slice(None) if self.columns is None else self.columns]
 
 
 def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> AbstractContextManager[None]:

@@ -5,15 +5,19 @@
 
 # B batch, H query heads (those selected), K key/value heads, Q queries, S keys, D head dim, G query groups,
 # C queries of a chunk, R = B·H of a chunk, M removed keys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from sinklab.attention.chunks import LN2, Chunk, chunks
-from sinklab.attention.scores import Scores
+from sinklab.attention.chunks import LN2, Chunk, chunks, exactly
+from sinklab.attention.scores import Scores, of_heads
 from sinklab.errors import check_tensor, one_of
+from sinklab.registry import fast_passes, fast_path
+
+Pass = Callable[[Scores, Collection[str], Tensor | None, Tensor | None], dict[str, Tensor]]
+"""(scores, names, groups_BGQ, norms_BKS) -> what is named; "received" (B, H, G, S)."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -46,29 +50,41 @@ def attention_statistics(
     """
     for name in names:
         one_of("a statistic of a pass", name, STATISTICS)
-    batch, heads, queries = scores.shape
+    batch, _, queries = scores.shape
     device, groups = scores.q_BHQD.device, groups_BGQ
     if groups is not None:
         check_tensor("groups_BGQ", groups, (batch, None, queries))
         groups = groups.to(device, scores.dtype)
-    n_groups = 1 if groups is None else groups.shape[1]
-    results = {}
-    for name in names:
-        shape = (batch, heads, n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.shape
-        results[name] = torch.zeros(shape, dtype=scores.dtype, device=device)
-    norms_BHS = None
+    norms_BKS = None
     if "noop_bound" in names:
         if v_BKSD is None:
             raise ValueError("noop_bound weighs the norms of the values, but none were given: pass v_BKSD")
-        kv_of = torch.tensor([head // scores.groups for head in scores.chosen], device=device)
-        norms_BHS = value_norms(v_BKSD, per_head=True).to(scores.dtype).index_select(1, kv_of)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        for part in chunks(scores, chunk, exponents="row_entropy" in names):
-            _measure(part, results, groups, norms_BHS)
-            del part
+        norms_BKS = value_norms(v_BKSD, per_head=True).to(scores.dtype)
+    fused: Pass | None = None if chunk else fast_path(fast_passes, scores, names)
+    with exactly(device):
+        if fused is not None:
+            results = fused(scores, names, groups, norms_BKS)
+        else:
+            results = _in_chunks(scores, names, groups, norms_BKS, chunk)
     if "received" in results:
         received = results["received"]
         results["received"] = received[:, :, 0] if groups is None else received.transpose(1, 2)
+    return results
+
+
+def _in_chunks(
+    scores: Scores, names: Collection[str], groups: Tensor | None, norms_BKS: Tensor | None, chunk: int | None
+) -> dict[str, Tensor]:
+    """The pass by the loop over chunks of rows, which says what every faster one must give."""
+    n_groups, results = 1 if groups is None else groups.shape[1], {}
+    for name in names:
+        shape = (*scores.shape[:2], n_groups, scores.k_BKSD.shape[2]) if name == "received" else scores.shape
+        results[name] = torch.zeros(shape, dtype=scores.dtype, device=scores.q_BHQD.device)
+    kv_of = [head // scores.groups for head in scores.chosen]
+    norms_BHS = None if norms_BKS is None else of_heads(norms_BKS, kv_of)
+    for part in chunks(scores, chunk, exponents="row_entropy" in names):
+        _measure(part, results, groups, norms_BHS)
+        del part
     return results
 
 
@@ -155,7 +171,7 @@ def attention_map(q_BHQD: Tensor, k_BKSD: Tensor, **call: Unpack[CallOptions]) -
     """
     scores, device = Scores.of(q_BHQD, k_BKSD, **call), q_BHQD.device
     map_BHQS = torch.zeros(*scores.shape, scores.k_BKSD.shape[2], dtype=scores.dtype, device=device)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with exactly(device):
         for part in chunks(scores):
             weights_BHCS = part.weights_BHCS * part.inverse_BHC.unsqueeze(-1)
             map_BHQS[part.batches, part.heads, part.queries, : part.keys] = weights_BHCS

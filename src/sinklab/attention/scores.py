@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class Scores:
     """(B, H, Q) of the selected heads."""
     groups: int
     """Query heads that share one key head."""
+    lse_BHQ: Tensor | None = None
+    """Log-sum-exp of the rows of every query head in nats, where the attention kernel that ran said it."""
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class Scores:
         is_causal: bool = False,
         scale: float | None = None,
         heads: Sequence[int] | None = None,
+        lse_BHQ: Tensor | None = None,
     ) -> Scores:
         """The arguments of `scaled_dot_product_attention` as the model gives them, for some query heads or all.
 
@@ -74,18 +77,18 @@ class Scores:
         dtype = torch.promote_types(q_BHQD.dtype, torch.float32)
         shape = (q_BHQD.shape[0], len(chosen), q_BHQD.shape[2])
         q_BHQD, k_BKSD = q_BHQD.detach(), k_BKSD.detach()
-        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads)
+        return cls(q_BHQD, k_BKSD, mask, is_causal, scale, chosen, dtype, shape, total // kv_heads, lse_BHQ)
 
-    def factors(self, batches: slice, heads: slice) -> tuple[Tensor, Tensor]:
+    def factors(self, batches: slice, heads: slice, widened: bool = True) -> tuple[Tensor, Tensor]:
         """Queries of some rows and chosen heads, scaled, (B, H, Q, D), and the keys that these read, (B, H, S, D).
 
-        Their products are scores in units of log 2.
+        Their products are scores in units of log 2; not `widened`, both are as the model gave them, unscaled.
         """
         chosen = self.chosen[heads]
-        q_BHQD = _heads(self.q_BHQD[batches], chosen).to(self.dtype)
-        k_BHSD = _heads(self.k_BKSD[batches], [head // self.groups for head in chosen]).to(self.dtype)
+        q_BHQD = of_heads(self.q_BHQD[batches], chosen)
+        k_BHSD = of_heads(self.k_BKSD[batches], [head // self.groups for head in chosen])
         # The factor log2(e) turns exp into exp2, which is four times cheaper on CPU.
-        return q_BHQD * (self.scale * LOG2E), k_BHSD
+        return (q_BHQD.to(self.dtype) * (self.scale * LOG2E), k_BHSD.to(self.dtype)) if widened else (q_BHQD, k_BHSD)
 
     def bias(self, batches: slice, heads: slice, part: slice, keys: int) -> Tensor | None:
         """What the mask adds to these scores, in units of log 2; None without a mask."""
@@ -93,7 +96,7 @@ class Scores:
         if mask is None:
             return None
         if mask.shape[1] > 1:
-            mask = _heads(mask, self.chosen[heads])
+            mask = of_heads(mask, self.chosen[heads])
         for axis, where in ((0, batches), (2, part), (3, slice(0, keys))):
             if mask.shape[axis] > 1:
                 mask = mask.narrow(axis, where.start, where.stop - where.start)
@@ -104,21 +107,62 @@ class Scores:
         return scaled.masked_fill_(mask == -math.inf, -math.inf)
 
 
-def _heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
+def of_heads(x_BHSD: Tensor, heads: Sequence[int]) -> Tensor:
     """Some heads of a tensor: a view where they follow one another."""
     first, last = heads[0], heads[-1]
     if list(heads) == list(range(first, last + 1)):
         return x_BHSD[:, first : last + 1]
-    return x_BHSD.index_select(1, torch.tensor(heads, device=x_BHSD.device))
+    return x_BHSD.index_select(1, on_device(tuple(heads), x_BHSD.device))
+
+
+@cache
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64, copied there once: every such copy waits for a GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
 
 
 HIDDEN_BELOW = -1e8
 """What models write for "no" beside -inf and finfo.min (-1e9); no bias by distance comes near."""
+LOW = -100.0
+"""What may mean no as well, in a mask of two values: -1e4, or half precision's finfo.min in float32."""
 
 
 def allowed(mask: Tensor) -> Tensor:
-    """A boolean (True = may attend) or additive mask as a boolean one: -inf, finfo.min and below -1e8 mean no."""
-    return mask if mask.dtype == torch.bool else mask > max(torch.finfo(mask.dtype).min / 2, HIDDEN_BELOW)
+    """A boolean (True = may attend) or additive mask as a boolean one.
+
+    -inf, finfo.min and below -1e8 mean no, and so does c in a mask of the values 0 and c alone, c at most -100. A bias
+    that is graded, by distance, hides nothing, however far it goes. See ``doubtful`` for what could be either.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    open_, low = _open_and_low(mask)
+    return open_ & ~(low & _is_padding(mask, open_, low))
+
+
+def doubtful(mask: Tensor) -> Tensor:
+    """Whether an additive mask could hide keys or bias them, a flag on its device (nothing waits for it).
+
+    It falls by 50 or more from a key to the next, to -100 or less, and has other values beside 0 and that one.
+    """
+    open_, low = _open_and_low(mask)
+    if mask.device.type == "cpu" and not low.any():
+        return low.new_zeros(())
+    falls = ((mask[..., 1:] - mask[..., :-1]).abs() > -LOW / 2) & open_[..., 1:] & open_[..., :-1]
+    return (falls & (low[..., 1:] | low[..., :-1])).any() & ~_is_padding(mask, open_, low)
+
+
+def _open_and_low(mask: Tensor) -> tuple[Tensor, Tensor]:
+    open_ = mask > max(torch.finfo(mask.dtype).min / 2, HIDDEN_BELOW)
+    return open_, open_ & (mask <= LOW)
+
+
+def _is_padding(mask: Tensor, open_: Tensor, low: Tensor) -> Tensor:
+    """Whether what is open is 0, or one number that is low: a flag on the device."""
+    if mask.device.type == "cpu" and not low.any():
+        return low.new_zeros(())
+    zero, least, most = (open_ & (mask == 0)), mask.masked_fill(~low, math.inf), mask.masked_fill(~low, -math.inf)
+    return zero.any() & ((zero | low) == open_).all() & (least.amin() == most.amax())
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +170,8 @@ class Visibility:
     """Which queries may see which keys of a call, counted on first use.
 
     Padding never counts: a query whose own key no query may see is padding, and does not count as a viewer. Which key
-    is a query's own follows from the canvas that runs; without one the last Q keys belong to the Q queries, and a row
-    in which that would leave no query at all has its keys elsewhere (a static cache with room at the end): there every
-    query counts. Causal masks are top-left aligned, as in torch.
+    is a query's own follows from the canvas that runs; without one see ``first_own``. A row in which that would leave
+    no query at all has its keys elsewhere: there every query counts. Causal masks are top-left aligned, as in torch.
     """
 
     mask: Tensor | None
@@ -137,19 +180,27 @@ class Visibility:
     is_causal: bool = False
     running: RunningCanvas | None = None
     """The canvas that was announced for this call; None when none was, or when it does not fit the call."""
+    device: torch.device | None = None
+    """Where counts are made that need no mask; the CPU when left out."""
 
     @cached_property
     def visible_BHS(self) -> Tensor:
         """Queries that may see each key, int64 (B, 1 or H, S): the S of the excess rule when masks are in play."""
         batch, queries, keys = self.shape
         if self.mask is None:
-            count_S = torch.full((keys,), queries)
-            return (count_S - torch.arange(keys) if self.is_causal else count_S).clamp_min(0).expand(batch, 1, keys)
+            count_S = torch.full((keys,), queries, device=self.device)
+            count_S = count_S - torch.arange(keys, device=self.device) if self.is_causal else count_S
+            return count_S.clamp_min(0).expand(batch, 1, keys)
         allowed_BHQS, real_BQ = self._allowed(self.mask), self.real_BQ
         if allowed_BHQS.shape[2] == 1:
             count_B = torch.full((batch,), queries, device=self.mask.device) if real_BQ is None else real_BQ.sum(-1)
             return allowed_BHQS[:, :, 0] * count_B[:, None, None]
         return (allowed_BHQS if real_BQ is None else allowed_BHQS & real_BQ[:, None, :, None]).sum(-2)
+
+    @cached_property
+    def visible_BS(self) -> Tensor:
+        """The same for the head in which most queries see the key."""
+        return self.visible_BHS.amax(1)
 
     def seen_by(self, some_BQ: Tensor) -> Tensor:
         """How many of some queries, bool (B, Q), may see each key: int64 (B, 1 or H, S). Costs O(Q·S) under a mask."""
@@ -163,18 +214,45 @@ class Visibility:
 
     @cached_property
     def real_BQ(self) -> Tensor | None:
-        """False for padding queries; None: all are real."""
+        """False for padding queries; None: all are real, as far as that is known without waiting for a device."""
         _, queries, keys = self.shape
         if self.mask is None or (self.running is None and queries > keys):
             return None
         seen_BS = self._allowed(self.mask).any(2).any(1)
         if self.running is None:
-            real_BQ = seen_BS[:, keys - queries :]
+            own_key_Q = torch.arange(queries, device=seen_BS.device) + self.first_own
+            real_BQ = seen_BS.index_select(1, own_key_Q)
             real_BQ = real_BQ | ~real_BQ.any(1, keepdim=True)
         else:
             own_key_Q = self.running.columns_Q + keys - self.running.ids_BS.shape[1]
             real_BQ = seen_BS.index_select(1, own_key_Q.to(seen_BS.device))
-        return None if bool(real_BQ.all()) else real_BQ
+        return None if real_BQ.device.type == "cpu" and bool(real_BQ.all()) else real_BQ
+
+    @cached_property
+    def first_own(self) -> Tensor | int:
+        """Key of the first query, without a canvas: the last Q keys belong to the Q queries, as in a cache that grows.
+
+        In a static cache there is room behind them. No query sees into it, and under a causal mask none sees a key
+        behind its own: the farthest that one sees beyond its number says where they begin. Where several see equally
+        far the mask is not causal, and does not tell. A number on the device of the mask.
+        """
+        _, queries, keys = self.shape
+        if self.mask is None or queries >= keys:
+            return max(keys - queries, 0)
+        allowed_BHQS = self._allowed(self.mask)
+        if allowed_BHQS.shape[2] != queries:
+            return keys - queries
+        number_S = torch.arange(1, keys + 1, device=allowed_BHQS.device)
+        # 0 for a query that sees nothing, which says nothing
+        last_Q = (allowed_BHQS.any(1).any(0) * number_S).amax(-1)
+        first = (last_Q - 1 - torch.arange(queries, device=last_Q.device)).amax().clamp(0, keys - queries)
+        farthest = last_Q == last_Q.amax()
+        return torch.where((farthest.sum() > 1) & (farthest | (last_Q == 0)).all(), keys - queries, first)
+
+    @cached_property
+    def doubt(self) -> Tensor | None:
+        """Whether the mask is ``doubtful``, a flag on its device; None where that is out of the question."""
+        return None if self.mask is None or self.mask.dtype == torch.bool else doubtful(self.mask.detach())
 
     def _allowed(self, mask: Tensor) -> Tensor:
         batch, queries, keys = self.shape

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import received_attention
-from sinklab.models.denoising import CanvasGeometry, KeyValueStore, ModelDenoiser
+from sinklab.models.denoising import CanvasGeometry, KeyValueStore, ModelDenoiser, Read
 from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.sampling.caches import BlockWork
 
@@ -169,6 +169,7 @@ class BlockStore(KeyValueStore):
     def _valid_BC(self) -> Tensor:
         return torch.arange(self.most, device=self.counts_B.device) < self.counts_B[:, None]
 
+    @cached_property
     def compact_mask(self) -> Tensor | None:
         """bool (B, 1, 1, N + C + W), the same in every layer: False at filling and padding; None where all is True."""
         real_BW = self.window.real_BS[:, self.window.run]
@@ -208,7 +209,7 @@ class BlockSession:
         """Bytes of keys and values held now."""
         return 0 if self._store is None else self._store.nbytes
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork) -> Tensor:
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork, read: Read) -> Tensor:
         """Logits (M, V): of a full evaluation, which chooses where the work says so, or of the window.
 
         Raises:
@@ -218,31 +219,33 @@ class BlockSession:
         """
         geometry = self.denoiser.geometry(ids_BS, wanted_BS)
         if not work.is_full:
-            return self._partial(ids_BS, wanted_BS, work)
+            return self._partial(ids_BS, read, work)
         if self._geometry is not geometry:
             self._geometry, self._history = geometry, [{} for _ in self.denoiser.model.model.layers]
         self._store = None
         if not work.is_choice:
-            return self.denoiser.full_pass(ids_BS, wanted_BS)
-        run, output_index_Q = self.denoiser.columns_to_run(work.block, wanted_BS)
+            return self.denoiser.full_pass(ids_BS, wanted_BS, read)
+        run, output_index_Q = self.denoiser.columns_to_run(work.block, read)
         assert isinstance(run, slice), "of a slice the columns to run are one"
         padding_BS = self.denoiser.attention_BS
         real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
         store = BlockStore(geometry.sinks, Window(work, run, real_BS.bool()), self._history)
-        logits_MV = self._choosing(ids_BS, wanted_BS, output_index_Q, store)
+        logits_MV = self._choosing(ids_BS, wanted_BS, read, output_index_Q, store)
         self._store = store
         return logits_MV
 
-    def _choosing(self, ids_BS: Tensor, wanted_BS: Tensor, output_index_Q: Tensor, store: BlockStore) -> Tensor:
+    def _choosing(
+        self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, output_index_Q: Tensor, store: BlockStore
+    ) -> Tensor:
         denoiser, run = self.denoiser, store.window.run
         if denoiser.is_fast:
             # the last layer runs the queries of the whole window too, since it chooses by them
             window_W = torch.arange(run.start, run.stop, device=ids_BS.device)
             every = slice(0, ids_BS.shape[1])
             states_BWE = denoiser.states(ids_BS, every, window_W, store, choose=store.choose)
-            return denoiser.logits(states_BWE.index_select(1, output_index_Q), wanted_BS)
+            return denoiser.logits(states_BWE.index_select(1, output_index_Q), read)
         with _Queries(store):
-            logits_MV = denoiser.full_pass(ids_BS, wanted_BS, store)
+            logits_MV = denoiser.full_pass(ids_BS, wanted_BS, read, store)
         if store.chosen != len(self._history):
             kind = denoiser.model.model.config._attn_implementation
             raise ValueError(
@@ -252,7 +255,7 @@ class BlockSession:
             )
         return logits_MV
 
-    def _partial(self, ids_BS: Tensor, wanted_BS: Tensor, work: BlockWork) -> Tensor:
+    def _partial(self, ids_BS: Tensor, read: Read, work: BlockWork) -> Tensor:
         denoiser, store = self.denoiser, self._store
         known = store and store.window.work.block
         if store is None or known != work.block:
@@ -262,8 +265,8 @@ class BlockSession:
                 "begin a block with a full evaluation that chooses"
             )
         is_fast = denoiser.is_fast
-        columns, (_, output_index_Q) = store.resume(spread=not is_fast), denoiser.columns_to_run(work.block, wanted_BS)
-        fast: dict[str, Any] = {"mask": store.compact_mask()} if self.policy.evicts else {}
+        columns, (_, output_index_Q) = store.resume(spread=not is_fast), denoiser.columns_to_run(work.block, read)
+        fast: dict[str, Any] = {"mask": store.compact_mask} if self.policy.evicts else {}
         if not self.policy.evicts and len(ids_BS) > 1 and is_watched(denoiser.model):
             raise ValueError(
                 "each row recomputes its own sinks, and a trace or intervention reads columns that all rows share, "
@@ -276,7 +279,7 @@ class BlockSession:
                 # before the logits of added sinks
                 hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
             states_BQE = denoiser.states(ids_BS, columns, output_index_Q, store, **fast)
-        return denoiser.logits(states_BQE, wanted_BS)
+        return denoiser.logits(states_BQE, read)
 
 
 def _masked(mask: Tensor, attention: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

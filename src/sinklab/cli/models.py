@@ -55,7 +55,6 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
 
         Try
             sinklab train --out runs/plain && sinklab report runs/plain
-            sinklab train laptop-scratch --variant sink
             sinklab train --corpus my_texts/ --heldout my_valid/ --steps 5000 --causal-start 0.4 --compile
             sinklab train laptop-causal && sinklab train laptop-from-causal --variant sink
             sinklab train --reproduce runs/plain --out runs/again

@@ -58,16 +58,20 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     started = time.perf_counter()
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
-    settings = StudySettings(prompts=(*PROMPTS, *MORE_PROMPTS), heldout="", mask_sinks=(), **SAMPLING)
-    if quick:
-        settings = dataclasses.replace(settings, prompts=settings.prompts[:1], new_tokens=24, block_length=None)
+    prompts = (*PROMPTS, *MORE_PROMPTS)[: 1 if quick else None]
+    plain = StudySettings(prompts=prompts, new_tokens=24 if quick else 48, heldout="", mask_sinks=())
+    diffusion = {**SAMPLING, "block_length": None if quick else 16}
     measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
     curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]
     runs = []
     with working() as say:
         for label, name in MODELS.items():
             say.stage(f"loading {name!r} ({label})")
-            runs.append(open_run(study(load(name), out / label, settings, progress=say)))
+            loaded = load(name)
+            # order and blocks are for diffusion models only
+            fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
+            settings = dataclasses.replace(plain, **fields)
+            runs.append(open_run(study(loaded, out / label, settings, progress=say)))
         say.stage("drawing the report")
         page = report(runs, out / "report")
         drawn = write_masking_curves(curves, out / "masking")

@@ -3,13 +3,18 @@
 One form for Llama, Qwen2 and Qwen3. It leaves out, in the last layer, the queries and the MLP of positions whose logits
 are not wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their
 place (adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
+
+On CUDA the partial evaluations of a block, which have the same shapes and write keys and values into the same buffers
+at every step, are replayed as one graph in place of some 900 launches: the first of a shape runs as it is, the second
+is recorded. What cannot be recorded runs as it is, and that is the slow twin of a record.
 """
 
 # B batch, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value heads, D head dim, K keys
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import EllipsisType
 from typing import Any
 
@@ -23,7 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
-from sinklab.models.denoising import CanvasGeometry, take
+from sinklab.models.denoising import CanvasGeometry, KeyValueStore, take
 from sinklab.models.sinks.prefix import logits_of, with_logits
 from sinklab.registry import fast_decoders
 
@@ -32,6 +37,8 @@ _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, mod
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 
+# Numbers from which on two passes over halves cost less than a rolled copy.
+_LARGE = 1 << 19
 # Positions that go through an MLP at a time on the CPU: what it makes of them stays in the cache, and is not memory
 # that the system takes back and hands out again (and clears) at every layer.
 _PIECE = 256
@@ -129,7 +136,12 @@ def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: 
     """Heads normed where the decoder norms them, and rotated, (B, H, W, D)."""
     if norm is not None:
         x_BWHD = norm(x_BWHD)
-    return (x_BWHD * cos_BW1D).addcmul_(x_BWHD.roll(x_BWHD.shape[-1] // 2, -1), sin_BW1D).transpose(1, 2)
+    out_BWHD, half = x_BWHD * cos_BW1D, x_BWHD.shape[-1] // 2
+    if x_BWHD.numel() < _LARGE:
+        return out_BWHD.addcmul_(x_BWHD.roll(half, -1), sin_BW1D).transpose(1, 2)
+    for there, here in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
+        out_BWHD[..., there].addcmul_(x_BWHD[..., here], sin_BW1D[..., there])
+    return out_BWHD.transpose(1, 2)
 
 
 def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float) -> Tensor:
@@ -215,6 +227,71 @@ def _mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
     return whole
 
 
+Compute = Callable[[Tensor, Tensor, Tensor, KeyValueStore], Tensor]
+"""(x_BWE, columns_W, output_index_Q, memory) -> states (B, Q, E)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A graph with the tensors that it reads, and the one that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    given: tuple[Tensor, Tensor, Tensor]
+    states_BQE: Tensor
+
+    @classmethod
+    def of(cls, compute: Compute, memory: KeyValueStore, given: tuple[Tensor, Tensor, Tensor]) -> Recorded:
+        """Record one evaluation; nothing is computed. Raises RuntimeError for what no graph can hold."""
+        held = tuple(tensor.clone() for tensor in given)
+        x_BWE, columns_W, output_index_Q = held
+        before, graph = memory.columns, torch.cuda.CUDAGraph()
+        # from here on the memory is written where the record's own columns say
+        memory.columns = columns_W
+        try:
+            with torch.cuda.device(x_BWE.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                states_BQE = compute(x_BWE, columns_W, output_index_Q, memory)
+        finally:
+            memory.columns = before
+        return cls(graph, (x_BWE, columns_W, output_index_Q), states_BQE)
+
+    def __call__(self, given: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The states, valid until the next call."""
+        for held, new in zip(self.given, given, strict=True):
+            held.copy_(new)
+        self.graph.replay()
+        return self.states_BQE
+
+
+def can_replay(x_BWE: Tensor, columns: Tensor, memory: Any) -> bool:
+    """Whether this evaluation may become a graph: on CUDA, of some columns, into buffers that stay."""
+    return (
+        x_BWE.is_cuda
+        and type(memory) is KeyValueStore
+        and memory.columns is columns
+        and columns.ndim == 1
+        and torch.is_inference_mode_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def replayed(
+    compute: Compute, memory: KeyValueStore, x_BWE: Tensor, columns_W: Tensor, output_index_Q: Tensor
+) -> Tensor:
+    """What ``compute`` gives, by a graph from the third evaluation of a shape on; the memory keeps its graphs."""
+    given, shape = (x_BWE, columns_W, output_index_Q), (*x_BWE.shape, len(output_index_Q))
+    if (known := memory.graphs.get(shape)) is None:
+        memory.graphs[shape] = "seen"
+        return compute(*given, memory)
+    if known == "seen":
+        try:
+            known = Recorded.of(compute, memory, given)
+        except RuntimeError as error:
+            known = f"not recorded: {error}"
+        memory.graphs[shape] = known
+    return known(given) if isinstance(known, Recorded) else compute(*given, memory)
+
+
 @fast_decoders.register("layers")
 class FastDecoder:
     """The decoder of a model of known layers, and whether it computes now what the decoder would.
@@ -222,6 +299,9 @@ class FastDecoder:
     It does for attention through SDPA, no dropout, nothing compiled, no hook or patched forward but our own, and no
     trace or intervention on the model; :meth:`is_faithful` is checked before every evaluation.
     """
+
+    records = True
+    """Whether evaluations may become CUDA graphs."""
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
@@ -279,8 +359,18 @@ class FastDecoder:
             choose: see `View`.
         """
         whole = self._view(x_BWE, geometry)
-        added = whole.mask_B11K if mask is ... else None if mask is None else additive(mask, x_BWE.dtype)
-        view = View(take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns), added, choose)
+        is_plain = self.records and mask is ... and choose is None
+        if is_plain and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
+            return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
+        if mask is not ...:
+            whole = replace(whole, mask_B11K=None if mask is None else additive(mask, x_BWE.dtype))
+        return self._states(replace(whole, choose=choose), x_BWE, columns, output_index_Q, memory)
+
+    def _states(
+        self, whole: View, x_BWE: Tensor, columns: slice | Tensor, output_index_Q: Tensor, memory: Any
+    ) -> Tensor:
+        cos_BW1D, sin_BW1D = take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns)
+        view = replace(whole, cos_BW1D=cos_BW1D, sin_BW1D=sin_BW1D)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import running
+from sinklab.attention.context import reads_wait, running
 from sinklab.errors import check_tensor
 from sinklab.models import masks
 from sinklab.models.sinks.prefix import SinkPrefix, logits_of
 from sinklab.registry import fast_decoders, fast_path
+from sinklab.sampling.canvas import Places
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,8 @@ class KeyValueStore:
         self.columns: slice | Tensor | None = None
         """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a slice or int64 (W,)
         for the same in every row, int64 (B, W) for each row its own."""
+        self.graphs: dict[Any, Any] = {}
+        """What a fast decoder has recorded of evaluations into these buffers, by their shapes."""
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
@@ -123,6 +126,7 @@ class KeyValueStore:
             shape = (batch, heads, sinks + length, width)
             if known is None or known.shape != shape:
                 known = new_BHWD.new_empty(shape)
+                self.graphs.clear()
                 if sink_BHND is not None:
                     known[:, :, :sinks] = sink_BHND
             known[:, :, sinks:] = new_BHWD
@@ -138,6 +142,19 @@ class KeyValueStore:
         return known
 
 
+@dataclass(frozen=True, eq=False)
+class Read:
+    """Which outputs of the decoder an evaluation reads."""
+
+    output_Q: Tensor
+    """Columns whose states are wanted, int64 (Q,)."""
+    pick: Tensor | None
+    """Which of the states (B, Q): bool (B, Q), int64 (M,) of the flattened ones, or None for all of a single row."""
+    places: Places | None
+    wanted_Q: Tensor
+    """Columns that they predict."""
+
+
 class ModelDenoiser:
     """(ids_BS, wanted_BS) -> logits_MV, bound to a model, its weights as they are now, and a padding.
 
@@ -151,16 +168,22 @@ class ModelDenoiser:
         self.model = model
         self.attention_BS = attention_BS
         self.plain = plain
+        self.takes_places = True
         self._geometry: CanvasGeometry | None = None
+        self._block: tuple[Any, Tensor, Tensor] | None = None
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, *, places: Places | None = None) -> Tensor:
         """Logits (M, V) at the wanted positions, everything computed afresh.
+
+        Args:
+            ids_BS, wanted_BS: the canvas, and the positions.
+            places: the same positions in numbers; what a loop knows of them need not be read from the device.
 
         Raises:
             ValueError: if shapes disagree, a row is all padding, or the canvas is longer than the context.
         """
         with torch.inference_mode():
-            return self.full_pass(ids_BS, wanted_BS)
+            return self.full_pass(ids_BS, wanted_BS, self.read(wanted_BS, places))
 
     def session(self) -> ModelSession:
         """The same denoiser with a memory, for one run over one canvas."""
@@ -187,47 +210,73 @@ class ModelDenoiser:
             self._geometry = known = CanvasGeometry.of(self.model, real_BS, like, tuple(ids_BS.shape))
         return known
 
-    def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, store: Any = None) -> Tensor:
+    def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed; a store stands where the sinks stand, and remembers."""
         geometry = self.geometry(ids_BS, wanted_BS)
         if self.is_fast:
             every = slice(0, ids_BS.shape[1])
-            states_BQE = self.states(ids_BS, every, self.predictors(wanted_BS), store or geometry.sinks)
-            return self.logits(states_BQE, wanted_BS)
+            states_BQE = self.states(ids_BS, every, read.output_Q, store or geometry.sinks)
+            return self.logits(states_BQE, read)
         # the whole model, so that a trace sees where a forward begins
+        wanted = wanted_BS if read.places is None else read.places.flat_M
         with running(ids_BS):
             return self.model(
-                ids_BS, self.attention_BS, logits_to_keep=wanted_BS, sink_prefix=store or geometry.sinks
+                ids_BS, self.attention_BS, logits_to_keep=wanted, sink_prefix=store or geometry.sinks
             ).logits
 
-    def predictors(self, wanted_BS: Tensor) -> Tensor:
-        """The columns whose outputs predict the wanted positions of some row, int64 (Q,); shifted logits are read one
-        column to the left.
+    def read(self, wanted_BS: Tensor, places: Places | None = None) -> Read:
+        """The columns whose outputs are read for the wanted positions: those that predict one in some row, or, where
+        to find them would take a wait for the device, those of the whole block. Shifted logits are read one column to
+        the left.
         """
-        wanted_Q = _columns_of(wanted_BS)
+        check_tensor("the wanted positions of a denoiser", wanted_BS, (None, None), "bool")
+        if places is None or not reads_wait(wanted_BS.device):
+            # in a single row every column that has a wanted position is wanted
+            is_single = len(wanted_BS) == 1
+            wanted_Q = places.flat_M if is_single and places else _columns_of(wanted_BS)
+            pick = None if is_single else wanted_BS.index_select(1, wanted_Q)
+            return Read(self._predictors(wanted_Q), pick, places, wanted_Q)
+        if self._block is None or self._block[0] is not places.columns:
+            columns = places.columns
+            if isinstance(columns, slice):
+                columns = torch.arange(columns.start, columns.stop, device=wanted_BS.device)
+            self._block = places.columns, columns, self._predictors(columns)
+        _, wanted_Q, output_Q = self._block
+        row_M, length = places.flat_M // wanted_BS.shape[1], wanted_BS.shape[1]
+        pick_M = row_M * len(wanted_Q) + torch.searchsorted(wanted_Q, places.flat_M - row_M * length)
+        return Read(output_Q, pick_M, places, wanted_Q)
+
+    def _predictors(self, wanted_Q: Tensor) -> Tensor:
         return (wanted_Q - 1).clamp(min=0) if self.model.config.logit_shift else wanted_Q
 
-    def columns_to_run(self, columns: slice | Tensor, wanted_BS: Tensor) -> tuple[slice | Tensor, Tensor]:
-        """The columns to run, and where among them those stand whose outputs predict the wanted ones.
+    def columns_to_run(self, columns: slice | Tensor, read: Read) -> tuple[slice | Tensor, Tensor]:
+        """The columns to run, and where among them those stand whose outputs are read.
 
         Where logits are shifted, every predecessor is added, wanted or not: what runs in one row of a batch must not
         depend on what another row wants. Raises ValueError for a wanted position outside ``columns``.
         """
-        wanted_Q, output_Q = _columns_of(wanted_BS), self.predictors(wanted_BS)
-        numbers, is_shifted = wanted_Q.tolist(), self.model.config.logit_shift
-        if isinstance(columns, slice):
-            inside = not numbers or (columns.start <= numbers[0] and numbers[-1] < columns.stop)
-        else:
-            inside = bool(torch.isin(wanted_Q, columns.to(wanted_Q.device)).all())
-        if not inside:
-            raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {numbers}")
+        self._check_inside(columns, read)
+        is_shifted, output_Q = self.model.config.logit_shift, read.output_Q
         if isinstance(columns, slice):
             start = max(columns.start - 1, 0) if is_shifted else columns.start
             return slice(start, columns.stop), output_Q - start if start else output_Q
-        columns_W = columns.to(wanted_Q.device)
+        columns_W = columns.to(output_Q.device)
         if is_shifted:
             columns_W = torch.cat([columns_W, (columns_W - 1).clamp(min=0)]).unique()
         return columns_W, torch.searchsorted(columns_W, output_Q)
+
+    def _check_inside(self, columns: slice | Tensor, read: Read) -> None:
+        # a loop whose cache hands over the block knows that it is inside
+        held = None if read.places is None else read.places.columns
+        if isinstance(columns, slice) and isinstance(held, slice):
+            inside = columns.start <= held.start and held.stop <= columns.stop
+        elif isinstance(columns, slice):
+            inside = bool(((read.wanted_Q >= columns.start) & (read.wanted_Q < columns.stop)).all())
+        else:
+            inside = bool(torch.isin(read.wanted_Q, columns.to(read.wanted_Q.device)).all())
+        if not inside:
+            wanted = read.wanted_Q.tolist()
+            raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {wanted}")
 
     def states(
         self, ids_BS: Tensor, columns: slice | Tensor, output_index_Q: Tensor, store: Any, **fast: Any
@@ -259,13 +308,14 @@ class ModelDenoiser:
             ).last_hidden_state
         return states_BWE.index_select(1, output_index_Q.to(states_BWE.device))
 
-    def logits(self, states_BQE: Tensor, wanted_BS: Tensor) -> Tensor:
-        """Logits (M, V) from the states of the columns in which some row wants one."""
-        # In a single row every column that has a wanted position is wanted.
-        if len(wanted_BS) == 1:
+    def logits(self, states_BQE: Tensor, read: Read) -> Tensor:
+        """Logits (M, V) from the states of the columns that are read."""
+        pick = read.pick
+        if pick is None:
             return self.model.lm_head(states_BQE[0])
-        wanted_BQ = wanted_BS.index_select(1, _columns_of(wanted_BS))
-        return self.model.lm_head(states_BQE[wanted_BQ.to(states_BQE.device)])
+        if pick.dtype == torch.bool:
+            return self.model.lm_head(states_BQE[pick.to(states_BQE.device)])
+        return self.model.lm_head(states_BQE.flatten(0, 1).index_select(0, pick))
 
 
 class ModelSession:
@@ -286,7 +336,7 @@ class ModelSession:
         """Bytes of the keys and values held now: what a partial evaluation attends to (added sinks included)."""
         return sum(held.nbytes for held in (self._store, self._memory) if held is not None)
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: Any = None) -> Tensor:
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, columns: Any = None, places: Places | None = None) -> Tensor:
         """Logits at the wanted positions.
 
         Args:
@@ -297,6 +347,7 @@ class ModelSession:
                 to one another as they are now and to the others as remembered, and are remembered from now on. Where
                 logits are shifted, the column before each of them runs as well. A ``sampling.caches.BlockWork``
                 evaluates with the memory that its cache brings.
+            places: as :meth:`ModelDenoiser.__call__` takes them.
 
         Raises:
             ValueError: if the first evaluation, or the first after one that failed, is not full; if the canvas has
@@ -314,26 +365,31 @@ class ModelSession:
                 "columns=None first"
             )
         with torch.inference_mode():
+            read = self._denoiser.read(wanted_BS, places)
             if policy is None:
-                logits_MV = self._remembered(ids_BS, wanted_BS, columns)
+                logits_MV = self._remembered(ids_BS, wanted_BS, read, columns)
             else:
                 self._memory = self._memory or policy.memory(self._denoiser)
-                logits_MV = self._memory(ids_BS, wanted_BS, columns)
+                logits_MV = self._memory(ids_BS, wanted_BS, columns, read)
         # Set last: after an interrupted evaluation some layers are newer than others.
         self._filled = ids_BS.shape
         return logits_MV
 
-    def _remembered(self, ids_BS: Tensor, wanted_BS: Tensor, columns: slice | Tensor | None) -> Tensor:
+    def _remembered(self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, columns: slice | Tensor | None) -> Tensor:
         denoiser = self._denoiser
         sinks = denoiser.geometry(ids_BS, wanted_BS).sinks
         if self._store is None or (columns is None and self._store.prefix is not sinks):
             self._store = KeyValueStore(sinks, len(denoiser.model.model.layers))
         self._store.columns = columns
         if columns is None:
-            return denoiser.full_pass(ids_BS, wanted_BS, self._store)
-        self._store.columns, output_index_Q = denoiser.columns_to_run(columns, wanted_BS)
+            return denoiser.full_pass(ids_BS, wanted_BS, read, self._store)
+        columns, output_index_Q = denoiser.columns_to_run(columns, read)
+        if isinstance(columns, slice) and denoiser.is_fast and reads_wait(ids_BS.device):
+            # numbers on the device: the same kernels for every block
+            columns = torch.arange(columns.start, columns.stop, device=ids_BS.device)
+        self._store.columns = columns
         states_BQE = denoiser.states(ids_BS, self._store.columns, output_index_Q, self._store)
-        return denoiser.logits(states_BQE, wanted_BS)
+        return denoiser.logits(states_BQE, read)
 
 
 def _columns_of(wanted_BS: Tensor) -> Tensor:

@@ -212,7 +212,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         Args:
             input_ids: token ids (B, S), with [MASK] where a token is to be predicted.
             attention_mask: 1 for text, 0 for padding (B, S), on either side; None means no padding.
-            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone.
+            logits_to_keep: bool (B, S); the LM head is applied at the True positions alone. Or int64 (M,), their
+                numbers in the flattened batch, ascending: these need not be read from the device.
             sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None computes it here.
             causal: each position sees the sinks and what stands to its left only (for a causal warm start).
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both counted over the text
@@ -239,6 +240,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             return MaskedLMOutput(loss=targets.loss(self.lm_head, states_BSD))
         if logits_to_keep is None:
             return MaskedLMOutput(logits=self.lm_head(states_BSD))
+        if logits_to_keep.ndim == 1:
+            return MaskedLMOutput(logits=self.lm_head(states_BSD.flatten(0, 1).index_select(0, logits_to_keep)))
         check_tensor("logits_to_keep", logits_to_keep, input_ids.shape, "bool", "as input_ids")
         return MaskedLMOutput(logits=self.lm_head(states_BSD[logits_to_keep]))
 

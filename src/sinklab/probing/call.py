@@ -62,7 +62,8 @@ class AttentionCall:
                 mask = mask.flatten(1, 2).unsqueeze(2)
         is_causal = bool(given.get("is_causal", False))
         # by the mask object that all layers share, not by a view of it
-        visibility = _visibility(known, mask, (query.shape[0], query.shape[2], key.shape[2]), is_causal)
+        shape = (query.shape[0], query.shape[2], key.shape[2])
+        visibility = _visibility(known, mask, shape, is_causal, query.device)
         mask = None if mask is None else mask[(None,) * (4 - mask.dim())]
         scale, dropout_p = given.get("scale"), given.get("dropout_p", 0.0)
         return cls(layer, query, key, value, mask, is_causal, scale, dropout_p, visibility, output_shape)
@@ -86,7 +87,19 @@ class AttentionCall:
 
     def scores(self, heads: Sequence[int] | None = None) -> Scores:
         """What statistics of this call, edits included, are computed from; some query heads or all."""
-        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads)
+        lse_BHQ = vars(self).get("lse_BHQ")
+        return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ)
+
+    def hear(self, logsumexp: Tensor | None) -> None:
+        """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""
+        batch, heads, queries, _ = self.query_BHQD.shape
+        if logsumexp is None:
+            return
+        # one kernel has a last axis of one number, another fills up the axis of queries
+        lse = logsumexp.squeeze(-1) if logsumexp.dim() == 4 else logsumexp
+        lse = lse[..., : self.output_shape[-1]]
+        if lse.numel() == batch * heads * queries:
+            vars(self)["lse_BHQ"] = lse.reshape(batch, heads, queries)
 
     @cached_property
     def received_BHS(self) -> Tensor:
@@ -123,11 +136,11 @@ def narrowed(mask: Tensor, keep: Tensor) -> Tensor:
 
 
 def _visibility(
-    known: dict[tuple, Any], mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool
+    known: dict[tuple, Any], mask: Tensor | None, shape: tuple[int, int, int], is_causal: bool, device: torch.device
 ) -> Visibility:
     """That of this mask, kept for a forward: all layers are given the same one."""
     running, (batch, queries, keys) = running_canvas(), shape
-    key = (id(mask), id(running), *shape, is_causal)
+    key = (id(mask), id(running), *shape, is_causal, device)
     if key not in known:
         # Another model may run inside the block that announces a canvas.
         fits = (
@@ -137,7 +150,7 @@ def _visibility(
             and len(running.columns_Q) == queries
         )
         # The canvas is kept beside it, so that its id cannot be taken by another while it is known.
-        known[key] = running, Visibility(mask, shape, is_causal, running if fits else None)
+        known[key] = running, Visibility(mask, shape, is_causal, running if fits else None, device)
     return known[key][1]
 
 

@@ -49,10 +49,18 @@ class LayerStack:
         self._parts.append(value)
 
     def stacked(self, rows: list[int]) -> Tensor:
-        """These layers along their axis, on the CPU."""
-        if self._store is not None:
-            return self._store[rows].cpu().movedim(0, self.axis).contiguous()
-        return padded_stack([self._parts[row].cpu().float() for row in rows], self.axis)
+        """These layers along their axis, in memory of their own; on the CPU where they lie on several devices."""
+        parts = [self._parts[row] for row in rows]
+        if len({part.device for part in parts}) > 1:
+            parts = [part.cpu() for part in parts]
+        return padded_stack([part.float() for part in parts], self.axis)
+
+
+def leaving(tensor: Tensor) -> Tensor:
+    """It on the CPU; what comes from CUDA is there only once its stream is waited for, in pinned memory."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def padded_stack(tensors: list[Tensor], dim: int) -> Tensor:
@@ -92,23 +100,46 @@ class Frame:
     prefix: int = 0
     length: int = 0
     """Canvas positions, padding included."""
+    _events: list[torch.cuda.Event] = field(default_factory=list)
+    """One a device, behind the copies of this forward."""
 
     def close(self, measured: list[int]) -> None:
         """Keep these layers, of what was measured on suspicion as well; stack them and leave the device.
 
-        Called outside inference mode, it leaves ordinary tensors, also where the model ran in one.
+        Called outside inference mode, it leaves ordinary tensors, also where the model ran in one. Nothing waits for
+        CUDA before `settle`.
         """
         rows = [row for row, index in enumerate(self.indices) if index in measured]
         self.indices = [self.indices[row] for row in rows]
         if rows:
             self.values = {name: parts.stacked(rows) for name, parts in self.parts.items()}
         self.parts.clear()
-        self.columns_Q = self.columns_Q.cpu().clone()
-        # layers under one mask share one tensor, which is moved once
-        moved = {id(part): part.cpu().clone() for part in self.visible}
-        self.visible = [moved[id(self.visible[row])] for row in rows]
+        self.visible = [self.visible[row] for row in rows]
+        tensors = (*self.values.values(), *self.visible, self.columns_Q, self.state_BS)
+        devices = {tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda}
+        self.values = {name: leaving(value) for name, value in self.values.items()}
+        self._others(lambda tensor: leaving(tensor.clone()))
+        for device in devices:
+            self._events.append(torch.cuda.Event())
+            self._events[-1].record(torch.cuda.current_stream(device))
+
+    def settle(self) -> None:
+        """Wait for what is on its way to the host, and give the pinned memory, which is dear, to later frames."""
+        if not self._events:
+            return
+        for event in self._events:
+            event.synchronize()
+        self._events.clear()
+        self.values = {name: value.clone() for name, value in self.values.items()}
+        self._others(torch.clone)
+
+    def _others(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change all but the values; layers under one mask share one tensor, which is changed once."""
+        changed = {key: change(part) for key, part in {id(part): part for part in self.visible}.items()}
+        self.visible = [changed[id(part)] for part in self.visible]
+        self.columns_Q = change(self.columns_Q)
         if self.state_BQ is not None and self.state_BS is not None:
-            self.state_BQ, self.state_BS = self.state_BQ.cpu().clone(), self.state_BS.cpu().clone()
+            self.state_BQ, self.state_BS = change(self.state_BQ), change(self.state_BS)
 
 
 @dataclass
@@ -127,8 +158,11 @@ class Frames:
 
     @property
     def steps(self) -> list[Frame]:
-        """One frame a step."""
-        return [frame for _, frame, _ in self.marked] if self.marked else self.pending
+        """One frame a step, all that it holds on the CPU."""
+        frames = [frame for _, frame, _ in self.marked] if self.marked else self.pending
+        for frame in frames:
+            frame.settle()
+        return frames
 
 
 _EXTRA_AXES = {"visible": ("batch", "key"), "positions": ("batch",), "query_state": ("batch", "position")}

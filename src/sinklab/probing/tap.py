@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
-from sinklab.compat import is_compiled, is_replayed
+from sinklab.compat import Overheard, is_compiled, is_replayed
 from sinklab.probing.call import NAMES, AttentionCall
 
 
@@ -24,6 +25,8 @@ class Listener:
 
     tap: Tap
     """What it listens to; there once it is `tapped`."""
+    reads_scores = False
+    """Whether it takes statistics from the scores of calls."""
     of_states = ""
     """What needs hidden states here, as errors name it; empty where nothing does."""
 
@@ -62,6 +65,7 @@ class Tap(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.task = _task()
         self.thread = threading.current_thread()
         """The one that runs the model: hooks hang on the model for all threads, a torch function mode is set in one."""
         self.listeners: list[Listener] = []
@@ -79,7 +83,13 @@ class Tap(TorchFunctionMode):
         self._calls: dict[str, int] | None = None
         self._rooted = False
         self._listening = False
+        # Paths that came to their end in it, and masks in doubt, by the first layer that was given one.
+        self._ran: set[str] = set()
+        self._doubts: dict[int, tuple[str, Tensor]] = {}
         for path, module in self._modules.items():
+            # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
+            if path and type(module).__module__.startswith("torch.nn.modules.") and not module._modules:
+                continue
             self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
             self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
 
@@ -121,6 +131,8 @@ class Tap(TorchFunctionMode):
             edited = self._leave(calls, output)
         while self._stack and self._stack.pop() != path:
             pass
+        if output is not None and not is_replayed():
+            self._ran.add(path)
         if not self._stack:
             self.listen(False)
             # torch calls the hook with None when the module raised.
@@ -158,12 +170,20 @@ class Tap(TorchFunctionMode):
         return next((path for path, parent in parents if isinstance(parent, nn.ModuleList)), None)
 
     def is_elsewhere(self) -> bool:
-        """Whether the current thread is not the one that taps the model."""
+        """Whether the current thread, or the asynchronous task in it, is not the one that taps the model."""
         # The backward pass of a GPU replays layers in a thread of its own; the caller of backward() waits.
-        return threading.get_ident() != self.thread.ident and not is_replayed()
+        is_other = threading.get_ident() != self.thread.ident
+        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
 
     def refusal(self, action: str) -> ValueError:
         """The error for what the current thread does, when the tap belongs to another."""
+        if threading.get_ident() == self.thread.ident:
+            return ValueError(
+                "a model is traced or edited by one asynchronous task at a time, which alone runs it meanwhile: task "
+                f"{self.task.get_name()!r} has a trace or intervention open on this {type(self.model).__name__}, and "
+                f"another {action}. Let one task end its block before the next, or give each a copy of its own, made "
+                "before (copy.deepcopy(model))"
+            )
         return ValueError(
             "a model is traced or edited by one thread at a time, which alone runs it meanwhile: thread "
             f"{self.thread.name!r} has a trace or intervention open on this {type(self.model).__name__}, and "
@@ -179,10 +199,41 @@ class Tap(TorchFunctionMode):
         if self._calls is None:
             return
         complete = not self._stack if complete is None else complete
-        self._calls = None
+        called, self._calls = set(self._calls), None
+        ran, self._ran = self._ran, set()
+        doubts, self._doubts = list(self._doubts.values()), {}
         self._visible.clear()
-        for listener in self.listeners:
-            (listener.finish if complete else listener.discard)()
+        try:
+            if complete:
+                self._check_doubts(doubts)
+                self._check_siblings(called, ran)
+        except ValueError:
+            complete = False
+            raise
+        finally:
+            for listener in self.listeners:
+                (listener.finish if complete else listener.discard)()
+
+    def _check_doubts(self, doubts: list[tuple[str, Tensor]]) -> None:
+        """Raise where a mask can be read in two ways: the one thing of a forward that is read back from a device."""
+        flags = torch.stack([flag.to(doubts[0][1].device) for _, flag in doubts]).tolist() if doubts else []
+        for layer in [layer for (layer, _), is_doubtful in zip(doubts, flags, strict=True) if is_doubtful]:
+            raise ValueError(
+                f"forward {self.forwards}, {layer or 'the model'}: the additive mask could hide keys or bias them: it "
+                "falls suddenly to -100 or less and has other values beside that and 0; give -inf, or a boolean mask, "
+                "for what is hidden"
+            )
+
+    def _check_siblings(self, called: set[str], ran: set[str]) -> None:
+        """Raise where a layer ran and attended unseen: the numbers of those behind it would be off by one."""
+        kinds = {type(self._modules[path]) for path in called}
+        for path in sorted(ran - called):
+            if type(self._modules[path]) in kinds and not any(other.startswith(f"{path}.") for other in called):
+                raise ValueError(
+                    f"{path} ran and never called torch.nn.functional.scaled_dot_product_attention, as other layers of "
+                    f"its class {type(self._modules[path]).__name__} did: layers would be numbered without it; give it "
+                    'the same attention, e.g. model.set_attn_implementation("sdpa")'
+                )
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -194,6 +245,8 @@ class Tap(TorchFunctionMode):
         layer = path if replay else self._name(path)
         given = dict(zip(NAMES, args, strict=False)) | kwargs
         edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
+        if (doubt := call.visibility.doubt) is not None and not replay:
+            self._doubts.setdefault(id(call.visibility), (layer, doubt))
         if holder := self._decoder_layer():
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
@@ -201,10 +254,18 @@ class Tap(TorchFunctionMode):
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
-        out = func(*args, **kwargs) if edited is call else edited.run(func)
+        with self._overheard(edited, replay) as heard:
+            out = func(*args, **kwargs) if edited is call else edited.run(func)
+        if heard is not None:
+            edited.hear(heard.logsumexp)
         for listener in () if replay else self.listeners:
             listener.observe(edited, out)
         return out
+
+    def _overheard(self, call: AttentionCall, replay: bool) -> AbstractContextManager[Overheard | None]:
+        # the loop over chunks, which measures on a CPU, takes row sums of its own
+        is_wanted = call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
+        return Overheard() if is_wanted and not replay else nullcontext()
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
@@ -232,6 +293,14 @@ class _Hook:
         return {"act": None, "path": self.path}
 
 
+def _task() -> Any:
+    """The asynchronous task that runs now; None outside of one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 # Reentrant: a listener may open a trace when a forward ends.
 _LOCK = threading.RLock()
 _ATTACHED: dict[int, Tap] = {}
@@ -248,11 +317,13 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
     if is_compiled(model):
         raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
+    for path, part in model.named_modules():
+        if is_compiled(part):
+            raise ValueError(f"{path} is compiled, which hides its attention calls: trace a model loaded without that")
     with watching(model):
-        parts = set(model.modules())
         with _LOCK:
             for other in _ATTACHED.values():
-                if other.is_elsewhere() and not parts.isdisjoint(other.model.modules()):
+                if other.is_elsewhere() and not set(model.modules()).isdisjoint(other.model.modules()):
                     raise other.refusal("asks for one")
             tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
             tap.flush()

@@ -32,8 +32,10 @@ class FrameRecorder(Listener):
     def __init__(self, model: nn.Module, frames: Frames, states: QueryStates | None) -> None:
         self.model, self.frames, self.scope, self.states = model, frames, frames.scope, states
         self.reads = {name for one in frames.statistics.values() for name in one.reads}
+        self.reads_scores = bool(self.reads)
         self.of_states = next((label for label, one in frames.statistics.items() if one.of_states), "")
         self._open: Frame | None = None
+        self._last = Frame(-1, False, False)
 
     def mark(self, step: object) -> None:
         """End a step. Raises ValueError when no forward came, or none of its calls was seen."""
@@ -95,7 +97,7 @@ class FrameRecorder(Listener):
             view.shared = read_in_one_pass(view, self.reads)
             self._add(frame, call.layer, view, of_states=False)
         self._real_BQ = call.visibility.real_BQ
-        frame.visible.append(call.visibility.visible_BHS.amax(1))
+        frame.visible.append(call.visibility.visible_BS)
         every = list(range(call.query_BHQD.shape[1]))
         self.frames.heads = heads if heads is not None else max(self.frames.heads, every, key=len)
 
@@ -131,10 +133,23 @@ class FrameRecorder(Listener):
         if running is not None:
             self.frames.prefix = keys - running.ids_BS.shape[1]
         elif self.frames.prefix is None:
-            self.frames.prefix = max(keys - queries, 0)
+            # what lies behind the queries is room in a static cache, not a sink column in front
+            room = keys - queries - int(call.visibility.first_own) if queries < keys else 0
+            self.frames.prefix = 0 if room > 0 else max(keys - queries, 0)
         frame.prefix, frame.length = self.frames.prefix, keys - self.frames.prefix
-        last_Q = torch.arange(queries) + frame.length - queries
-        frame.columns_Q = last_Q if running is None else running.columns_Q
+        if running is None and queries > keys and (needed_by := self._by_query()):
+            raise ValueError(
+                f"{needed_by} is told by canvas position, but {call.layer} has {queries} queries over {keys} keys, as "
+                "cross attention has: they stand at none of them; leave it out, or choose layers= that attend to their "
+                "own sequence"
+            )
+        own_Q = torch.arange(queries, device=call.query_BHQD.device) + call.visibility.first_own
+        frame.columns_Q = own_Q - frame.prefix if running is None else running.columns_Q
+
+    def _by_query(self) -> str:
+        """The first statistic that is told by query, or what else needs their places."""
+        by_query = (label for label, one in self.frames.statistics.items() if "position" in one.axes)
+        return next(by_query, "the state of queries" if self.states is not None else "")
 
     def finish(self) -> None:
         frame, self._open = self._open, None
@@ -150,6 +165,9 @@ class FrameRecorder(Listener):
             }
             with torch.inference_mode(False), torch.no_grad():
                 frame.close([index for index in frame.indices if self.scope.has_layer(index, frame.paths[index])])
+        # while the device is still at this forward, the last one's numbers are there
+        self._last.settle()
+        self._last = frame
         self.frames.pending.append(frame)
 
     def discard(self) -> None:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from sinklab.errors import Checked, limited, unknown
 from sinklab.registry import caches, value_of
+from sinklab.sampling.canvas import Places
 
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
-Evaluate = Callable[[Tensor, Tensor, int, int], Tensor]
-"""(ids_BS, wanted_BS, block, nth) -> logits_MV: one evaluation, the nth (0 = first) of this block."""
+Evaluate = Callable[..., Tensor]
+"""(ids_BS, wanted_BS, block, nth, places=None) -> logits_MV: one evaluation, the nth (0 = first) of this block.
+`places` are `wanted_BS` again, for a denoiser that takes them."""
 
 
 class Cache(Protocol):
@@ -37,8 +39,8 @@ class BlockWork:
     """One evaluation under a cache that keeps a memory of its own (`sinklab.caching`)."""
 
     policy: Any
-    """The cache. A session calls its `memory(denoiser)` for (ids_BS, wanted_BS, work) -> logits_MV, which knows its
-    `policy` and its size in `nbytes`."""
+    """The cache. A session calls its `memory(denoiser)` for (ids_BS, wanted_BS, work, read) -> logits_MV, which knows
+    its `policy` and its size in `nbytes`; `read` is what the denoiser's `read` says of the wanted positions."""
     block: slice
     """Where the block stands, as canvas columns."""
     number: int
@@ -112,8 +114,13 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     Raises ValueError for a denoiser that cannot remember, and where a block stands in different columns in different
     rows: a row alone would recompute other columns than the batch.
     """
+    takes_places = getattr(denoiser, "takes_places", False)
+
+    def known(places: Places | None) -> dict[str, Any]:
+        return {"places": places} if takes_places and places is not None else {}
+
     if cache is None:
-        return lambda ids_BS, wanted_BS, block, nth: denoiser(ids_BS, wanted_BS)
+        return lambda ids_BS, wanted_BS, block, nth, places=None: denoiser(ids_BS, wanted_BS, **known(places))
     begin: Any = getattr(denoiser, "session", None)
     if begin is None:
         raise ValueError(
@@ -126,9 +133,9 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
 
     work = getattr(cache, "work", None)
 
-    def evaluate(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int) -> Tensor:
+    def evaluate(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None) -> Tensor:
         fresh = cache.columns(*spans[block], length, nth) if work is None else work(*spans[block], block, nth)
-        return session(ids_BS, wanted_BS, fresh)
+        return session(ids_BS, wanted_BS, fresh, **known(places))
 
     return evaluate
 

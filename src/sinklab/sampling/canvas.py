@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sinklab.errors import check_count, check_tensor
 
 # B batch rows, P prompt positions, S canvas positions, C places in a block, N open positions of a block in row-major
-# order
+# order, M of them that are masked, Q columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +203,19 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int | None) -> tuple[T
 
 
 @dataclass(frozen=True, eq=False)
+class Places:
+    """Where logits are wanted, as far as the program knows without asking the device.
+
+    A denoiser with a true `takes_places` is called with them as a keyword, beside `wanted_BS`.
+    """
+
+    flat_M: Tensor
+    """int64, row * S + column of the wanted positions, ascending."""
+    columns: slice | Tensor
+    """Columns that hold them, the same object at every evaluation of a block: a slice, or int64 (Q,), ascending."""
+
+
+@dataclass(frozen=True, eq=False)
 class Block:
     """One block. A row may have fewer open positions in it than another; its other places stand nowhere."""
 
@@ -211,24 +224,54 @@ class Block:
     """int64, canvas column of each place, in ascending order; S where the place stands nowhere."""
     real_BC: Tensor
     """bool, the places that stand somewhere."""
+    real_N: Tensor
+    """int64, the real places' numbers in the flattened block."""
     flat_N: Tensor
     """int64, row * S + column of the real places."""
-    full: bool
-    """Whether every place is real."""
+    sizes_B: Tensor
+    """int64, real places of each row, on the CPU."""
+    columns: slice | Tensor
+    """Columns in which some row has a place: a slice, or int64 (Q,), ascending."""
+    length: int
+    """Columns of the canvas."""
 
     def put(self, values_BC: Tensor, canvas_BS: Tensor) -> Tensor:
         """A copy of `canvas_BS` with the values at the block's positions."""
         out_BS = canvas_BS.clone(memory_format=torch.contiguous_format)
-        values_N = values_BC.reshape(-1) if self.full else values_BC[self.real_BC]
-        out_BS.view(-1).index_copy_(0, self.flat_N, values_N)
+        out_BS.view(-1).index_copy_(0, self.flat_N, self._real(values_BC))
         return out_BS
 
     def get(self, canvas_BS: Tensor, fill: int | bool) -> Tensor:
         """The canvas's values at the block's places, `fill` where a place stands nowhere."""
-        values_N = canvas_BS.reshape(-1)[self.flat_N]
-        if self.full:
+        values_N = canvas_BS.reshape(-1).index_select(0, self.flat_N)
+        if self.is_full:
             return values_N.view(self.columns_BC.shape)
-        return canvas_BS.new_full(self.columns_BC.shape, fill).masked_scatter(self.real_BC, values_N)
+        out_BC = canvas_BS.new_full(self.columns_BC.shape, fill)
+        out_BC.view(-1).index_copy_(0, self.real_N, values_N)
+        return out_BC
+
+    def places(self, candidates_BC: Tensor, count: int) -> tuple[Tensor, Places]:
+        """The numbers int64 (M,) of the `count` candidates in the flattened block, and where they stand."""
+        if count == len(self.real_N):
+            return self.real_N, Places(self.flat_N, self.columns)
+        place_M = numbers_of(candidates_BC, count)
+        row_M = place_M // candidates_BC.shape[1]
+        flat_M = row_M * self.length + self.columns_BC.reshape(-1).index_select(0, place_M)
+        return place_M, Places(flat_M, self.columns)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is real."""
+        return len(self.real_N) == self.columns_BC.numel()
+
+    def _real(self, values_BC: Tensor) -> Tensor:
+        values = values_BC.reshape(-1)
+        return values if self.is_full else values.index_select(0, self.real_N)
+
+
+def numbers_of(flags: Tensor, count: int) -> Tensor:
+    """Where the `count` True values stand in the flattened tensor, int64 (M,), ascending: `nonzero` without a wait."""
+    return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
 
 def numbered_blocks(open_BS: Tensor, block_length: int | None) -> tuple[list[int], Tensor]:
@@ -243,13 +286,22 @@ def numbered_blocks(open_BS: Tensor, block_length: int | None) -> tuple[list[int
     return sizes, torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
 
 
-def blocks(open_BS: Tensor, sizes: list[int]) -> Iterator[Block]:
-    """The blocks from left to right."""
+def blocks(open_BS: Tensor, sizes: list[int]) -> list[Block]:
+    """The blocks from left to right. What a run has to ask the device about its canvas is asked here, once."""
+    device, open_BS = open_BS.device, open_BS.cpu()
     rows, length = open_BS.shape
-    column_S = torch.arange(length, device=open_BS.device)
+    column_S = torch.arange(length)
     # Open columns first, in order; what is not open comes after as S.
     columns_BO = torch.where(open_BS, column_S, length).sort(1).values[:, : sum(sizes)]
-    row_B1 = torch.arange(rows, device=open_BS.device)[:, None]
+    row_B1 = torch.arange(rows)[:, None]
+    made = []
     for number, columns_BC in enumerate(columns_BO.split(sizes, 1)):
         real_BC = columns_BC < length
-        yield Block(number, columns_BC, real_BC, (row_B1 * length + columns_BC)[real_BC], bool(real_BC.all()))
+        held_Q = columns_BC[real_BC].unique()
+        start, stop = int(held_Q[0]), int(held_Q[-1]) + 1
+        columns = slice(start, stop) if stop - start == len(held_Q) else held_Q.to(device)
+        flat_N = (row_B1 * length + columns_BC)[real_BC]
+        real_N = real_BC.reshape(-1).nonzero()[:, 0]
+        columns_BC, real, real_N, flat_N = (part.to(device) for part in (columns_BC, real_BC, real_N, flat_N))
+        made.append(Block(number, columns_BC, real, real_N, flat_N, real_BC.sum(1), columns, length))
+    return made

@@ -16,7 +16,8 @@ from sinklab.sampling.token_ids import check_vocabulary, token_ids
 # B batch rows, S canvas positions, M wanted positions in row-major order, V vocabulary, W recomputed columns
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
-"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order."""
+"""(ids_BS int64, wanted_BS bool) -> logits_MV at the wanted positions only, in row-major order. One with a true
+attribute `takes_places` gets the keyword `places` as well (`canvas.Places`)."""
 
 
 class Session(Protocol):
@@ -61,11 +62,11 @@ def guided(denoiser: Denoiser, scale: float, prompt_BS: Tensor, mask_id: int) ->
     if scale == 0:
         return denoiser
 
-    def mixed(evaluations: list[Any], ids_BS: Tensor, *wanted: Any) -> Tensor:
+    def mixed(evaluations: list[Any], ids_BS: Tensor, *wanted: Any, **places: Any) -> Tensor:
         check_tensor("prompt_BS", prompt_BS, ids_BS.shape, "bool", "pass canvas.prompt_BS of the same canvas")
         cond, un = evaluations
-        cond_MV = cond(ids_BS, *wanted)
-        un_MV = un(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), *wanted)
+        cond_MV = cond(ids_BS, *wanted, **places)
+        un_MV = un(ids_BS.masked_fill(prompt_BS.to(ids_BS.device), mask_id), *wanted, **places)
         return torch.where(cond_MV == -torch.inf, cond_MV, un_MV + (scale + 1) * (cond_MV - un_MV))
 
     return _wrapped(denoiser, mixed, 2)
@@ -81,8 +82,8 @@ def suppressed(denoiser: Denoiser, suppress_ids: Iterable[int] | int) -> Denoise
         raise ValueError("suppressed needs at least one token id, got none; use the denoiser as it is.")
     columns_on: dict[torch.device, Tensor] = {}
 
-    def without(evaluations: list[Any], *call: Any) -> Tensor:
-        logits_MV = evaluations[0](*call)
+    def without(evaluations: list[Any], *call: Any, **places: Any) -> Tensor:
+        logits_MV = evaluations[0](*call, **places)
         check_vocabulary("suppress_ids", columns, logits_MV.shape[-1])
         at = logits_MV.device
         if at not in columns_on:
@@ -98,7 +99,7 @@ def limited(denoiser: Denoiser, vocabulary: int) -> Denoiser:
     The other ids take no part in any probability. Raises ValueError for vocabulary < 1.
     """
     check_count("vocabulary", vocabulary, "use the denoiser as it is.")
-    return _wrapped(denoiser, lambda evaluations, *call: evaluations[0](*call)[:, :vocabulary])
+    return _wrapped(denoiser, lambda evaluations, *call, **places: evaluations[0](*call, **places)[:, :vocabulary])
 
 
 def _wrapped(denoiser: Denoiser, change: Callable[..., Tensor], count: int = 1) -> Denoiser:
@@ -112,8 +113,12 @@ class _Wrapped:
     change: Callable[..., Tensor]
     count: int
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
-        return self.change([self.denoiser] * self.count, ids_BS, wanted_BS)
+    @property
+    def takes_places(self) -> bool:
+        return getattr(self.denoiser, "takes_places", False)
+
+    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, **places: Any) -> Tensor:
+        return self.change([self.denoiser] * self.count, ids_BS, wanted_BS, **places)
 
 
 class _CachingWrapped(_Wrapped):

@@ -1,7 +1,6 @@
 """The denoising loop, a generator of steps: the caller's `for` is the callback."""
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
@@ -9,14 +8,14 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import decoding
+from sinklab.attention.context import decoding, reads_wait
 from sinklab.errors import check_count, check_tensor
 from sinklab.registry import schedules, unmasking_rules, value_of
 from sinklab.sampling.caches import Cache, Evaluate, cache_of, evaluator
 from sinklab.sampling.canvas import Block, Canvas, blocks, numbered_blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.rules import Candidates, LowConfidence, UnmaskingRule
-from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed
+from sinklab.sampling.schedules import Count, EvenQuota, Schedule, Timed, Unread
 from sinklab.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.sampling.tokens import TokenSampling, perturbed, required
 
@@ -46,10 +45,9 @@ class RowEnds:
 
         Every open position to the right is filled, those that hold another token already too.
         """
-        first_BS = self._open_BS & torch.isin(ids_BS, self._ids) & (masked_BS.cumsum(1) == 0)
+        is_stop_BS = (ids_BS[..., None] == self._ids).any(-1)
+        first_BS = self._open_BS & is_stop_BS & (masked_BS.cumsum(1) == 0)
         new_B = first_BS.any(1) & ~self._finished_B
-        if not bool(new_B.any()):
-            return ids_BS, torch.zeros_like(masked_BS)
         self._finished_B = self._finished_B | new_B
         first_B1 = first_BS.long().argmax(1, keepdim=True)
         right_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device) > first_B1
@@ -92,6 +90,12 @@ def check_best(best_M: Tensor, step: str) -> None:
         )
 
 
+def check_scores(score_M: Tensor, rule: UnmaskingRule, step: str) -> None:
+    """Raises ValueError for a score of NaN; infinite ones of both signs, which sum to NaN, are none."""
+    if bool(score_M.isnan().any()):
+        raise ValueError(f"at {step} the rule {rule} gave NaN for a score; look for logits that are infinite")
+
+
 @dataclass(frozen=True, eq=False)
 class _Choice:
     """What a step chose among the candidates of its block."""
@@ -99,6 +103,7 @@ class _Choice:
     canvas: Canvas
     block: Block
     candidates_BC: Tensor
+    place_M: Tensor
     score_M: Tensor
     chosen_BC: Tensor
 
@@ -140,14 +145,16 @@ class Step:
     @cached_property
     def confidence_BS(self) -> Tensor:
         """float, the rule's score of each candidate (for `LowConfidence` a probability); NaN elsewhere."""
-        candidates_BC, score_M = self.choice.candidates_BC, self.choice.score_M
-        score_BC = score_M.new_full(candidates_BC.shape, torch.nan).masked_scatter_(candidates_BC, score_M)
+        score_M, shape = self.choice.score_M, self.choice.candidates_BC.shape
+        score_BC = score_M.new_full(shape, torch.nan)
+        score_BC.view(-1).index_copy_(0, self.choice.place_M, score_M)
         return self.choice.block.put(score_BC, score_M.new_full(self.ids_BS.shape, torch.nan))
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
     canvas: Canvas
+    block_BS: Tensor
     sizes: list[int]
     limits: list[int]
     rule: UnmaskingRule
@@ -201,8 +208,9 @@ def denoise(
             right are filled with it and the row is finished. When all rows are, decoding ends.
 
     Raises ValueError here for settings that do not fit together, and while iterating (naming the step) for logits of
-    the wrong shape, NaN logits, NaN scores and stop ids beyond the vocabulary; TypeError for a class in place of a
-    rule, schedule or cache object. Source: LLaDA (2502.09992), Algorithm 5 and `generate.py`.
+    the wrong shape, NaN logits, NaN scores (on a GPU at the end of the block at the latest) and stop ids beyond the
+    vocabulary; TypeError for a class in place of a rule, schedule or cache object. Source: LLaDA (2502.09992),
+    Algorithm 5 and `generate.py`.
     """
     given: dict[str, Any] = {**options}
     generator, stop_ids = given.pop("generator", None), given.pop("stop_ids", None)
@@ -219,7 +227,7 @@ def denoise(
     check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
     evaluate = evaluator(denoiser, cache_of(cache), block_BS)
-    return _steps(_Run(canvas, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
+    return _steps(_Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
 
 
 def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
@@ -235,59 +243,119 @@ def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: Toke
     return plan
 
 
+class _Left:
+    """How many candidates each block has left: known beforehand, or read once a step with all that may be wrong."""
+
+    def __init__(self, run: _Run, plan: list[Block]) -> None:
+        self.blocks = [len(block.flat_N) for block in plan]
+        self._run, self._waits = run, reads_wait(run.canvas.open_BS.device)
+        self._known = [self._beforehand(block, limit) for block, limit in zip(plan, run.limits, strict=True)]
+        self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
+
+    def _beforehand(self, block: Block, limit: int) -> list[int] | None:
+        """Candidates of the block after each evaluation, where the counts read no scores and no row may end."""
+        schedule, left_B = self._run.schedule, block.sizes_B
+        count = None if self._run.ends else schedule.start(left_B, limit, self._run.rule)
+        if not isinstance(count, Unread):
+            return None
+        left_B, after = left_B.sum()[None] if schedule.pooled else left_B, []
+        place_C = torch.arange(int(left_B.max()))
+        for evaluation in range(limit):
+            left_BC = place_C < left_B[:, None]
+            left_B = (left_B - count(left_BC, left_BC, evaluation)).clamp(min=0)
+            after.append(int(left_B.sum()))
+        return after
+
+    def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
+        """`check` raises where the flag is set: now, or when the device is next asked."""
+        if self._waits:
+            self._doubts.append((wrong, check))
+        elif bool(wrong):
+            check()
+
+    def commit(self, number: int, evaluation: int, candidates_BC: Tensor, masked_BS: Tensor) -> None:
+        """After the commit of an evaluation of this block."""
+        if (known := self._known[number]) is not None:
+            self.blocks[number] = known[evaluation]
+            if self._doubts and not known[evaluation]:
+                self._ask(candidates_BC.new_zeros(1, dtype=torch.int64))
+        elif self._run.ends is None:
+            self.blocks[number] = self._ask(candidates_BC.sum()[None])[0]
+        else:
+            # rows that have ended are done with later blocks as well
+            held_N = candidates_BC.new_zeros(len(self.blocks) + 1, dtype=torch.int64)
+            held_N.index_add_(0, self._run.block_BS.flatten() + 1, masked_BS.flatten().long())
+            self.blocks = self._ask(held_N)[1:]
+
+    def _ask(self, numbers_N: Tensor) -> list[int]:
+        """These numbers, and with them whatever is in doubt."""
+        doubts, self._doubts = self._doubts, []
+        flags = [torch.stack([wrong for wrong, _ in doubts]).long()] if doubts else []
+        answers = torch.cat([numbers_N, *flags]).tolist()
+        for is_wrong, (_, check) in zip(answers[len(numbers_N) :], doubts, strict=True):
+            if is_wrong:
+                check()
+        return answers[: len(numbers_N)]
+
+
 def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
     canvas, schedule, ends = run.canvas, run.schedule, run.ends
     if hasattr(run.rule, "start"):
         run = replace(run, rule=run.rule.start(canvas.open_BS, run.generator))
     total = sum(run.limits) if schedule.fixed else None
     ids_BS, masked_BS, index = canvas.ids_BS, canvas.open_BS, 0
-    nothing_BS = torch.zeros_like(masked_BS)
-    for block, limit in zip(blocks(canvas.open_BS, run.sizes), run.limits, strict=True):
+    nothing_BS, plan = torch.zeros_like(masked_BS), blocks(canvas.open_BS, run.sizes)
+    left = _Left(run, plan)
+    for block, limit in zip(plan, run.limits, strict=True):
         candidates_BC = block.real_BC if ends is None else block.get(masked_BS, False)
         ids_BC = block.get(ids_BS, canvas.mask_id)
-        count = schedule.start(candidates_BC.sum(1), limit, run.rule)
-        evaluation = 0
-        while wanted := int(candidates_BC.sum()):
+        count, evaluation = schedule.start(candidates_BC.sum(1), limit, run.rule), 0
+        while wanted := left.blocks[block.number]:
             step = f"step {index} (block {block.number})"
             if evaluation == limit:
                 raise ValueError(f"{schedule} left masks behind in block {block.number} after {limit} evaluations.")
+            place_M, places = block.places(candidates_BC, wanted)
             with torch.no_grad(), decoding(run):
-                logits_MV = evaluate(ids_BS, block.put(candidates_BC, nothing_BS), block.number, evaluation)
+                wanted_BS = block.put(candidates_BC, nothing_BS)
+                logits_MV = evaluate(ids_BS, wanted_BS, block.number, evaluation, places)
                 remedy = "one row per wanted position: logits_BSV[wanted_BS]"
                 check_tensor(f"what a denoiser returns at {step}", logits_MV, (wanted, None), remedy=remedy)
                 if index == 0 and ends is not None:
                     check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
-                score_M, token_M = _scored(run, block, candidates_BC, logits_MV, step)
-                chosen_BC = _chosen(run, score_M, candidates_BC, count, evaluation)
-            choice = _Choice(canvas, block, candidates_BC, score_M, chosen_BC)
-            ids_BC = torch.where(chosen_BC, ids_BC.masked_scatter(candidates_BC, token_M), ids_BC)
+                score_M, token_M = _scored(run, block, candidates_BC, logits_MV, left, step)
+                chosen_BC = _chosen(run, score_M, place_M, candidates_BC, count, evaluation)
+            choice = _Choice(canvas, block, candidates_BC, place_M, score_M, chosen_BC)
+            written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
+            ids_BC = torch.where(chosen_BC, written_BC, ids_BC)
             before_BS, ids_BS, filled_BS = ids_BS, block.put(ids_BC, ids_BS), nothing_BS
+            candidates_BC = candidates_BC & ~chosen_BC
             if ends is not None:
                 masked_BS = masked_BS & ~block.put(chosen_BC, nothing_BS)
                 ids_BS, filled_BS = ends(ids_BS, masked_BS)
                 masked_BS = masked_BS & ~filled_BS
+                candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
+            left.commit(block.number, evaluation, candidates_BC, masked_BS)
             yield Step(index, total, block.number, before_BS, ids_BS, filled_BS, choice)
             index, evaluation = index + 1, evaluation + 1
-            candidates_BC = candidates_BC & ~chosen_BC
-            if ends is not None:
-                candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, canvas.mask_id)
 
 
-def _scored(run: _Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, step: str) -> tuple[Tensor, Tensor]:
+def _scored(
+    run: _Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, left: _Left, step: str
+) -> tuple[Tensor, Tensor]:
     mask_id, columns_BC = run.canvas.mask_id, block.columns_BC
     candidates = Candidates(logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator)
     best_M, token_M = candidates.drawn
-    if not math.isfinite(best_M.sum()):
-        check_best(best_M, step)
+    left.doubt(~best_M.sum().isfinite(), lambda: check_best(best_M, step))
     score_M = run.rule(candidates)
     check_tensor(f"what the rule {run.rule} returns at {step}", score_M, token_M.shape, "float", "one per candidate")
-    if math.isnan(score_M.sum()) and bool(score_M.isnan().any()):
-        raise ValueError(f"at {step} the rule {run.rule} gave NaN for a score; look for logits that are infinite")
+    left.doubt(score_M.sum().isnan(), lambda: check_scores(score_M, run.rule, step))
     # A view of logits made in inference mode is an inference tensor still.
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 
 
-def _chosen(run: _Run, score_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int) -> Tensor:
+def _chosen(
+    run: _Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int
+) -> Tensor:
     alg_temp = getattr(run.rule, "alg_temp", None)
     key_M = perturbed(score_M, alg_temp, run.generator) if alg_temp else score_M
     shape = candidates_BC.shape
@@ -295,7 +363,8 @@ def _chosen(run: _Run, score_M: Tensor, candidates_BC: Tensor, count: Count, eva
         candidates_BC = candidates_BC.reshape(1, -1)
     # A rule may score a candidate -inf; it must still rank above every place that is no candidate.
     key_M = key_M.clamp(min=torch.finfo(key_M.dtype).min)
-    key_BC = key_M.new_full(candidates_BC.shape, -torch.inf).masked_scatter_(candidates_BC, key_M)
+    key_BC = key_M.new_full(candidates_BC.shape, -torch.inf)
+    key_BC.view(-1).index_copy_(0, place_M, key_M)
     ordered_BC, order_BC = key_BC.sort(dim=1, descending=True, stable=True)
     count_B1 = count(ordered_BC, candidates_BC, evaluation)[:, None]
     first_BC = torch.arange(order_BC.shape[1], device=order_BC.device) < count_B1

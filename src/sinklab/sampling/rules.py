@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sinklab.errors import Checked, limited
 from sinklab.registry import unmasking_rules
+from sinklab.sampling.canvas import numbers_of
 from sinklab.sampling.token_ids import check_vocabulary, token_ids
 from sinklab.sampling.tokens import TokenSampling, proposals, required, shaped
 
@@ -62,12 +63,16 @@ class Candidates:
     @cached_property
     def columns_M(self) -> Tensor:
         """int64, the canvas column of each candidate."""
-        return self.columns_BC[self.candidates_BC]
+        return self.columns_BC.reshape(-1).index_select(0, self._places_M)
 
     @cached_property
     def rows_M(self) -> Tensor:
         """int64, the batch row of each candidate."""
-        return self.candidates_BC.nonzero()[:, 0]
+        return self._places_M // self.candidates_BC.shape[1]
+
+    @cached_property
+    def _places_M(self) -> Tensor:
+        return numbers_of(self.candidates_BC, len(self.logits_MV))
 
 
 class UnmaskingRule(Protocol):

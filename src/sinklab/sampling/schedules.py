@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import reads_wait
 from sinklab.errors import Checked, check_count, limited
 from sinklab.registry import schedules, unmasking_rules
 from sinklab.sampling.rules import UnmaskingRule
@@ -26,7 +27,7 @@ def commit_counts(n_masked: int | Tensor, steps: int) -> Tensor:
     """
     check_count("steps", steps, "leave steps out to commit one token per step.")
     count = torch.as_tensor(n_masked, dtype=torch.int64)
-    if (count < 0).any():
+    if not reads_wait(count.device) and (count < 0).any():
         raise ValueError(f"n_masked cannot be negative, got {int(count.min())}; count the open masks")
     step_T = torch.arange(steps, device=count.device)
     floor, remainder = count // steps, count % steps
@@ -67,6 +68,19 @@ Count = Callable[[Tensor, Tensor, int], Tensor]
 
 ordered_BC: scores in descending order, -inf beyond the row's candidates. candidates_BC: bool, the candidates, not in
 that order. More than a row has left is cut to what it has."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A count that reads no scores and of the candidates no more than how many there are: the loop takes it twice, on
+    the device for the commit and on the CPU to know what is left. Made by a schedule's `start`.
+    """
+
+    of: Count
+
+    def __call__(self, ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
+        """What `of` says."""
+        return self.of(ordered_BC, candidates_BC, evaluation)
 
 
 class Schedule(Protocol):
@@ -135,7 +149,7 @@ class EvenQuota:
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """Quotas that sum to the size of each row."""
         quotas = commit_counts(size_B, evaluations).unbind(-1)
-        return lambda ordered_BC, candidates_BC, evaluation: quotas[evaluation]
+        return Unread(lambda ordered_BC, candidates_BC, evaluation: quotas[evaluation])
 
 
 @schedules.register("timed")
@@ -170,11 +184,11 @@ class Timed(Checked):
         """By the masks that are left, or by the scores of `Origin`."""
         time_T = torch.linspace(1, self.eps, evaluations + 1, dtype=torch.float32)
         ratio_T = time_T[1:] / time_T[:-1]
-        ratio_T[-1] = 0
-        ratios = ratio_T.to(size_B.device).unbind()
+        ratio_T[-1].zero_()
+        ratios = ratio_T.to(size_B.device, non_blocking=True).unbind()
         if _draws_positions(rule):
             return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= ratios[evaluation]).sum(1)
-        return lambda ordered_BC, candidates_BC, evaluation: (candidates_BC.sum(1) * (1 - ratios[evaluation])).long()
+        return Unread(lambda ordered_BC, candidates_BC, nth: (candidates_BC.sum(1) * (1 - ratios[nth])).long())
 
 
 @dataclass(frozen=True)
@@ -248,7 +262,7 @@ class Factor(_Dynamic):
         def count(ordered_BC: Tensor, candidates_BC: Tensor, evaluation: int) -> Tensor:
             rank_C = torch.arange(1, ordered_BC.shape[1] + 1, device=ordered_BC.device)
             enough_BC = ordered_BC >= 1 - self.factor / (rank_C + 1)
-            enough_BC[:, 0] = True
+            enough_BC[:, 0].fill_(True)
             # Confidences fall and bounds rise along the ranking, so those that pass are the first ones.
             n_B = enough_BC.sum(1)
             if self.strict:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import reads_wait
 from sinklab.errors import Checked, limited
 
 # M candidate positions, V vocabulary, P pieces of it
@@ -90,10 +91,7 @@ def proposals(
             was left get the most probable other token.
     """
     if sampling.temperature == 0:
-        best_M, token_M = _best(logits_MV)
-        if mask_id is not None and bool((token_M == mask_id).any()):
-            best_M, token_M = _best(_without(logits_MV, mask_id))
-        return best_M, token_M
+        return _best_but(logits_MV, mask_id)
     source = required(generator, "a temperature above 0")
     noise_MV = torch.empty(logits_MV.shape, dtype=torch.float64, device=source.device).exponential_(generator=source)
     noise_MV = noise_MV.to(logits_MV.device).log_()
@@ -102,13 +100,30 @@ def proposals(
     else:
         noise_MV.neg_().add_(cut_MV)
     if mask_id is not None and mask_id < noise_MV.shape[-1]:
-        noise_MV[:, mask_id] = -torch.inf
+        noise_MV[:, mask_id].fill_(-torch.inf)
     best_M, token_M = noise_MV.max(-1)
-    if cut_MV is not None and bool((best_M == -torch.inf).any()):
-        left_MV = logits_MV if mask_id is None else _without(logits_MV, mask_id)
-        token_M = torch.where(best_M == -torch.inf, left_MV.argmax(-1), token_M)
-        best_M = torch.where(best_M == -torch.inf, left_MV.amax(-1), best_M)
+    if cut_MV is not None and (reads_wait(best_M.device) or bool((best_M == -torch.inf).any())):
+        left_M, instead_M = _best_but(logits_MV, mask_id)
+        token_M = torch.where(best_M == -torch.inf, instead_M, token_M)
+        best_M = torch.where(best_M == -torch.inf, left_M, best_M)
     return best_M, token_M
+
+
+def _best_but(logits_MV: Tensor, mask_id: int | None) -> tuple[Tensor, Tensor]:
+    """The best value and its id in every row, but never `mask_id`: of equals the first."""
+    vocabulary = logits_MV.shape[-1]
+    # A head may be narrower than the ids: then [MASK] has no logit and cannot be proposed.
+    if mask_id is None or mask_id >= vocabulary:
+        return _best(logits_MV)
+    if vocabulary == 1:
+        return torch.full_like(logits_MV[:, 0], -torch.inf), torch.zeros_like(logits_MV[:, 0], dtype=torch.int64)
+    if mask_id in (0, vocabulary - 1):
+        start = int(mask_id == 0)
+        best_M, token_M = _best(logits_MV[:, start : start + vocabulary - 1])
+        return best_M, token_M + start
+    (left_M, left_token_M), (right_M, token_M) = _best(logits_MV[:, :mask_id]), _best(logits_MV[:, mask_id + 1 :])
+    token_M = torch.where(right_M > left_M, token_M + mask_id + 1, left_token_M)
+    return torch.maximum(left_M, right_M), token_M
 
 
 def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,13 +144,6 @@ def _best(logits_MV: Tensor) -> tuple[Tensor, Tensor]:
     start_M1 = (pieces_MP.argmax(1, keepdim=True) * width).clamp_(max=vocabulary - width)
     best_M, place_M = logits_MV.gather(1, start_M1 + torch.arange(width)).max(1)
     return best_M, start_M1[:, 0] + place_M
-
-
-def _without(logits_MV: Tensor, mask_id: int) -> Tensor:
-    # A head may be narrower than the ids: then [MASK] has no logit and cannot be proposed.
-    if mask_id >= logits_MV.shape[-1]:
-        return logits_MV
-    return logits_MV.index_fill(-1, torch.tensor([mask_id], device=logits_MV.device), -torch.inf)
 
 
 def required(generator: torch.Generator | None, what: str) -> torch.Generator:

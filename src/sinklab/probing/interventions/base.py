@@ -2,6 +2,7 @@
 
 # B batch, L layers, H query heads (those edited), S keys, M keys taken away
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinklab.attention.context import reads_wait
 from sinklab.errors import Checked
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.dose import MEASURED
 from sinklab.probing.intervention import InterventionLog, RemovalRecord
-from sinklab.probing.interventions.removal import extended, keys_seen, lost_share
+from sinklab.probing.interventions.removal import at_once, extended, keys_seen, lost_share
 from sinklab.probing.scope import RecordingScope, chosen
 from sinklab.probing.tap import Listener
 from sinklab.registry import interventions
@@ -125,6 +127,25 @@ class InterventionHandler(Listener):
 
     def discard(self) -> None:
         self.forward, self.is_open = Forward(), False
+        self._doubts: list[tuple[Tensor, Callable[[], None]]] = []
+
+    def doubt(self, wrong: Tensor, check: Callable[[], None]) -> None:
+        """`check` raises where the flag is set: now, or with the log at the end of the forward where reads wait."""
+        if self.is_open and reads_wait(wrong.device):
+            self._doubts.append((wrong, check))
+        else:
+            at_once(wrong, check)
+
+    def _read(self, *parts: Tensor) -> list[Tensor]:
+        """These tensors on the CPU, float32, brought over in one piece with whatever is in doubt."""
+        doubts, self._doubts = self._doubts, []
+        flat = [part.flatten().float() for part in (*parts, *(wrong for wrong, _ in doubts))]
+        sizes = [len(part) for part in flat]
+        there = torch.cat(flat).cpu()
+        for is_wrong, (_, check) in zip(there[len(there) - len(doubts) :].tolist(), doubts, strict=True):
+            if is_wrong:
+                check()
+        return [one.view(part.shape) for one, part in zip(there.split(sizes), parts, strict=False)]
 
     def begin(self) -> None:
         self.forward, self.is_open = Forward(self.count % self.period, self.count // self.period), True
@@ -182,11 +203,16 @@ class InterventionHandler(Listener):
     def finish(self) -> None:
         self.is_open = False
         if self.log.is_probing:
+            if self._doubts:
+                self._read()
             return
         effects = self.forward.effects
         self.acted |= bool(effects)
         for heads in dict.fromkeys(tuple(part.heads) for part in effects.values()):
             self.log.removals.append(self._record(heads))
+        if self._doubts:
+            # a forward that chose and took nothing
+            self._read()
         self.previous[self.forward.slot] = self.forward
         self.count += 1
 
@@ -217,7 +243,12 @@ class InterventionHandler(Listener):
         numbers["overlap"] = [_jaccard(part, before.get(layer)) for layer, part in parts.items()]
         widest = max(part.columns_BHM.shape[-1] for part in parts.values())
         columns = [pad(part.columns_BHM, (0, widest - part.columns_BHM.shape[-1]), value=-1) for part in parts.values()]
-        columns_BLHM = torch.stack(columns, 1).cpu()
+        stacked = [torch.stack(found, 1) for found in numbers.values()]
+        # numbers of columns are exact in float32 up to 16 million
+        columns_BLHM, *read = self._read(torch.stack(columns, 1), *stacked)
+        columns_BLHM = columns_BLHM.long()
+        is_used = (columns_BLHM >= 0).flatten(0, 2).any(0).tolist()
+        columns_BLHM = columns_BLHM[..., : max((number for number, used in enumerate(is_used, 1) if used), default=0)]
         last_BLHM = self.logged.get((slot, heads))
         # In the memory of the last entry where nothing has changed: fixed positions cost nothing more.
         if last_BLHM is None or not torch.equal(last_BLHM, columns_BLHM):
@@ -230,7 +261,7 @@ class InterventionHandler(Listener):
             layer_numbers=tuple(self.log.layers[layer] for layer in parts),
             heads=heads,
             columns_BLHM=last_BLHM,
-            **{f"{name}_BLH": torch.stack(found, 1).float().cpu() for name, found in numbers.items()},
+            **{f"{name}_BLH": found for name, found in zip(numbers, read, strict=True)},
         )
 
 

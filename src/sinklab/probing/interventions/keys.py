@@ -17,10 +17,13 @@ from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.base import CallSite, Effect, InterventionHandler, LayerIntervention
 from sinklab.probing.interventions.removal import (
     REMOVALS,
+    Doubt,
     as_columns,
     as_flags,
+    at_once,
     extended,
     keys_seen,
+    of_heads,
     real_queries_B1,
     restricted,
     zero_values,
@@ -51,20 +54,24 @@ class KeyScores:
     """The call itself; None where the choice has to wait for the next forward (evicted keys in a closed loop)."""
     draw: Draw = torch.rand
     """Random numbers of a shape (B, H, S), uniform in [0, 1), which follow from the seed."""
+    doubt: Doubt = at_once
+    """What a choice is not sure of and need not ask the device for at once."""
 
     @classmethod
-    def of(cls, call: AttentionCall, selector: str, site: CallSite, draw: Draw = torch.rand) -> KeyScores:
+    def of(
+        cls, call: AttentionCall, selector: str, site: CallSite, draw: Draw = torch.rand, doubt: Doubt = at_once
+    ) -> KeyScores:
         """`selector`: "received" or "last_row". The call's own tensors are not kept."""
         with torch.no_grad():
             is_last = selector == "last_row"
             received_BHS = call.last_row_BHS if is_last else call.received_BHS
             visible_BHS = call.visibility.visible_BHS.to(received_BHS.device)
             if len(site.heads) < received_BHS.shape[1]:
-                received_BHS = received_BHS[:, site.heads]
-                visible_BHS = visible_BHS[:, site.heads] if visible_BHS.shape[1] > 1 else visible_BHS
+                received_BHS = of_heads(received_BHS, site.heads)
+                visible_BHS = of_heads(visible_BHS, site.heads) if visible_BHS.shape[1] > 1 else visible_BHS
             visible_BHS = (visible_BHS > 0).long() if is_last else visible_BHS
         queries_B1 = 1 if is_last else real_queries_B1(call)
-        return cls(received_BHS, queries_B1, visible_BHS, site, draw=draw)
+        return cls(received_BHS, queries_B1, visible_BHS, site, draw=draw, doubt=doubt)
 
     @property
     def prefix(self) -> int:
@@ -227,17 +234,18 @@ class KeyHandler(InterventionHandler):
         elif is_any:
             # Flags expanded over heads stay one row of them: so does the mask.
             gone_BHS = every_BHS[:, :1] if every_BHS.stride(1) == 0 else every_BHS
-            edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2))
+            edited, spared_BH = restricted(call, ~gone_BHS.unsqueeze(2), self.doubt)
         if not self.is_open:
             return edited, None
-        heads, choice, gone_BHS = site.heads, selected.choice, every_BHS[:, site.heads]
+        heads, choice, gone_BHS = site.heads, selected.choice, of_heads(every_BHS, site.heads)
         realised_BH = left_BH = torch.full_like(choice.mass_BH, math.nan)
         if self.log.measure:
             with torch.no_grad():
                 # What a spared query saw was nothing but these keys: it gives them a mass of 1.
                 held_BH = call.received_BHS.masked_fill(~every_BHS, 0.0).sum(-1) - spared_BH
-                realised_BH = (held_BH / real_queries_B1(call))[:, heads]
-                left_BH = (keys_seen(call, every_BHS) if removal == "zero_value" else keys_seen(edited))[:, heads]
+                realised_BH = of_heads(held_BH / real_queries_B1(call), heads)
+                left_BH = keys_seen(call, every_BHS) if removal == "zero_value" else keys_seen(edited)
+                left_BH = of_heads(left_BH, heads)
         numbers = {"mass": choice.mass_BH, "realised": realised_BH, "left": left_BH, "removed": gone_BHS.sum(-1)}
         numbers |= {"chosen": choice.chosen_BH, "sinks": choice.sinks_BH, "matched": choice.matched_BH}
         return edited, Effect(heads, choice.columns_BHM, gone_BHS, numbers)
@@ -253,13 +261,14 @@ class KeyHandler(InterventionHandler):
         return None if known is None or is_full else extended(known.gone_BHS, columns)
 
     def _with_evicted(self, selected: Selection | None, call: AttentionCall, site: CallSite) -> Selection | None:
-        known_BHS = self.gone_before(call)
+        known_BHS, limit = self.gone_before(call), getattr(self.options, "limit", None)
         if known_BHS is None:
             return selected
         if selected is None:
-            return Selection(known_BHS, Choice.unasked(as_columns(known_BHS[:, site.heads])))
-        older_BHS = (known_BHS & ~selected.gone_BHS)[:, site.heads]
-        columns_BHM = torch.cat([selected.choice.columns_BHM, as_columns(older_BHS)], -1)
+            known_BHM = as_columns(of_heads(known_BHS, site.heads), limit)
+            return Selection(known_BHS, Choice.unasked(known_BHM))
+        older_BHS = of_heads(known_BHS & ~selected.gone_BHS, site.heads)
+        columns_BHM = torch.cat([selected.choice.columns_BHM, as_columns(older_BHS, limit)], -1)
         return Selection(known_BHS | selected.gone_BHS, replace(selected.choice, columns_BHM=columns_BHM))
 
 
@@ -288,7 +297,7 @@ class SelectionHandler(KeyHandler):
 
     def selection(self, call: AttentionCall, site: CallSite) -> Selection | None:
         if self.options.source == "now":
-            keys = KeyScores.of(call, self.options.selector, site, self.draw)
+            keys = KeyScores.of(call, self.options.selector, site, self.draw, self.doubt)
             return self._choice(call, keys, self.gone_before(call))
         found = self.slots.get(self.forward.slot, {}).get(call.layer)
         if found is None and self.options.source == "clean_pass":
@@ -318,7 +327,7 @@ class SelectionHandler(KeyHandler):
         chooses = source != "now" and self.log.is_probing == (source == "clean_pass")
         if not chooses or (site := self.site_of(call)) is None:
             return
-        keys = KeyScores.of(call, self.options.selector, site, self.draw)
+        keys = KeyScores.of(call, self.options.selector, site, self.draw, self.doubt)
         now = self.forward.taken.get(call.layer) if source == "carried" else None
         held_BHS = None if now is None else now.gone_BHS
         self.forward.chosen[call.layer] = keys if self.waits else self._choice(call, keys, held_BHS)
@@ -340,11 +349,13 @@ class SelectionHandler(KeyHandler):
     def _choice(self, call: AttentionCall, keys: KeyScores, held_BHS: Tensor | None) -> Selection:
         """`held_BHS`: keys that are gone already, of all heads."""
         heads, every = keys.site.heads, call.query_BHQD.shape[1]
-        held_BHS = None if held_BHS is None else held_BHS[:, heads]
+        held_BHS = None if held_BHS is None else of_heads(held_BHS, heads)
         keys = replace(keys, gone_BHS=held_BHS, call=None if self.waits else call)
         choice = choose(self.options, keys)
         if held_BHS is not None and self.options.source == "carried":
-            choice = replace(choice, columns_BHM=torch.cat([choice.columns_BHM, as_columns(held_BHS)], -1))
+            choice = replace(
+                choice, columns_BHM=torch.cat([choice.columns_BHM, as_columns(held_BHS, self.options.limit)], -1)
+            )
         gone_BHS = as_flags(choice.columns_BHM, keys.received_BHS.shape[-1])
         if len(heads) < every:
             some_BHS, gone_BHS = gone_BHS, gone_BHS.new_zeros(len(gone_BHS), every, gone_BHS.shape[-1])

@@ -3,12 +3,14 @@
 # B batch, H query heads (1 where they share a choice), S keys, M keys chosen
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sinklab.attention.context import reads_wait
 from sinklab.errors import limited
 from sinklab.probing.interventions.keys import SOURCES, KeyIntervention, KeyScores, checked_count
 from sinklab.probing.interventions.removal import as_columns, as_flags
@@ -144,7 +146,12 @@ class MaskSinks(KeyIntervention):
             count = (self.limit - gone_BH1).clamp(min=0).clamp_max(count)
         others_BHS = free_BHS if sinks_BHS is None else free_BHS & ~sinks_BHS
         self._check_enough(count, keys, free_BHS, others_BHS, gone_BH1)
-        most = count if isinstance(count, int) else int(count.max())
+        if isinstance(count, int):
+            most = count
+        else:
+            # on a device that is not to be asked, as many columns as there may be; the surplus ones are -1
+            is_far = self.k is not None and reads_wait(count.device)
+            most = min(self.k or 0, score_BHS.shape[-1]) if is_far else int(count.max())
         columns_BHM = _largest(score_BHS.masked_fill(~wanted_BHS, -torch.inf), count, most)
         taken_BHS = as_flags(columns_BHM, score_BHS.shape[-1])
         others_BHS = others_BHS & ~taken_BHS
@@ -158,9 +165,9 @@ class MaskSinks(KeyIntervention):
         """Keys (B, H, S) that may be chosen: seen, there still, and not spared."""
         free_BHS = (keys.visible_BHS.amax(1) > 0).unsqueeze(1).repeat(1, score_BHS.shape[1], 1)
         if self.spare_prefix:
-            free_BHS[..., : keys.prefix] = False
-        spared = [keys.prefix + position for position in self.spare]
-        free_BHS[..., [column for column in spared if column < free_BHS.shape[-1]]] = False
+            free_BHS[..., : keys.prefix].fill_(False)
+        for column in (keys.prefix + position for position in self.spare):
+            free_BHS[..., column : column + 1].fill_(False)
         return free_BHS if gone_BHS is None else free_BHS & ~gone_BHS
 
     def _matched(
@@ -180,7 +187,7 @@ class MaskSinks(KeyIntervention):
     def _order(self, keys: KeyScores, score_BHS: Tensor) -> Tensor:
         """What a control ranks keys by, highest first."""
         if self.control == "random":
-            return keys.draw(score_BHS.shape).to(score_BHS.device)
+            return keys.draw(score_BHS.shape).to(score_BHS.device, non_blocking=True)
         if self.control == "lowest":
             return -score_BHS
         return torch.arange(score_BHS.shape[-1], device=score_BHS.device, dtype=torch.float64).expand(score_BHS.shape)
@@ -198,16 +205,15 @@ class MaskSinks(KeyIntervention):
             needed_BH1 = 2 * count_BH1
             free_BH1 = free_BH1 if self.rule is None else others_BHS.sum(-1, keepdim=True) + count_BH1
         wrong_BH1 = (count_BH1 > 0) & ((count_BH1 >= visible_BH1) | (needed_BH1 > free_BH1))
-        if not bool(wrong_BH1.any()):
-            return
+        numbers = (count_BH1, needed_BH1, visible_BH1, free_BH1)
+        keys.doubt(wrong_BH1.any(), lambda: self._refuse(wrong_BH1, numbers, bool((gone_BH1 > 0).any())))
+
+    def _refuse(self, wrong_BH1: Tensor, numbers: Sequence[Tensor], is_again: bool) -> None:
         row, head = wrong_BH1[..., 0].nonzero()[0].tolist()
-        count, needed, visible, free = (
-            int(numbers_BH1.expand_as(wrong_BH1)[row, head, 0])
-            for numbers_BH1 in (count_BH1, needed_BH1, visible_BH1, free_BH1)
-        )
+        count, needed, visible, free = (int(numbers_BH1.expand_as(wrong_BH1)[row, head, 0]) for numbers_BH1 in numbers)
         what = f"k={self.k}" if self.rule is None else f"rule={self.rule}, {count} keys in some head"
         remedy = "lower k" if self.k else "choose a stricter rule, or set k"
-        again = ", or set a limit (keys that are gone stay gone)" if bool((gone_BH1 > 0).any()) else ""
+        again = ", or set a limit (keys that are gone stay gone)" if is_again else ""
         raise ValueError(
             f"MaskSinks({what}, control={self.control!r}) needs more than {count} keys that are not padding, "
             f"and {needed} to choose from, but row {row} of this batch has {visible} and {free}: {remedy}{again}"

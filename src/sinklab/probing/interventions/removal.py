@@ -2,12 +2,14 @@
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sinklab.attention.context import reads_wait
 from sinklab.attention.received import row_logsumexp
 from sinklab.attention.scores import allowed
 from sinklab.probing.call import AttentionCall, narrowed
@@ -15,7 +17,23 @@ from sinklab.probing.call import AttentionCall, narrowed
 REMOVALS = ("mask", "zero_value", "evict")
 
 
-def restricted(call: AttentionCall, keep_BHQS: Tensor) -> tuple[AttentionCall, Tensor]:
+Doubt = Callable[[Tensor, Callable[[], None]], None]
+"""(wrong, check): `check` raises where the flag is set, now or at the end of the forward."""
+
+
+def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
+    """A doubt that is not put off."""
+    if bool(wrong):
+        check()
+
+
+def of_heads(x_BHS: Tensor, heads: Sequence[int]) -> Tensor:
+    """Some heads of a tensor: a view where they follow one another, which copies no numbers to the device."""
+    first, last = heads[0], heads[-1]
+    return x_BHS[:, first : last + 1] if last - first + 1 == len(heads) else x_BHS[:, list(heads)]
+
+
+def restricted(call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once) -> tuple[AttentionCall, Tensor]:
     """The call with keys hidden where `keep_BHQS` is False, and the number of queries (B, H) that were left alone.
 
     A query that would lose every key it may see keeps what it had before this edit (the first rows of a causal map).
@@ -30,15 +48,18 @@ def restricted(call: AttentionCall, keep_BHQS: Tensor) -> tuple[AttentionCall, T
     hidden = narrowed(mask, keep_BHQS)
     edited = replace(call, mask=hidden, is_causal=False)
     queries = call.query_BHQD.shape[2]
-    if not bool(lost_BHQ.any()):
+    if not reads_wait(lost_BHQ.device) and not bool(lost_BHQ.any()):
         return edited, torch.zeros(call.query_BHQD.shape[:2], device=keep_BHQS.device)
     sees_BH = after_BHQS.any(-1).any(-1).expand(call.query_BHQD.shape[:2])
-    if not bool(sees_BH.all()):
+
+    def check() -> None:
         row, head = (~sees_BH).nonzero()[0].tolist()
         raise ValueError(
             f"every query must keep a key, but the edits together take all {keep_BHQS.shape[-1]} keys of {call.layer}, "
             f"row {row}, head {head}: take fewer, or set a limit"
         )
+
+    doubt(~sees_BH.all(), check)
     real_BQ = call.visibility.real_BQ
     spared_BHQ = lost_BHQ.expand(*call.query_BHQD.shape[:2], queries)
     spared_BHQ = spared_BHQ if real_BQ is None else spared_BHQ & real_BQ.unsqueeze(1)
@@ -103,9 +124,13 @@ def as_flags(columns_BHM: Tensor, keys: int) -> Tensor:
     return flags_BHS.scatter_(2, columns_BHM.masked_fill(columns_BHM < 0, keys), True)[..., :keys]
 
 
-def as_columns(gone_BHS: Tensor) -> Tensor:
-    """Flags as columns in rising order (B, H, M), -1 where a head has fewer than the most."""
-    most, keys = int(gone_BHS.sum(-1).max()), gone_BHS.shape[-1]
+def as_columns(gone_BHS: Tensor, limit: int | None = None) -> Tensor:
+    """Flags as columns in rising order (B, H, M), -1 where a head has fewer than the most.
+
+    `limit`: the most there may be, for a device that is not to be asked.
+    """
+    keys, is_far = gone_BHS.shape[-1], reads_wait(gone_BHS.device)
+    most = min(limit, keys) if limit is not None and is_far else int(gone_BHS.sum(-1).max())
     columns_BHS = torch.arange(keys, device=gone_BHS.device).expand(gone_BHS.shape).masked_fill(~gone_BHS, keys)
     columns_BHM = columns_BHS.sort(-1).values[..., :most]
     return columns_BHM.masked_fill(columns_BHM == keys, -1)

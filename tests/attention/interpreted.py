@@ -1,0 +1,87 @@
+"""Run with TRITON_INTERPRET=1: the fused kernels on a CPU against the loop over chunks and the dense float64 map."""
+
+# B batch, H query heads, K key heads, Q queries, S keys, D head dim, G query groups
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from sinklab.attention import Scores, attention_statistics, row_logsumexp
+from sinklab.attention.received import value_norms
+from sinklab.fast.score_pass import fused_pass
+
+ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+# the second is larger than a tile of keys and one of queries, in no direction a multiple of it
+SHAPES = ((2, 2, 1, 37, 41, 20), (1, 2, 2, 140, 270, 8))
+
+
+def masks(shape: tuple[int, ...]) -> dict[str, Tensor | None]:
+    batch, heads, _, queries, keys, _ = shape
+    padding = torch.ones(batch, 1, 1, keys, dtype=torch.bool)
+    padding[0, ..., :5] = False
+    seen = torch.rand(batch, 1, queries, keys) > 0.3
+    seen[0, 0, queries // 2] = False
+    by_head = torch.randn(batch, heads, queries, keys).masked_fill(~seen, -math.inf)
+    least = torch.zeros(batch, 1, queries, keys).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return {
+        "none": None,
+        "causal": None,
+        "padding": padding,
+        "expanded": padding.expand(batch, 1, queries, keys),
+        "an_empty_row": seen,
+        "two_axes": seen[0, 0],
+        "keys_by_head": torch.rand(batch, heads, 1, keys) > 0.2,
+        "additive": by_head,
+        "additive_keys": by_head[:, :1, :1].clamp_min(-9),
+        "least": least,
+        "causal_padding": padding,
+    }
+
+
+def dense(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    x = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+    if is_causal:
+        x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    if mask is not None:
+        x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask.double()
+    return torch.softmax(x, -1).nan_to_num(0.0)
+
+
+def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) -> None:
+    batch, heads, kv, queries, keys, dim = shape
+    count, chosen, is_known, dtype = how
+    q, k, v = (torch.randn(batch, n, heads_of, dim).transpose(1, 2).to(dtype) for n, heads_of in
+               ((queries, heads), (keys, kv), (keys, kv)))  # fmt: skip
+    is_causal = kind.startswith("causal")
+    groups = torch.rand(batch, count, queries) if count else None
+    lse = row_logsumexp(q, k, mask=mask, is_causal=is_causal, chunk=50) if is_known else None
+    scores, norms = Scores.of(q, k, mask, is_causal, None, chosen, lse), value_norms(v, per_head=True)
+    looped = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=50)
+    for names in (ALL, ("received",)) if is_known else (ALL,):
+        found = fused_pass(scores, names, groups, norms, cast=True)
+        assert found.keys() == set(names)
+        for name in names:
+            by_group = name == "received" and groups is not None
+            value = found[name].transpose(1, 2) if by_group else found[name]
+            value = value[:, :, 0] if name == "received" and groups is None else value
+            torch.testing.assert_close(value, looped[name], rtol=2e-5, atol=2e-5, msg=f"{shape} {kind} {how} {name}")
+    if groups is None and chosen is None:
+        received = found["received"][:, :, 0].double()
+        torch.testing.assert_close(received, dense(q, k, mask, is_causal).sum(-2), rtol=2e-5, atol=2e-5)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    ways = itertools.cycle(itertools.product((0, 1, 6), (None, (1, 0)), (False, True), (torch.float32, torch.bfloat16)))
+    count = 0
+    for shape in SHAPES:
+        for kind, mask in masks(shape).items():
+            for how in itertools.islice(ways, 2):
+                compare(shape, kind, mask, how)
+                count += 1
+    print(f"{count} calls compared")
+
+
+if __name__ == "__main__":
+    main()

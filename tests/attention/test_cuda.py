@@ -1,0 +1,262 @@
+"""The fused pass on a GPU against the dense float64 map and the loop over chunks, and traces that overhear a kernel."""
+
+# B batch, H query heads, K key heads, Q queries, S keys, D head dim, G query groups
+import math
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sinklab.attention import Scores, attention_statistics, received_attention, row_logsumexp
+from sinklab.compat import Overheard
+from sinklab.fast.score_pass import Fused, fused_pass
+from sinklab.probing import trace
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+ALL = ("received", "row_entropy", "row_logsumexp", "noop_bound")
+HALF = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def any_algorithm() -> Iterator[None]:
+    """cuBLAS and cuDNN refuse to run, or are not chosen, where only deterministic algorithms may."""
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(True)
+
+
+def factors(heads: int, kv: int, queries: int, keys: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """q, k, v laid out as transformers does: (batch, position, head, dim), turned."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = ((queries, heads), (keys, kv), (keys, kv))
+    drawn = (torch.randn(2, length, n, dim, device="cuda", generator=generator) for length, n in sizes)
+    q, k, v = (x.to(dtype).transpose(1, 2) for x in drawn)
+    return q, k, v
+
+
+def mask_of(kind: str, heads: int, queries: int, keys: int, dtype: torch.dtype) -> Tensor | None:
+    generator = torch.Generator("cuda").manual_seed(1)
+    draw = torch.rand(2, heads, queries, keys, device="cuda", generator=generator)
+    seen = draw[:, :1] > 0.3
+    seen[0, 0, queries // 2] = False
+    padding = torch.ones(2, 1, 1, keys, dtype=torch.bool, device="cuda")
+    padding[0, ..., :7] = False
+    by_head = draw[:, :, :1] > 0.2
+    zeros = torch.zeros(2, 1, queries, keys, device="cuda", dtype=dtype)
+    return {
+        "none": None,
+        "causal": None,
+        "padding": padding,
+        "padding_expanded": padding.expand(2, 1, queries, keys),
+        "square_with_an_empty_row": seen,
+        "two_axes": seen[1, 0],
+        "by_head": by_head,
+        "additive": (draw.to(dtype)).masked_fill(~seen, -math.inf),
+        "least": zeros.masked_fill(~seen, torch.finfo(dtype).min),
+    }[kind]
+
+
+KINDS = (
+    "none",
+    "causal",
+    "padding",
+    "padding_expanded",
+    "square_with_an_empty_row",
+    "two_axes",
+    "by_head",
+    "additive",
+    "least",
+)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, groups: Tensor) -> dict[str, Tensor]:
+    shared = q.shape[1] // k.shape[1]
+    x = q.double() @ k.double().repeat_interleave(shared, 1).mT * q.shape[-1] ** -0.5
+    if is_causal:
+        x = x.masked_fill(~torch.ones(x.shape[-2:], dtype=torch.bool, device="cuda").tril(), -math.inf)
+    if mask is not None:
+        x = x.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else x + mask.double()
+    a = torch.softmax(x, -1).nan_to_num(0.0)
+    norms = v.double().norm(dim=-1).repeat_interleave(shared, 1)
+    return {
+        "received": torch.einsum("bgq,bhqs->bghs", groups.double(), a),
+        "row_entropy": torch.special.entr(a).sum(-1),
+        "row_logsumexp": torch.logsumexp(x, -1),
+        "noop_bound": torch.einsum("bhqs,bhs->bhq", a, norms),
+    }
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "shape", [(4, 4, 300, 300, 128), (6, 2, 130, 333, 64), (2, 1, 1, 65, 80), (2, 2, 33, 70, 20), (2, 2, 99, 300, 256)]
+)
+def test_every_statistic_is_that_of_the_dense_map(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> None:
+    q, k, v = factors(*shape, dtype)
+    mask, is_causal = mask_of(kind, shape[0], shape[2], shape[3], dtype), kind == "causal"
+    groups = torch.rand(2, 4, shape[2], device="cuda")
+    scores = Scores.of(q, k, mask, is_causal)
+    assert Fused.serving(scores, ALL) is fused_pass
+    found = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups)
+    twins = dense(q, k, v, mask, is_causal, groups)
+    seen = twins["row_logsumexp"] > -1e30
+    for name, twin in twins.items():
+        assert found[name].dtype == torch.float32
+        if name == "row_logsumexp":
+            assert bool((found[name][~seen] < -1e30).all())
+            found[name], twin = found[name][seen], twin[seen]
+        # a row that sees nothing is even; beside -65504 the scores of such a row are known to two digits
+        wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
+        torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("heads", [None, (5,), (3, 0)])
+def test_groups_heads_and_a_known_logsumexp(count: int, heads: tuple[int, ...] | None) -> None:
+    q, k, v = factors(6, 2, 700, 715, 128, torch.bfloat16)
+    mask = mask_of("padding", 6, 700, 715, torch.bfloat16)
+    groups = torch.rand(2, count, 700, device="cuda") if count else None
+    lse = row_logsumexp(q, k, mask=mask, chunk=128)
+    for known in (None, lse):
+        scores = Scores.of(q, k, mask, heads=heads, lse_BHQ=known)
+        for names in (ALL, ("received",)):
+            found = attention_statistics(scores, names, v_BKSD=v, groups_BGQ=groups)
+            looped = attention_statistics(scores, names, v_BKSD=v, groups_BGQ=groups, chunk=128)
+            for name in names:
+                torch.testing.assert_close(found[name], looped[name], rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("size", [30.0, 300.0])
+def test_sharp_rows(size: float) -> None:
+    q, k, v = factors(2, 2, 400, 400, 64, torch.bfloat16)
+    twins = dense(q * size, k, v, None, False, torch.ones(2, 1, 400, device="cuda"))
+    found = attention_statistics(Scores.of(q * size, k), ALL, v_BKSD=v)
+    for name, twin in twins.items():
+        twin = twin[:, 0] if name == "received" else twin
+        torch.testing.assert_close(found[name].double(), twin, rtol=2e-6 * size, atol=2e-6 * size)
+    assert bool((found["row_entropy"] >= 0).all())
+
+
+def test_float32_is_never_rounded_to_tf32() -> None:
+    q, k, _ = factors(2, 2, 256, 256, 128, torch.float32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        twin = dense(q * 4, k, k, None, False, torch.ones(2, 1, 256, device="cuda"))["received"][:, 0]
+        torch.testing.assert_close(received_attention(q * 4, k).double(), twin, rtol=2e-5, atol=2e-5)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_over_chunks_is_as_exact(kind: str, dtype: torch.dtype) -> None:
+    q, k, v = factors(6, 2, 130, 333, 64, dtype)
+    mask, is_causal = mask_of(kind, 6, 130, 333, dtype), kind == "causal"
+    groups = torch.rand(2, 3, 130, device="cuda")
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        scores = Scores.of(q, k, mask, is_causal, heads=(5, 0, 1))
+        found = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=50)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    wide = 5e-3 if kind == "least" and dtype == torch.float16 else 2e-5
+    for name, twin in dense(q, k, v, mask, is_causal, groups).items():
+        twin = twin[:, :, [5, 0, 1]] if name == "received" else twin[:, [5, 0, 1]]
+        if name != "row_logsumexp":
+            torch.testing.assert_close(found[name].double(), twin, rtol=wide, atol=wide)
+
+
+def test_what_the_kernels_do_not_serve_goes_by_chunks() -> None:
+    q, k, _ = factors(2, 2, 40, 40, 16, torch.float64)
+    assert Fused.serving(Scores.of(q, k), ALL) is None
+    received = received_attention(q, k)
+    twin = dense(q, k, k, None, False, torch.ones(2, 1, 40, device="cuda"))["received"][:, 0]
+    torch.testing.assert_close(received, twin, rtol=1e-12, atol=1e-12)
+    assert Fused.serving(Scores.of(q.float().cpu(), k.float().cpu()), ALL) is None
+
+
+@pytest.mark.parametrize("backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH", None])
+@pytest.mark.parametrize("kind", ["none", "causal", "padding", "square_with_an_empty_row"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(4, 4, 512, 512, 128), (4, 4, 300, 333, 64), (8, 2, 256, 264, 128)])
+def test_a_kernel_is_overheard_and_its_output_stays(
+    backend: str | None, kind: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    q, k, v = factors(*shape, dtype)
+    options = {"attn_mask": mask_of(kind, shape[0], shape[2], shape[3], dtype), "is_causal": kind == "causal"}
+    wide = {"enable_gqa": shape[0] != shape[1]}
+    chosen = [*SDPBackend.__members__.values()] if backend is None else [getattr(SDPBackend, backend)]
+    chosen = [one for one in chosen if one not in (SDPBackend.ERROR, SDPBackend.OVERRIDEABLE)]
+    with sdpa_kernel(chosen):
+        try:
+            plain = F.scaled_dot_product_attention(q, k, v, **options, **wide)
+        except RuntimeError:
+            pytest.skip("this kernel does not take this call")
+        for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+            with mode(), Overheard() as heard:
+                out = F.scaled_dot_product_attention(q, k, v, **options, **wide)
+            assert torch.equal(out.nan_to_num(7.0), plain.nan_to_num(7.0))
+            if heard.logsumexp is None:
+                continue
+            lse = heard.logsumexp
+            lse = (lse.squeeze(-1) if lse.dim() == 4 else lse)[..., : shape[2]]
+            looped = row_logsumexp(q, k, mask=options["attn_mask"], is_causal=options["is_causal"], chunk=64)
+            seen = looped > -1e30
+            torch.testing.assert_close(lse[seen], looped[seen], rtol=2e-5, atol=1e-4)
+    if backend == "FLASH_ATTENTION":
+        assert heard.logsumexp is not None
+
+
+class Attention(nn.Module):
+    """One layer of attention over its argument, which holds q, k and v."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+@pytest.mark.parametrize("kind", ["none", "padding", "least"])
+@pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
+def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape: tuple[int, ...], kind: str) -> None:
+    model = nn.Sequential(Attention())
+    model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
+    q, k, v = factors(*shape, torch.bfloat16)
+    mask = mask_of(kind, shape[0], shape[2], shape[3], torch.bfloat16)
+    with torch.inference_mode():
+        plain = model(q, k, v, mask)
+        with trace(model, ("received", "row_entropy", "row_logsumexp", "noop_bound", "value_norm")) as recording:
+            out = model(q, k, v, mask)
+    assert torch.equal(out, plain)
+    real = torch.ones(2, 1, shape[2], device="cuda")
+    if kind == "padding" and shape[2] == shape[3]:
+        real[0, :, :7] = 0
+    looped = attention_statistics(Scores.of(q, k, mask), ALL, v_BKSD=v, groups_BGQ=real, chunk=64)
+    for name, expected in looped.items():
+        expected = expected[:, 0] if name == "received" else expected
+        torch.testing.assert_close(recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
+@pytest.mark.parametrize("kind", ["none", "padding"])
+def test_a_traced_forward_does_not_wait(shape: tuple[int, ...], kind: str) -> None:
+    model = nn.Sequential(Attention())
+    model.forward = types.MethodType(lambda self, *given: self[0](*given), model)
+    q, k, v = factors(*shape, torch.bfloat16)
+    mask = mask_of(kind, shape[0], shape[2], shape[3], torch.bfloat16)
+    with torch.inference_mode(), trace(model, ("received", "row_entropy", "value_norm", "output_norm")) as recording:
+        # the first of a kind is compared with what it would be unheard
+        model(q, k, v, mask)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(q, k, v, mask)
+            model(q, k, v, mask)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(recording.received) == 3
+    assert torch.equal(recording.received[0], recording.received[2]) and not recording.received[2].is_pinned()

@@ -1,0 +1,141 @@
+"""The fused pass where there is no GPU: its kernels under Triton's interpreter, and what is chosen and asked of it."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinklab import compat
+from sinklab.attention import Scores, attention_statistics, received, row_logsumexp
+from sinklab.compat import Overheard
+from sinklab.fast.score_pass import Fused
+from sinklab.probing import MaskPositions, intervene, tap, trace
+from sinklab.probing.call import AttentionCall
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is made for Linux alone")
+def test_the_kernels_give_what_the_loop_and_the_dense_map_give() -> None:
+    script = Path(__file__).with_name("interpreted.py")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout == "44 calls compared\n"
+
+
+def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
+    q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
+    assert Fused.serving(Scores.of(q, k), ("received",)) is None
+    script = (
+        "import sys, torch, sinklab.fast.score_pass\nfrom sinklab.attention import received_attention\n"
+        "received_attention(torch.randn(1, 1, 9, 4), torch.randn(1, 1, 9, 4))\nassert 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_attention_call_is_overheard_and_unchanged(mode: type, masked: bool) -> None:
+    with mode():
+        q, k, v = torch.randn(2, 4, 30, 16), torch.randn(2, 2, 33, 16), torch.randn(2, 2, 33, 16)
+        mask = torch.rand(2, 1, 30, 33) > 0.3 if masked else None
+        plain = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        with Overheard() as heard:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        assert torch.equal(out, plain)
+        torch.testing.assert_close(heard.logsumexp, row_logsumexp(q, k, mask=mask), rtol=1e-5, atol=1e-5)
+        with Overheard() as silent:
+            torch.softmax(q @ k.repeat_interleave(2, 1).mT, -1)
+        assert silent.logsumexp is None
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPatch, changes: bool) -> None:
+    asked = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, bias: None, wanted: bool, *rest: float) -> tuple[Tensor, Tensor]:
+        asked.append(wanted)
+        return q + (1e-3 if wanted and changes else 0.0), torch.full(q.shape[:-1], 1.0 if wanted else torch.nan)
+
+    monkeypatch.setitem(compat._KERNELS, kernel, 4)
+    monkeypatch.setattr(Overheard, "_same", {})
+    q = torch.randn(1, 2, 3, 4)
+    for turn in range(2):
+        heard, before = Overheard(), len(asked)
+        out, _ = heard.__torch_dispatch__(kernel, (), (q, q, q, None, False))
+        assert torch.equal(out, q)
+        assert (heard.logsumexp is None) == changes
+        # compared once, then known
+        assert len(asked) - before == (3 if turn == 0 else 1)
+    heard = Overheard()
+    heard.__torch_dispatch__(kernel, (), (q, q, q, None, False, 0.1))
+    assert heard.logsumexp is None, "two runs with dropout cannot be compared"
+    heard.__torch_dispatch__(kernel, (), (q, q, q, None, True))
+    assert heard.logsumexp is not None
+
+
+def call_of(query: Tensor, key: Tensor) -> AttentionCall:
+    return AttentionCall.of("layer", nn.Identity(), {"query": query, "key": key, "value": key}, {})
+
+
+def test_what_is_heard_is_laid_out_as_the_call_is() -> None:
+    call, lse = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)), torch.randn(2, 4, 5)
+    for given in (lse, lse.unsqueeze(-1), torch.cat([lse, torch.zeros(2, 4, 27)], -1)):
+        call.hear(given)
+        assert torch.equal(call.scores().lse_BHQ, lse)
+    unheard = call_of(torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8))
+    unheard.hear(None)
+    unheard.hear(torch.randn(2, 3, 5))
+    assert unheard.scores().lse_BHQ is None
+    flat = call_of(torch.randn(2, 5, 8), torch.randn(2, 7, 8))
+    flat.hear(lse[:, 0])
+    assert torch.equal(flat.scores().lse_BHQ, lse[:, :1])
+
+
+class Attention(nn.Module):
+    """A layer that attends to its own argument."""
+
+    def forward(self, x_BHSD: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x_BHSD, x_BHSD, x_BHSD)
+
+
+def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, by a pass that stands for the kernels; with an edit, what the edited call said."""
+    given = []
+
+    def fused(scores: Scores, names: object, groups: Tensor | None, norms: Tensor | None) -> dict[str, Tensor]:
+        given.append((scores, row_logsumexp(scores.q_BHQD, scores.k_BKSD, mask=scores.mask, chunk=8)))
+        return received._in_chunks(scores, ("received",), groups, norms, None)
+
+    monkeypatch.setattr(received, "fast_path", lambda *call: fused)
+    monkeypatch.setattr(tap.Tap, "_overheard", lambda self, call, replay: Overheard())
+    model, x_BHSD = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 9, 8)
+    plain = model(x_BHSD)
+    with trace(model) as seen:
+        assert torch.equal(model(x_BHSD), plain)
+        with intervene(model, MaskPositions(positions=(2,))):
+            model(x_BHSD)
+    # the edit looks at calls before they run: then nothing is known yet
+    heard = [pair for pair in given if pair[0].lse_BHQ is not None]
+    assert len(heard) == 4
+    for scores, lse_BHQ in heard:
+        torch.testing.assert_close(scores.lse_BHQ, lse_BHQ, rtol=1e-5, atol=1e-5)
+    assert bool((seen.received[1][..., 2] == 0).all())
+
+
+def test_a_chunk_that_is_named_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(received, "fast_path", lambda *call: pytest.fail("a fast path was asked"))
+    q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    attention_statistics(Scores.of(q, k), ("received",), chunk=4)

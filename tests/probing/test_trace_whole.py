@@ -1,0 +1,258 @@
+"""No recording is partial in silence: what cannot be told is refused by name, the rest is that of a dense twin."""
+
+# B batch, K key heads, H query heads, Q queries, S keys, D head dim
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sinklab.attention.scores import allowed, doubtful
+from sinklab.probing import trace
+from tiny_models import HandWritten, llama
+
+IDS = torch.randint(1, 30, (2, 10), generator=torch.Generator().manual_seed(1))
+LEFT = torch.ones(2, 10, dtype=torch.long)
+LEFT[0, :6] = 0
+
+
+class Attends(nn.Module):
+    """One attention call as it is given."""
+
+    def forward(self, *args, **kwargs):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def alibi(heads: int, queries: int, keys: int) -> Tensor:
+    """The bias of ALiBi, which falls far below -100."""
+    distance_QS = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    return -(2.0 ** -torch.arange(heads))[:, None, None] * distance_QS.abs().float()
+
+
+@pytest.mark.parametrize("floor", [-100.0, -1e4, -65504.0, -1e9, -math.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_of_two_values_hide(floor, causal):
+    may = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    may[0, ..., :2] = False
+    may = may.tril() if causal else may
+    mask = torch.zeros(may.shape).masked_fill(~may, floor)
+    assert torch.equal(allowed(mask), may) and not doubtful(mask)
+    # -inf for what comes later, the other number for padding
+    mixed = mask.masked_fill(~torch.ones_like(may).tril(), -math.inf)
+    assert torch.equal(allowed(mixed), may.tril()) and not doubtful(mixed)
+
+
+def test_a_graded_bias_hides_nothing():
+    bias = alibi(4, 600, 600)
+    assert bias.min() < -500 and allowed(bias).all() and not doubtful(bias)
+    hidden = bias.masked_fill(~torch.ones(600, 600, dtype=torch.bool).tril(), -math.inf)
+    assert torch.equal(allowed(hidden), hidden > -math.inf) and not doubtful(hidden)
+    for constant in (-99.0, -5000.0):
+        same = torch.full((2, 5, 5), constant)
+        assert allowed(same).all() and not doubtful(same)
+
+
+@pytest.mark.parametrize("values", [(0, -1, -1e4), (0, -1e4, -2e4), (3, 0, -65504), (-1, -500)])
+def test_a_mask_in_doubt_is_refused_with_step_and_layer(values):
+    mask = torch.tensor([values[i % len(values)] for i in range(6)], dtype=torch.float32).expand(6, 6).clone()
+    assert doubtful(mask)
+    model, qkv = nn.Sequential(), torch.randn(3, 1, 2, 6, 4)
+    model.add_module("attention", Attends())
+    model.forward = lambda *given: model.attention(*given)  # type: ignore[method-assign]
+    refused = r"forward 2, attention: the additive mask could hide keys or bias them.*give -inf, or a boolean mask"
+    with trace(model) as recording:
+        model(*qkv)
+        with pytest.raises(ValueError, match=refused):
+            model(*qkv, mask)
+        model(*qkv, torch.zeros(6, 6))
+    assert len(recording.received) == 2
+    # a padded bias by distance is in doubt too
+    assert doubtful(alibi(2, 8, 8) + torch.where(torch.arange(8) < 3, -1e4, 0.0))
+
+
+def test_a_sibling_that_attends_unseen_is_refused():
+    model = llama()
+    attention = model.model.layers[0].self_attn
+    attention.config = copy.deepcopy(attention.config)
+    attention.config._attn_implementation = "eager"
+    refused = r"model.layers.0.self_attn ran and never called .* as other layers of its class LlamaAttention did"
+    with pytest.raises(ValueError, match=refused), trace(model):
+        model(IDS)
+    assert not any(module._forward_hooks for module in model.modules())
+    # a layer that did not run is no sibling that attends unseen
+    part = HandWritten(layers=3)
+    with trace(part) as recording:
+        part.blocks[1](part.blocks[0](part.embed(IDS)))
+    assert recording.layers == ["blocks.0", "blocks.1"]
+
+
+def test_a_compiled_part_is_refused_by_name():
+    model = HandWritten()
+    model.blocks[1].compile(backend="eager")
+    with pytest.raises(ValueError, match=r"blocks\.1 is compiled, which hides its attention calls"), trace(model):
+        pass
+
+
+def test_another_asynchronous_task_is_refused():
+    model = HandWritten()
+
+    async def first(other: asyncio.Event, done: asyncio.Event) -> int:
+        with trace(model) as recording:
+            model(IDS)
+            other.set()
+            await done.wait()
+            model(IDS)
+        return len(recording.received)
+
+    async def second(other: asyncio.Event, done: asyncio.Event) -> None:
+        await other.wait()
+        one_at_a_time = r"one asynchronous task at a time.* task 'first' has a .* this HandWritten, and another "
+        with pytest.raises(ValueError, match=one_at_a_time + "runs the model"):
+            model(IDS)
+        with pytest.raises(ValueError, match=one_at_a_time + "asks for one"), trace(model):
+            pass
+        copy.deepcopy(model)(IDS)
+        done.set()
+
+    async def both() -> int:
+        events = asyncio.Event(), asyncio.Event()
+        one, two = asyncio.create_task(first(*events), name="first"), asyncio.create_task(second(*events))
+        await two
+        return await one
+
+    assert asyncio.run(both()) == 2
+    # a block around a loop holds for the tasks in it
+    with trace(model) as recording:
+
+        async def inside() -> None:
+            model(IDS)
+
+        asyncio.run(inside())
+    assert len(recording.received) == 1
+
+
+def test_cross_attention_with_more_queries_than_keys():
+    q, k = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 3, 4)
+    with trace(model := Attends()) as recording:
+        model(q, k, k)
+    expected = torch.softmax(q @ k.transpose(-1, -2) / 2, -1).sum(-2)
+    torch.testing.assert_close(recording.received[0][:, 0], expected)
+    assert recording.visible[0].tolist() == [[9, 9, 9]] and recording.prefix == 0
+    refused = r"row_entropy is told by canvas position, but .* 9 queries over 3 keys, as cross attention has"
+    with pytest.raises(ValueError, match=refused), trace(model, ("received", "row_entropy")):
+        model(q, k, k)
+
+
+def test_a_static_cache_with_left_padding_is_as_a_growing_one():
+    model = llama(causal=True)
+    options = {"attention_mask": LEFT, "max_new_tokens": 4, "do_sample": False}
+    recordings = []
+    for cache in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        with trace(model, ("received", "row_entropy")) as recording:
+            model.generate(IDS, **options, **cache)
+        recordings.append(recording)
+    growing, static = recordings
+    assert static.prefix == growing.prefix == 0
+    for step, received in enumerate(growing.received):
+        keys = received.shape[-1]
+        torch.testing.assert_close(static.received[step][..., :keys], received)
+        assert not static.received[step][..., keys:].any()
+        assert torch.equal(static.visible[step][:, :keys], growing.visible[step])
+        assert torch.equal(static.columns[step], growing.columns[step])
+    entropy = [recording.array("row_entropy")[..., :13] for recording in recordings]
+    np.testing.assert_allclose(*entropy, rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random attention call: its arguments, and who is real and may see whom."""
+
+    q_BHQD: Tensor
+    k_BKSD: Tensor
+    v_BKSD: Tensor
+    options: dict
+    may_BHQS: Tensor
+    bias: Tensor | float
+    real_BQ: Tensor
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Received attention and visible queries, in double precision."""
+        groups = self.q_BHQD.shape[1] // self.k_BKSD.shape[1]
+        k_BHSD = self.k_BKSD.double().repeat_interleave(groups, 1)
+        scale = self.options.get("scale") or self.q_BHQD.shape[-1] ** -0.5
+        scores = self.q_BHQD.double() @ k_BHSD.transpose(-1, -2) * scale + self.bias
+        real_BHQS = self.may_BHQS & self.real_BQ[:, None, :, None]
+        map_BHQS = torch.softmax(scores.masked_fill(~real_BHQS, -math.inf), -1).nan_to_num()
+        return map_BHQS.sum(-2), real_BHQS.sum(-2).amax(1)
+
+
+FLOORS = (-math.inf, torch.finfo(torch.float32).min, -1e9, -65504.0, -1e4, -200.0)
+
+
+def drawn(seed: int) -> Case:
+    """A call of random shape: a whole canvas, one with sink columns, a chunk of a growing or of a static cache."""
+    rng, made = random.Random(seed), torch.Generator().manual_seed(seed)
+    batch, kv, groups, dim = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 3), rng.choice((1, 4, 8))
+    kind, queries = rng.choice(("canvas", "prefix", "growing", "static")), rng.randint(1, 9)
+    causal = kind == "static" or rng.random() < 0.5
+    before = {"canvas": 0, "prefix": rng.randint(1, 3)}.get(kind, rng.randint(0, 6))
+    room = rng.randint(1, 5) if kind == "static" else 0
+    keys, heads = before + queries + room, kv * groups
+    there_BS = torch.ones(batch, keys, dtype=torch.bool)
+    padding = rng.choice(("none", "left", "right")) if kind != "static" else rng.choice(("none", "left"))
+    first = before if kind == "prefix" else 0
+    for row in range(batch):
+        # each row keeps a real query
+        count = rng.randint(0, queries - 1 if padding == "right" or kind != "growing" or not before else before)
+        if padding == "left":
+            there_BS[row, first : first + count] = False
+        elif padding == "right":
+            there_BS[row, keys - count :] = False
+    there_BS[:, before + queries :] = False
+    may_BHQS = there_BS[:, None, None].expand(batch, 1, queries, keys)
+    if causal:
+        may_BHQS = may_BHQS & torch.ones(queries, keys, dtype=torch.bool).tril(before)
+    q = torch.randn(batch, heads, queries, dim, generator=made)
+    k, v = (torch.randn(batch, kv, keys, dim, generator=made) for _ in range(2))
+    real_BQ, bias = there_BS[:, before : before + queries], 0.0
+    options: dict = {"enable_gqa": kv != heads}
+    if rng.random() < 0.3:
+        options["scale"] = rng.choice((0.1, 1.0))
+    if causal and kind == "canvas" and padding == "none":
+        options["is_causal"] = True
+    elif not (may_BHQS.all() and rng.random() < 0.7):
+        mask = may_BHQS if causal or rng.random() < 0.5 else may_BHQS.clone()
+        mask = mask.expand(batch, heads, queries, keys) if rng.random() < 0.3 else mask
+        form = rng.choice(("bool", "additive", "graded"))
+        if form != "bool":
+            bias = 3 * alibi(heads, queries, keys) if form == "graded" else 0.0
+            floor = -math.inf if form == "graded" else rng.choice(FLOORS)
+            mask = torch.zeros(mask.shape).masked_fill(~mask, floor) + bias
+        options["attn_mask"] = mask
+    return Case(q, k, v, options, may_BHQS.expand(batch, heads, -1, -1), bias, real_BQ)
+
+
+def test_seven_hundred_calls_are_those_of_a_dense_twin():
+    model, seen = Attends(), set()
+    for seed in range(700):
+        case = drawn(seed)
+        call = (case.q_BHQD, case.k_BKSD, case.v_BKSD)
+        plain = model(*call, **case.options)
+        with trace(model) as recording:
+            out = model(*call, **case.options)
+        assert torch.equal(plain.nan_to_num(), out.nan_to_num()), seed
+        received_BHS, visible_BS = case.dense()
+        message = f"case {seed}"
+        found = recording.received[0][:, 0].double()
+        assert torch.allclose(found, received_BHS, rtol=2e-5, atol=2e-5), message
+        assert torch.equal(recording.visible[0].long(), visible_BS), message
+        seen.add((case.options.get("is_causal"), "attn_mask" in case.options, bool(case.real_BQ.all())))
+    assert len(seen) >= 4

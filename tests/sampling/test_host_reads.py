@@ -1,0 +1,167 @@
+"""How often decoding asks the device for a value, which on a GPU is a wait; and that what it writes stays the same."""
+
+import numpy as np
+import pytest
+import torch
+from host_reads import HostReads, counted
+from transformers import LlamaConfig
+
+from sinklab.attention import context
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.probing import MaskSinks, intervene
+from sinklab.sampling import Canvas, denoise
+from sinklab.sinks import Excess
+
+MASK, STOPS = 96, [3, 5, 7, 11, 40]
+FIXED = [{"block_length": 4}, {"block_length": 4, "rule": "entropy"}, {"steps": 12, "schedule": "timed"}]
+READING = [
+    {"block_length": 4, "schedule": "threshold:threshold=0.05"},
+    {"block_length": 4, "stop_ids": STOPS},
+    {"block_length": 4, "schedule": "timed", "steps": 12, "rule": "origin"},
+    {"block_length": 4, "temperature": 1.0, "top_k": 5, "schedule": "factor"},
+]
+
+
+def toy(layers=2, **settings):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    backbone = LlamaConfig(**sizes, **heads, initializer_range=0.2, attn_implementation="sdpa")
+    return DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=MASK, **settings)).eval()
+
+
+def canvas_of(rows):
+    return Canvas.from_prompts(rows, new_tokens=12, mask_id=MASK, pad_id=0)
+
+
+CANVASES = {"one row": canvas_of([[1, 2, 3, 4, 5]]), "ragged": canvas_of([[1, 2, 3], [4], [7, 8, 9, 10], []])}
+
+
+class Untold:
+    """The slow twin: a denoiser that is not told in numbers where its logits are wanted."""
+
+    def __init__(self, denoiser):
+        self.denoiser = denoiser
+
+    def __call__(self, ids_BS, wanted_BS):
+        return self.denoiser(ids_BS, wanted_BS)
+
+    def session(self):
+        return self.denoiser.session()
+
+
+def steps_of(denoiser, some, cache, settings):
+    return denoise(denoiser, some, cache=cache, generator=torch.Generator().manual_seed(1), **settings)
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """As if values of the CPU were far away: decoding avoids to read them."""
+    return lambda: monkeypatch.setattr(context, "AT_ONCE", set())
+
+
+@pytest.mark.parametrize("rows", CANVASES)
+@pytest.mark.parametrize("cache", [None, "prefix", "dual", "sink_refresh", "sink:keep=0.5"])
+@pytest.mark.parametrize("settings", [*FIXED, *READING], ids=str)
+@pytest.mark.parametrize("logit_shift", [False, True])
+def test_a_step_reads_once_at_most_and_writes_the_same(far, logit_shift, settings, cache, rows):
+    model, some = toy(logit_shift=logit_shift), CANVASES[rows]
+    attention_BS = None if rows == "one row" else some.attention_BS
+    if "steps" in settings and "block_length" not in settings and cache is not None:
+        settings = {**settings, "block_length": 12}
+    near = list(steps_of(model.denoiser(attention_BS), some, cache, settings))
+    twin = list(steps_of(Untold(model.denoiser(attention_BS)), some, cache, settings))
+    far()
+    found, counts = counted(steps_of(model.denoiser(attention_BS), some, cache, settings))
+    for steps in (near, found):
+        assert len(steps) == len(twin)
+        for ours, theirs in zip(steps, twin, strict=True):
+            assert torch.equal(ours.ids_BS, theirs.ids_BS)
+            assert torch.equal(ours.committed_BS, theirs.committed_BS)
+            assert torch.equal(ours.filled_BS, theirs.filled_BS)
+            torch.testing.assert_close(ours.confidence_BS, theirs.confidence_BS, equal_nan=True)
+    chooses = cache is not None and cache.startswith("sink")
+    for number, (step, read) in enumerate(zip(found, counts, strict=True)):
+        # the first step asks about the canvas; a cache that chooses asks once a block about its choice
+        if number == 0 or (chooses and (step.block != found[number - 1].block or read.keys() & {"is_nonzero"})):
+            continue
+        assert sum(read.values()) <= 1, f"step {number}: {read}"
+        last = number + 1 == len(found) or found[number + 1].block != step.block
+        if settings in FIXED and not last:
+            assert not read, f"step {number} of a fixed schedule: {read}"
+
+
+EDITS = [
+    MaskSinks(k=1),
+    MaskSinks(k=2, rule=Excess(0.5)),
+    MaskSinks(k=1, removal="zero_value"),
+    MaskSinks(k=1, source="carried", limit=3),
+    MaskSinks(k=1, control="random", spare=(0,)),
+    MaskSinks(k=1, removal="evict", limit=4),
+]
+
+
+@pytest.mark.parametrize("cache", [None, "dual"])
+@pytest.mark.parametrize("edit", EDITS, ids=str)
+def test_an_edited_step_reads_as_often_whatever_the_number_of_layers(far, edit, cache):
+    some, reads = Canvas.from_prompts([[1, 2, 3], [4]], new_tokens=6, mask_id=MASK, pad_id=0), []
+
+    def run(layers, measure=True):
+        model = toy(layers)
+        with intervene(model, edit, measure=measure) as log:
+            return *counted(steps_of(model.denoiser(some.attention_BS), some, cache, {"block_length": 3})), log
+
+    near, _, near_log = run(2)
+    far()
+    for layers in (2, 4):
+        found, counts, log = run(layers)
+        # the first step asks about the canvas; the second prepares what the edit finds there
+        reads.append([sum(read.values()) for read in counts[2:]])
+        if layers == 2:
+            assert all(torch.equal(ours.ids_BS, theirs.ids_BS) for ours, theirs in zip(found, near, strict=True))
+            ours, theirs = log.table(keys=True), near_log.table(keys=True)
+            assert ours.keys() == theirs.keys()
+            for name in ours:
+                np.testing.assert_equal(ours[name], theirs[name])
+        assert all(read["cpu"] == 1 for read in counts[2:] if cache is None), "the log of a step is one piece"
+    assert reads[0] == reads[1]
+
+
+def test_what_an_edit_refuses_is_told_at_the_end_of_the_forward(far):
+    some, model = CANVASES["one row"], toy()
+    far()
+    steps = denoise(model.denoiser(), some)
+    with pytest.raises(ValueError, match=r"needs more than 17 keys that are not padding.*row 0"):  # noqa: SIM117
+        with intervene(model, MaskSinks(k=17), allow_idle=True):
+            list(steps)
+
+
+def test_what_is_wrong_is_told_when_the_device_is_next_asked(far):
+    model, some = toy(), CANVASES["one row"]
+    inner = model.denoiser()
+    calls = []
+
+    def breaks(ids_BS, wanted_BS):
+        calls.append(len(calls))
+        logits_MV = inner(ids_BS, wanted_BS)
+        return torch.full_like(logits_MV, torch.nan) if len(calls) == 2 else logits_MV
+
+    far()
+    with pytest.raises(ValueError, match=r"at step 1 \(block 0\) 3 of 3 positions are NaN; check the weights"):
+        list(denoise(breaks, some, block_length=4))
+    # told at the end of the block, where the device is asked anyway
+    assert len(calls) == 4
+
+
+def test_the_counter_counts():
+    flags = torch.tensor([True, False])
+    with HostReads() as reads:
+        int(torch.arange(3).sum())
+        torch.arange(2)[flags]
+        flags.nonzero()
+        flags.tolist()
+        torch.tensor([1, 2])
+        torch.arange(2)[torch.arange(2)]
+    counts = {name: count for name, count in reads.counts.items() if count}
+    assert counts.pop("index by flags") == 1
+    assert counts == {"_local_scalar_dense": 1, "nonzero": 1, "tolist": 1, "lift_fresh": 1}
