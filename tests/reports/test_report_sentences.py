@@ -144,3 +144,28 @@ def test_in_short_holds_for_runs_that_recorded_little(make_study):
     few = one(make_study("few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")))
     short = [spoken(text) for text in say.in_short([few])]
     assert len(short) == 2 and short[0].startswith("In few, which has no added sink") and "too few for a" in short[1]
+
+
+def test_whether_hidden_sinks_matter_more_is_told_by_an_interval_over_rows(make_study):
+    table = make_study("table").table("heldout")
+
+    def words(name, change):
+        """Of a run whose rows lose this more with 5 sinks hidden than with as many random columns."""
+        losses = list(map(np.asarray, table["losses"]))
+        losses[3] = losses[4][: len(change)] + change
+        rows = table.assign(losses=[one[: len(change)].tolist() for one in losses])
+        study = one(make_study(name, leave_out=("heldout",), whole={"heldout": rows}))
+        return study.findings["hiding"], told("heldout", study)
+
+    spread = np.array([-0.05, 0.03, 0.02, -0.01, 0.04, -0.03])
+    for name, mean, verdict in (("more", 0.1, "they matter more"), ("less", -0.1, "they matter less")):
+        found, said = words(name, mean + spread)
+        assert found.said and found.size == pytest.approx(mean) and verdict in said
+    # one standard error and a half above zero
+    found, said = words("unsure", 0.024 + spread)
+    assert not found.said and "the two cannot be told apart (could have seen ±0.0" in said
+    found, said = words("few", 0.1 + spread[:5])
+    assert not found.said and "5 rows are too few to compare them by" in said
+    rowless = one(make_study("old", leave_out=("heldout",), whole={"heldout": table.drop(columns="losses")}))
+    assert not rowless.findings["hiding"].said
+    assert "the run kept no losses of single rows to compare them by" in told("heldout", rowless)
