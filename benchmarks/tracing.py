@@ -133,14 +133,16 @@ def output_attentions(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
 
 def by_nnsight(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
     """The same, of eager attention, saved inside nnsight's trace."""
-    from nnsight import NNsight
+    from nnsight import NNsight, save
 
     model.set_attn_implementation("eager")
     try:
         wrapped = NNsight(model)
         with wrapped.trace(ids_BS, use_cache=False):
-            saved = [layer.self_attn.output[1].sum(-2, dtype=torch.float32).save() for layer in wrapped.model.layers]
-        return torch.stack(list(saved)).cpu()
+            received = save([])
+            for layer in wrapped.model.layers:
+                received.append(layer.self_attn.output[1].sum(-2, dtype=torch.float32))
+        return torch.stack(received).cpu()
     finally:
         model.set_attn_implementation("sdpa")
 

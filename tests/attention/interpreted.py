@@ -58,7 +58,7 @@ def compare(shape: tuple[int, ...], kind: str, mask: Tensor | None, how: tuple) 
     lse = row_logsumexp(q, k, mask=mask, is_causal=is_causal, chunk=50) if is_known else None
     scores, norms = Scores.of(q, k, mask, is_causal, None, chosen, lse), value_norms(v, per_head=True)
     looped = attention_statistics(scores, ALL, v_BKSD=v, groups_BGQ=groups, chunk=50)
-    for names in (ALL, ("received",)) if is_known else (ALL,):
+    for names in (ALL, ("row_logsumexp", "received")) if is_known else (ALL,):
         found = fused_pass(scores, names, groups, norms, cast=True)
         assert found.keys() == set(names)
         for name in names:

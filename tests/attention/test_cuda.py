@@ -123,7 +123,7 @@ def test_groups_heads_and_a_known_logsumexp(count: int, heads: tuple[int, ...] |
     lse = row_logsumexp(q, k, mask=mask, chunk=128)
     for known in (None, lse):
         scores = Scores.of(q, k, mask, heads=heads, lse_BHQ=known)
-        for names in (ALL, ("received",)):
+        for names in (ALL, ("received",), ("row_logsumexp",)):
             found = attention_statistics(scores, names, v_BKSD=v, groups_BGQ=groups)
             looped = attention_statistics(scores, names, v_BKSD=v, groups_BGQ=groups, chunk=128)
             for name in names:

@@ -15,7 +15,7 @@ from golden_llada import golden_folder, load_llada
 from sinklab.attention import is_observed
 from sinklab.checkpoints import load
 from sinklab.probing import ClipChannel, MaskSinks, intervene, state_records, trace
-from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked, counted_median
+from sinklab.probing.statistics import MassiveActivations, ReceivedFromMasked, bisected_median
 from sinklab.sampling import Canvas, DualCache, denoise
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model
@@ -483,10 +483,10 @@ def test_keys_apart_by_the_state_of_their_position(cache) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 2, 10, 1001])
-def test_the_median_that_is_counted_is_the_median(dtype: torch.dtype, size: int) -> None:
+def test_the_median_that_is_bisected_is_the_median(dtype: torch.dtype, size: int) -> None:
     size_BN = (torch.randn(4, size) * 50).to(dtype).float().abs()
     size_BN[1, torch.rand(size) > 0.5] = torch.nan
     size_BN[2], size_BN[3] = size_BN[2].round(), torch.nan
     expected_B1 = size_BN.nanmedian(1, True).values
-    found_B1 = counted_median(size_BN, is_short=dtype == torch.bfloat16)
+    found_B1 = bisected_median(size_BN, is_short=dtype == torch.bfloat16)
     torch.testing.assert_close(found_B1, expected_B1, rtol=0, atol=0, equal_nan=True)

@@ -65,18 +65,19 @@ def fused_pass(
         norms_BKS: norms of values by key head, float32, for "noop_bound".
         cast: multiply in float32 whatever the factors are: the interpreter's product of bfloat16 overflows.
     """
-    call, results = _Launch(scores, cast), dict[str, Tensor]()
-    known = _known(scores)
-    of_rows = {*names} & {"row_entropy", "noop_bound"}
-    inverse, unit = None, LOG2E
-    if known is None or of_rows:
-        shift, inverse, results = call.rows(known, of_rows, norms_BKS)
-        unit = 1.0
-    else:
-        shift = known
-        results["row_logsumexp"] = torch.where(known > -torch.inf, known, -torch.inf)
-    if "received" in names:
-        results["received"] = call.columns(shift, inverse, unit, groups_BGQ)
+    call, known, wanted = _Launch(scores, cast), _known(scores), {*names} - {"received"}
+    # of a row that sees nothing kernels say various things, and only the mask tells which row that is
+    if wanted == {"row_logsumexp"} and known is not None and scores.mask is None:
+        wanted.clear()
+    # Triton launches on the current device, which need not be that of the call
+    with torch.cuda.device_of(scores.q_BHQD):
+        if known is None or wanted:
+            shift, inverse, results = call.rows(known, wanted, norms_BKS)
+            unit = 1.0
+        else:
+            shift, inverse, results, unit = known, None, {"row_logsumexp": known}, LOG2E
+        if "received" in names:
+            results["received"] = call.columns(shift, inverse, unit, groups_BGQ)
     return {name: results[name] for name in names}
 
 

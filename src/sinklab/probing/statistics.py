@@ -216,27 +216,26 @@ class MassiveActivations(Statistic, Checked):
         greatest_BR, at_BR = size_BN.topk(min(self.top, size_BN.shape[1]))
         position_BR = view.columns_Q.to(at_BR.device)[at_BR // width]
         is_short = view.states_BQD.dtype == torch.bfloat16
-        median_B1 = counted_median(known_BN, is_short) if known_BN.is_cuda else known_BN.nanmedian(1, True).values
+        median_B1 = bisected_median(known_BN, is_short) if known_BN.is_cuda else known_BN.nanmedian(1, True).values
         ratio_BR = greatest_BR / median_B1
         return torch.stack([states_BN.gather(1, at_BR), at_BR % width, position_BR, ratio_BR], -1)
 
 
-def counted_median(size_BN: Tensor, is_short: bool = False) -> Tensor:
-    """`size_BN.nanmedian(1, True).values` of magnitudes by counting digits of their bits: on CUDA that gives a row to
-    one processor of a hundred. `is_short`: they are bfloat16, so that the first digit says all."""
-    bits_BN, left_BN = size_BN.contiguous().view(torch.int32), size_BN == size_BN
-    total_B1 = left_BN.sum(1, keepdim=True)
-    rank_B1, found_B1 = (total_B1 - 1) // 2, torch.zeros_like(total_B1)
-    for shift in (16,) if is_short else (16, 0):
-        digit_BN = ((bits_BN >> shift) & 0xFFFF).long()
-        count_BC = torch.zeros(len(size_BN), 1 << 16, dtype=torch.int32, device=size_BN.device)
-        upto_BC = count_BC.scatter_add_(1, digit_BN, left_BN.int()).cumsum(1)
-        digit_B1 = (upto_BC <= rank_B1).sum(1, keepdim=True)
-        below_B1 = upto_BC.gather(1, (digit_B1 - 1).clamp(min=0))
-        rank_B1 = torch.where(digit_B1 > 0, rank_B1 - below_B1, rank_B1)
-        found_B1 = found_B1 | digit_B1 << shift
-        left_BN = left_BN & (digit_BN == digit_B1)
-    return found_B1.int().view(torch.float32).masked_fill(total_B1 == 0, torch.nan)
+def bisected_median(size_BN: Tensor, is_short: bool = False) -> Tensor:
+    """`size_BN.nanmedian(1, True).values` of magnitudes, found bit by bit: on CUDA that gives a row to one processor of
+    a hundred. `is_short`: they are bfloat16, whose upper bits say all."""
+    # of numbers that are not negative the bits have their order, and those of NaN come last
+    bits_BN, infinity, lowest = size_BN.contiguous().view(torch.int32), 0x7F800000, 0
+    if is_short:
+        bits_BN, infinity, lowest = (bits_BN >> 16).short(), infinity >> 16, 16
+    total_B1 = (bits_BN <= infinity).sum(1, keepdim=True)
+    found_B1 = torch.zeros_like(total_B1)
+    for bit in range(30 - lowest, -1, -1):
+        trial_B1 = found_B1 | 1 << bit
+        below_B1 = (bits_BN < trial_B1.to(bits_BN.dtype)).sum(1, keepdim=True)
+        found_B1 = torch.where(below_B1 <= (total_B1 - 1) // 2, trial_B1, found_B1)
+    median_B1 = (found_B1 << lowest).int().view(torch.float32)
+    return median_B1.masked_fill(total_B1 == 0, torch.nan)
 
 
 def chosen_statistics(given: Iterable[Any]) -> dict[str, Statistic]:
