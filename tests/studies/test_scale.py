@@ -193,7 +193,7 @@ def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, c
     (toy.out / "plan.json").write_text(json.dumps(plan))
     made = {"name": "twins-causal-0", "stage": "twins", "kind": "causal", "seed": 0}
     toy.note(made)
-    assert runbook.train_all(toy, 90) == 0
+    assert runbook.train_all(toy, 300) == 0
     line = toy.results()["twins-diffusion-0"]
     assert [cell["k"] for cell in line["masking"]] == [0, *[1] * 4, *[2] * 4, *[4] * 4]
     assert all(0 < cell["removed"] < 1 for cell in line["masking"] if cell["control"] == "sinks")
@@ -201,7 +201,7 @@ def test_the_commands_measure_train_and_report_and_leave_out_what_is_done(toy, c
     tokenizer = json.loads((toy.out / "runs" / "twins-diffusion-0" / "model" / "tokenizer_config.json").read_text())
     assert tokenizer["bos_token"] and (toy.out / "runs" / "twins-diffusion-0" / "result.json").exists()
     assert toy.results()["twins-causal-0"] == made
-    assert runbook.train_all(toy, 90) == 0 and "every run of the plan is done" in capsys.readouterr().out
+    assert runbook.train_all(toy, 300) == 0 and "every run of the plan is done" in capsys.readouterr().out
     toy.note({"command": "train", "seconds": 10_000})
     assert toy.spent() > 10_000
 
