@@ -20,13 +20,15 @@ from sinklab.registry import fast_passes
 
 # A program sums for so many groups of queries at once.
 _GROUPS = 4
-# Queries and keys of a tile, warps, stages; measured on an H100 with heads of 128 (benchmarks/tracing.py).
+Tiles = tuple[int, int, int, int]
+"""Queries and keys of a tile, warps, stages: found on an H100 with heads of 128."""
 _EXACT = (32, 32, 4, 2)
 """float32: its product needs no tensor cores, and many registers."""
 _ROWS = (128, 64, 8, 3)
 _COLUMNS = (64, 128, 4, 3)
 _COLUMNS_PLAIN = {False: (64, 256, 8, 3), True: (128, 128, 4, 2)}
 """By whether there are groups, where no mask is read tile by tile and a row of keys is short."""
+_SMALL = (32, 32, 4, 1)
 _WIDEST_HEAD = 256
 
 
@@ -130,9 +132,23 @@ class _Launch:
     def _factors(self) -> tuple[int, ...]:
         return (*self.q.stride()[:3], *self.k.stride()[:3], *self.mask_strides)
 
-    def _tiles(self, half: tuple[int, int, int, int]) -> dict[str, int]:
-        names = ("BQ", "BS", "num_warps", "num_stages")
-        return dict(zip(names, half if self.is_half else _EXACT, strict=True))
+    def _run(self, kernel: Any, half: Tiles, axis: int, arguments: tuple, **own: Any) -> None:
+        """Launch a kernel, each program on a tile of queries (axis 0) or keys (1); a smaller one where it is too large
+        for the memory of a multiprocessor, which differs from GPU to GPU."""
+        from triton.runtime.errors import OutOfResources
+
+        batch, heads, queries = self.shape
+        candidates = (half, _SMALL) if self.is_half else (_EXACT,)
+        for tiles in candidates:
+            programs = -(-(queries, self.keys)[axis] // tiles[axis])
+            names = dict(zip(("BQ", "BS", "num_warps", "num_stages"), tiles, strict=True))
+            try:
+                kernel[(programs, heads, batch)](*arguments, **own, **self.constants, **names)
+            except OutOfResources:
+                if tiles is candidates[-1]:
+                    raise
+            else:
+                return
 
     def columns(self, shift: Tensor, inverse: Tensor | None, unit: float, groups: Tensor | None) -> Tensor:
         """Column sums, (B, H, G, S); G is 1 without groups."""
@@ -146,13 +162,13 @@ class _Launch:
         out = torch.empty(batch, heads, max(1, count), self.keys, device=self.device)
         weights = shift if groups is None else groups.contiguous()
         is_plain = not self.constants["BY_ROW"] and self.constants["BD"] <= 128
-        tiles = self._tiles(_COLUMNS_PLAIN[count > 0] if is_plain else _COLUMNS)
-        columns[(-(-self.keys // tiles["BS"]), heads, batch)](
+        arguments = (
             self.q, self.k, self.mask, shift, shift if inverse is None else inverse, weights,
             self.q if self.heads is None else self.heads, out,
             *self._factors(), *shift.stride()[:2], *weights.stride()[:2], *self.numbers, unit, self.shared,
-            G=count, INVERSE=inverse is not None, **self.constants, **tiles,
         )  # fmt: skip
+        tiles = _COLUMNS_PLAIN[count > 0] if is_plain else _COLUMNS
+        self._run(columns, tiles, 1, arguments, G=count, INVERSE=inverse is not None)
         return out
 
     def rows(
@@ -161,17 +177,15 @@ class _Launch:
         """Shift and 1 / sum of every row, and what else of it is wanted, (B, H, Q)."""
         from sinklab.fast.triton_kernels import rows
 
-        batch, heads, queries = self.shape
         shift, inverse, lse, entropy, bound = torch.empty(5, *self.shape, device=self.device)
         given = shift if known is None else known
         weights = shift if norms is None else norms.contiguous()
-        tiles = self._tiles(_ROWS)
-        rows[(-(-queries // tiles["BQ"]), heads, batch)](
+        arguments = (
             self.q, self.k, self.mask, given, weights, self.q if self.heads is None else self.heads,
             shift, inverse, lse, entropy, bound,
             *self._factors(), *given.stride()[:2], *weights.stride()[:2], *shift.stride()[:2], *self.numbers, LOG2E,
             self.shared,
-            KNOWN=known is not None, ENTROPY="row_entropy" in names, BOUND="noop_bound" in names,
-            **self.constants, **tiles,
         )  # fmt: skip
+        own = {"KNOWN": known is not None, "ENTROPY": "row_entropy" in names, "BOUND": "noop_bound" in names}
+        self._run(rows, _ROWS, 0, arguments, **own)
         return shift, inverse, {"row_logsumexp": lse, "row_entropy": entropy, "noop_bound": bound}
