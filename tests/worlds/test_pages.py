@@ -112,6 +112,7 @@ def made_up_curve(rng: np.random.Generator, label: str, effect: float, rows: int
     return curve
 
 
+@pytest.mark.slow
 def test_a_page_of_curves_says_something_false_on_one_page_in_ten_at_most() -> None:
     """Two curves, seven verdicts each, in worlds without any effect; and with one, which is to be found."""
     rng, told, found = np.random.default_rng(0), 0, 0
