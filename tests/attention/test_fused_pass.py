@@ -36,6 +36,7 @@ def test_the_kernels_give_what_the_loop_and_the_dense_map_give() -> None:
     assert run.stdout == "44 calls compared\n"
 
 
+@pytest.mark.slow
 def test_a_cpu_is_not_served_and_triton_stays_unloaded() -> None:
     q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 1, 600, 8)
     assert Fused.serving(Scores.of(q, k), ("received",)) is None

@@ -109,6 +109,7 @@ def test_a_study_of_one_pass_a_sample_is_the_sum_of_its_functions(tmp_path, name
     np.testing.assert_allclose(np.stack([slab.received for slab in sample.slabs()]), scaled, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_page_runs(monkeypatch, capsys):
     folder = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
