@@ -79,6 +79,7 @@ def test_a_p_value_is_the_level_at_which_the_interval_meets_the_threshold() -> N
     assert mean_p([0.5] * 6) == 0 and mean_p([0.5] * 6, 0.5) == 1 and math.isnan(mean_p([1.0] * 5))
 
 
+@pytest.mark.slow
 def test_what_could_have_been_seen_is_seen_four_times_in_five() -> None:
     rng = np.random.default_rng(5)
     for samples in (6, 12, 30):

@@ -63,6 +63,7 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     assert "can be resumed only with the same settings: its model['recorded_layers']" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsys: pytest.CaptureFixture) -> None:
     quick = QUICK.removesuffix(" --no-twin")
     twins = ("attention-initialised", "attention-permuted")

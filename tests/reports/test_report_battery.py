@@ -260,6 +260,7 @@ def test_accuracy_stands_over_the_attention_taken_away(runs: list[Run]) -> None:
     assert len(axes.lines) == 4
 
 
+@pytest.mark.slow
 def test_figures_are_written_and_left_out_where_nothing_was_hidden(tmp_path: Path, runs: list[Run]) -> None:
     written = write_battery_figures(runs, tmp_path / "report")
     assert [path.name for path in written] == ["battery_by_skill.png", "battery_by_removed.png"]

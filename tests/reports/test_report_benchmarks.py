@@ -168,6 +168,7 @@ def pair(root: Path, lost: tuple[int, int], right: int = 90, **how: tuple[Any, A
     return contrasts(found_in([root]).benchmarks)[1:]
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_by_one_protocol_where_both_have_something_to_lose(tmp_path: Path) -> None:
     line, equal = pair(tmp_path / "0", (10, 60))
     words = (

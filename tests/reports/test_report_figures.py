@@ -314,6 +314,7 @@ def test_texts_that_fonts_and_mathtext_trip_over_are_drawn(make_study):
     assert printable("a b\n") == "“a␣b↵”"
 
 
+@pytest.mark.slow
 def test_no_marker_is_cut_and_legends_make_figures_taller(make_study):
     def flat(sample, arrays):
         arrays["received"][:] = 1

@@ -47,6 +47,7 @@ def test_tables_hold_the_numbers_of_the_study(make_study):
     assert verdicts.loc[["96 % filtered", "no recovery"], "holds"].isna().all()
 
 
+@pytest.mark.slow
 def test_tables_are_written_with_the_run_in_front(make_study, tmp_path):
     runs = [make_study("plain"), make_study("sink", added=1)]
     written = write_tables(runs, tmp_path / "tables")
@@ -152,6 +153,7 @@ def test_draw_all_draws_every_figure_there_is(make_study, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in drawn.written}
 
 
+@pytest.mark.slow
 def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
     runs = [make_study("plain"), make_study("no/sink", folder="b", added=1, leave_out=("heldout", "tokens"))]
     names = ("sink_path", "attention_map", "sink_tokens", "sink_share")
@@ -172,6 +174,7 @@ def test_draw_all_says_what_it_skipped_and_why(make_study, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(make_study, tmp_path, form):
     run = make_study(added=1)
     names = ("value_norm_scatter", "received_map")

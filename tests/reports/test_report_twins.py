@@ -49,6 +49,7 @@ def marked(text: list[str]) -> list[bool]:
     return [MARK in one for one in text]
 
 
+@pytest.mark.slow
 def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make):
     of, calm = make
     study = as_studies(beside(of("a"), initialised=calm("b"), permuted=of("c", text_share=0.2)))[0]
@@ -62,6 +63,7 @@ def test_a_twin_is_read_with_its_own_numbers_on_the_same_tokens(make):
     assert measures(study) == pytest.approx(measures(as_studies(of("again"))[0]), nan_ok=True)
 
 
+@pytest.mark.slow
 def test_what_no_twin_shows_stays_unmarked(make):
     of, calm = make
     study = as_studies(beside(of("a", sinks=1.5), initialised=calm("b"), permuted=calm("c")))[0]
@@ -72,6 +74,7 @@ def test_what_no_twin_shows_stays_unmarked(make):
 
 
 @pytest.mark.parametrize("which", ["initialised", "permuted"])
+@pytest.mark.slow
 def test_what_one_twin_shows_is_marked(make, which):
     of, calm = make
     twins = {"initialised": calm("b"), "permuted": calm("c")} | {which: of("d")}

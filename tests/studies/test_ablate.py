@@ -71,6 +71,7 @@ def test_every_cell_is_what_an_edit_of_this_head_alone_costs(changes: dict) -> N
         assert 0 < table["columns"].mean() < 3
 
 
+@pytest.mark.slow
 def test_the_map_is_of_paired_means_and_names_what_was_hidden(capsys: pytest.CaptureFixture) -> None:
     model = str(save_tiny(Path("model")))
     words = f"ablate {model} --rows 7 --length 16 --batch 4 --heldout held.txt --out out"
@@ -132,6 +133,7 @@ def test_what_an_untrained_twin_shows_as_well_is_marked() -> None:
     assert not any(mark in line for line in made_up(Path("still"), noise, rising))
 
 
+@pytest.mark.slow
 def test_twins_are_mapped_on_the_same_rows() -> None:
     loaded = tiny_loaded(1)
     run = open_run(Ablate()(loaded, "run", settings()))

@@ -339,6 +339,7 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkey
         score_battery(loaded, tmp_path / "run", replace(settings, problems=4), resume=True)
 
 
+@pytest.mark.slow
 def test_the_study_conforms() -> None:
     small = BatterySettings(skills=("copying",), levels=(1,), problems=2, ks=(2,), controls=("random",), new_tokens=2)
     check_study(Battery(), tiny_loaded(), small)

@@ -62,6 +62,7 @@ def test_nothing_outside_the_folder_is_changed(call: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
+@pytest.mark.slow
 def test_time_ends_a_program(program: str) -> None:
     result = run_program(program, CodeLimits(seconds=0.5))
     assert str(result) == "timeout: 0.5 s by the clock"
@@ -120,6 +121,7 @@ def test_completions_become_fates_and_fates_a_score() -> None:
         pass_at_k(["tests"], [fates[1]], k=[1, 5])
 
 
+@pytest.mark.slow
 def test_lm_eval_scores_programs(tmp_path: Path) -> None:
     lm_eval = pytest.importorskip("lm_eval")
     from lm_eval.api.model import LM

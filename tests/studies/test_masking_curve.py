@@ -190,6 +190,7 @@ def test_few_rows_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize("family", ["diffusion", "autoregressive"])
+@pytest.mark.slow
 def test_a_run_folder_says_it_all(tmp_path: Path, family: str) -> None:
     (tmp_path / "held.txt").write_text(TEXT * 10)
     loaded = tiny_loaded(1) if family == "diffusion" else tiny_llama()

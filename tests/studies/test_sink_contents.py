@@ -33,6 +33,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return open_run(sink_contents(tiny_loaded(request.param), folder, SETTINGS))
 
 
+@pytest.mark.slow
 def test_the_folder_says_what_was_done(run: Run) -> None:
     assert (run.info.kind, run.info.status, run.info.seed) == ("contents", "complete", 0)
     assert run.info.settings["choose"] == "strongest"
@@ -196,6 +197,7 @@ def test_the_study_conforms() -> None:
     check_study(Probe(), tiny_loaded(1), small)
 
 
+@pytest.mark.slow
 def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
     run = open_run(sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, cfg_scale=0.5, layers=(0,))))
     embedding = tiny_loaded().model.get_input_embeddings().weight.detach().numpy()
@@ -206,6 +208,7 @@ def test_guided_writing_is_watched_in_its_first_forward(tmp_path: Path) -> None:
     assert np.allclose(run.array("states", "layer0", part=0)[prompt], embedding[samples["token_now"][prompt]])
 
 
+@pytest.mark.slow
 def test_beginnings_come_from_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 20)
     settings = replace(SETTINGS, prompts=(), corpus=str(tmp_path / "text.txt"), texts=4, prompt_tokens=5, layers=(1,))

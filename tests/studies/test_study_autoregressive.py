@@ -215,6 +215,7 @@ def test_what_an_autoregressive_model_cannot_do_is_refused(tmp_path: Path, chang
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_truncation_hides_the_sink_of_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny_llama()
     prompt = "The old man sat by the sea, and the boy looked at the"

@@ -72,6 +72,7 @@ def scored(tmp_path: Path) -> StudySettings:
     return replace(QUICK, truncate=True, **heldout)
 
 
+@pytest.mark.slow
 def test_both_twins_stand_beside_the_run(scored: StudySettings, tmp_path: Path) -> None:
     loaded = tiny_loaded(1)
     study(loaded, tmp_path / "run", scored)
@@ -126,6 +127,7 @@ def reasons(run: Run) -> list[str]:
     return run.table("twins")["why"].unique().tolist()
 
 
+@pytest.mark.slow
 def test_twins_that_cost_much_are_made_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_explained_variance_motion_and_probes(verdict: str, monkeypatch: pytest.
     check(SLOW[verdict], 60, 12)
 
 
+@pytest.mark.slow
 def test_with_fewer_than_six_samples_nothing_is_said() -> None:
     rng = np.random.default_rng(0)
     for samples in (1, 3, 5):
