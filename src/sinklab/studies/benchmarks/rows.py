@@ -262,6 +262,9 @@ def write_text(target: Path, text: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_beside(target, lambda part: part.write_text(text, "utf-8"))
     except OSError as error:
+        # names say what is in a file: another process has just written the same
+        if target.is_file():
+            return
         raise ValueError(
             f"{target} cannot be written: {error.strerror or error}; choose another cache folder"
         ) from error
