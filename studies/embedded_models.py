@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM
 
 import sinklab
 from sinklab.checkpoints import load
-from sinklab.cli.models import WRITING_DEFAULTS
+from sinklab.cli.command import checked
+from sinklab.cli.models import WRITING
 from sinklab.data import begin_rows, read_corpus, row_start, train_tokenizer
 from sinklab.models import DiffusionLM
 from sinklab.records import weights_hash
@@ -149,7 +150,7 @@ def distinct(ids_RN: Tensor) -> dict[str, float]:
     return {"within": sum(within) / len(within), "pooled": ids_RN.unique().numel() / ids_RN.numel()}
 
 
-def texts(heldout: str, decoding: Any = WRITING_DEFAULTS) -> tuple[dict[str, Any], dict[str, list[str]]]:
+def texts(heldout: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """What the diffusion models write after the first tokens of evenly spaced held-out rows, beside what is there."""
     judge = load(str(PACKAGED / "tiny-causal"))
     rows_RS = heldout_rows(judge, heldout, rows=10**9, length=256).ids_RS
@@ -159,7 +160,7 @@ def texts(heldout: str, decoding: Any = WRITING_DEFAULTS) -> tuple[dict[str, Any
     for name in ("tiny", "tiny-sink"):
         loaded = load(str(PACKAGED / name))
         model: Any = loaded.model
-        ids_RS = model.generate(chosen_RS[:, :PROMPT], max_new_tokens=WRITTEN, settings=decoding).cpu()
+        ids_RS = model.generate(chosen_RS[:, :PROMPT], max_new_tokens=WRITTEN, settings=checked(WRITING)).cpu()
         found[name] = distinct(ids_RS[:, PROMPT:]) | {"nats": likelihood(judge, ids_RS)}
         decode = loaded.needed_tokenizer().decode
         written[name] = [f"{decode(row[1:PROMPT])} ▸ {decode(row[PROMPT:])}" for row in ids_RS.tolist()]

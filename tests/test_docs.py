@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -174,3 +175,8 @@ def test_the_findings_of_the_readme_are_those_that_were_measured() -> None:
     measured = json.loads(findings.RESULTS.read_text("utf-8"))
     shown = (ROOT / "README.md").read_text("utf-8").partition(findings.BEGIN)[2].partition(findings.END)[0]
     assert shown.strip() == findings.as_markdown(measured) and "| sinks per head and step |" in shown
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "studies").glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_of_a_study_finds_what_it_imports(script: Path) -> None:
+    runpy.run_path(str(script), run_name="imported")

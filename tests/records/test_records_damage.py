@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 
-from sinklab.records import RunWriter, open_run
+from sinklab.records import RunWriter, open_run, write_beside
 
 
 def writer(path: Path, **changes) -> RunWriter:
@@ -196,3 +197,16 @@ def test_arrays_that_the_disk_refuses_are_an_os_error(tmp_path, monkeypatch):
 def test_every_file_can_be_read_by_whom_run_json_can(folder):
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert len(modes) > 2 and set(modes.values()) == {modes["run.json"]}, modes
+
+
+def test_processes_that_write_the_same_file_do_not_take_each_others_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(part: Path) -> None:
+        part.write_text("the same")
+        monkeypatch.setattr(os, "getpid", lambda: 0)
+        write_beside(tmp_path / "kept.txt", lambda other: other.write_text("the same"), shared=True)
+
+    write_beside(tmp_path / "kept.txt", meanwhile, shared=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+    assert (tmp_path / "kept.txt").read_text() == "the same"

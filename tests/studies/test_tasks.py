@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from sinklab.studies.benchmarks import offline, rows
+from sinklab.studies.benchmarks import offline
 from sinklab.studies.benchmarks.rows import SOURCES, rows_of
 
 GSM8K = [
@@ -272,15 +272,3 @@ def test_real_files_make_tasks(benchmarks: Path, tmp_path: Path) -> None:
     names = ["gsm8k", "humaneval", "arc_easy"]
     tasks, _ = offline.tasks(names, benchmarks, run_code=True, cache=tmp_path)
     assert [(task.task_name, len(task.eval_docs)) for task in tasks] == [(name, SIZES[name]) for name in names]
-
-
-def test_a_file_of_the_cache_that_another_process_has_just_written_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def overtaken(target: Path, write: object) -> None:
-        target.write_text("the same")
-        raise FileNotFoundError(target)
-
-    monkeypatch.setattr(rows, "write_beside", overtaken)
-    rows.write_text(tmp_path / "cache" / "task.yaml", "the same")
-    assert (tmp_path / "cache" / "task.yaml").read_text() == "the same"

@@ -286,8 +286,8 @@ def test_bfloat16_and_compilation_are_settings(settings: TrainSettings, tmp_path
 
 
 def test_packed_rows_of_a_large_corpus_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, said = tmp_path / "cache", list[str]()
-    monkeypatch.setenv("SINKLAB_CACHE", str(cache))
+    cache, said = tmp_path / "cache" / "sinklab" / "rows", list[str]()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tokenizer, documents = tiny_tokenizer(), [TEXT, TEXT[:50]]
     packed = partial(text.packed, documents, tokenizer, 16, said.append)
     twin = packed()
@@ -301,7 +301,7 @@ def test_packed_rows_of_a_large_corpus_are_kept(tmp_path: Path, monkeypatch: pyt
     assert len(list(cache.iterdir())) == 3 and other[1][0].shape[1] == 12
     next(cache.iterdir()).write_bytes(b"cut short")
     assert all(torch.equal(*pair) for pair in zip(packed(), twin, strict=True)), "a damaged file is made again"
-    monkeypatch.setenv("SINKLAB_CACHE", "/dev/null/no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/no folder")
     assert all(torch.equal(*pair) for pair in zip(packed(), twin, strict=True)), (
         "done without where it cannot be written"
     )

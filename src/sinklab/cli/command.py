@@ -152,10 +152,10 @@ def typed(settings: Any, *hidden: str) -> Any:
     """
     kind: Any = type(settings)
     defaults, annotations = dict[str, Any](), dict[str, Any]()
-    helps = described(kind)
+    helps, hints = described(kind), typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         value = getattr(settings, field.name)
-        hint = typing.get_type_hints(kind)[field.name]
+        hint = hints[field.name]
         if (registry := field.metadata.get("registry")) is not None:
             is_several = isinstance(value, tuple)
             value = tuple(map(registry.as_text, value)) if is_several else value and registry.as_text(value)

@@ -60,17 +60,27 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
+def cache_folder(name: str) -> Path:
+    """Where what can be made again is kept for the next run: XDG_CACHE_HOME/sinklab/name, or ~/.cache/sinklab/name."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinklab" / name
+
+
 def part_of(target: Path) -> Path:
     """The temporary path of a file, until it is whole and renamed."""
     return target.with_name(f".{target.name}{PART_SUFFIX}")
 
 
-def write_beside(target: Path, write: Callable[[Path], object]) -> None:
+def write_beside(target: Path, write: Callable[[Path], object], *, shared: bool = False) -> None:
     """Write through a file beside ``target`` and rename it: ``target`` is either whole or what it was before.
 
     Whatever ``write`` raises (a full disk among others) passes through, and the file beside is removed.
+
+    Args:
+        target: the file.
+        write: takes the path to write to.
+        shared: other processes may write the same at the same time, each beside the others.
     """
-    part = part_of(target)
+    part = part_of(target.with_name(f"{target.name}.{os.getpid()}") if shared else target)
     try:
         part.touch()
         mode = part.stat().st_mode

@@ -5,11 +5,9 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 import tokenizers
 import torch
@@ -23,6 +21,7 @@ from sinklab.data.pairs import Pairs, pair_rows, read_pairs
 from sinklab.data.rows import Rows, begin_rows, pack_with_documents, row_start, train_tokenizer
 from sinklab.data.streams import StreamedRows
 from sinklab.errors import refused
+from sinklab.records.storage import cache_folder, write_beside
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
@@ -134,8 +133,8 @@ def packed(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`pack_with_documents`; rows of a large corpus are kept in a cache (about 8 bytes a token).
 
-    The cache is the folder of the environment variable SINKLAB_CACHE, or ~/.cache/sinklab. A file's name is a hash of
-    texts, tokenizer and length, so it is never out of date. A cache that cannot be written is done without.
+    A file's name is a hash of texts, tokenizer and length, so it is never out of date. A cache (`cache_folder`) that
+    cannot be written is done without.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if sum(map(len, documents)) < CACHED or backend is None:
@@ -146,8 +145,7 @@ def packed(
     digest = hashlib.sha256(json.dumps(facts).encode())
     for text in documents:
         digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
-    folder = Path(os.environ.get("SINKLAB_CACHE") or Path.home() / ".cache" / "sinklab")
-    file = folder / f"rows-{digest.hexdigest()}.safetensors"
+    file = cache_folder("rows") / f"{digest.hexdigest()}.safetensors"
     with contextlib.suppress(OSError, ValueError, SafetensorError):
         found = load_file(file)
         say(f"packed rows from {file}")
@@ -155,11 +153,9 @@ def packed(
     say("packing the text into rows")
     ids_RS, documents_RS = pack_with_documents(documents, tokenizer, length)
     with contextlib.suppress(OSError, SafetensorError):
-        folder.mkdir(parents=True, exist_ok=True)
-        # several runs may begin at once: each writes a file of its own
-        part = file.with_suffix(f".{os.getpid()}.part")
-        save_file({"ids": ids_RS.contiguous(), "documents": documents_RS.contiguous()}, part)
-        part.replace(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {"ids": ids_RS.contiguous(), "documents": documents_RS.contiguous()}
+        write_beside(file, lambda part: save_file(arrays, part), shared=True)
     return ids_RS, documents_RS
 
 

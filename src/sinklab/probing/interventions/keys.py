@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinklab.attention.scores import of_heads
 from sinklab.errors import limited
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.intervention import InterventionLog
@@ -23,7 +24,6 @@ from sinklab.probing.interventions.removal import (
     at_once,
     extended,
     keys_seen,
-    of_heads,
     real_queries_B1,
     restricted,
     zero_values,

@@ -2,7 +2,7 @@
 
 # B batch, H query heads, K key/value heads, Q queries, S keys, D head dim, M keys taken away; an axis may be 1
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,12 +25,6 @@ def at_once(wrong: Tensor, check: Callable[[], None]) -> None:
     """A doubt that is not put off."""
     if bool(wrong):
         check()
-
-
-def of_heads(x_BHS: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads of a tensor: a view where they follow one another, which copies no numbers to the device."""
-    first, last = heads[0], heads[-1]
-    return x_BHS[:, first : last + 1] if last - first + 1 == len(heads) else x_BHS[:, list(heads)]
 
 
 def restricted(call: AttentionCall, keep_BHQS: Tensor, doubt: Doubt = at_once) -> tuple[AttentionCall, Tensor]:

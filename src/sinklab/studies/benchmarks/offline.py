@@ -2,13 +2,13 @@
 
 import hashlib
 import importlib.util
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from sinklab.errors import near
+from sinklab.records.storage import cache_folder
 from sinklab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
 from sinklab.studies.benchmarks.study import TWO_STAGE
 
@@ -65,7 +65,7 @@ def tasks(
     from lm_eval.tasks import TaskManager
 
     # task files name the converted ones, whatever folder they are read from
-    root = (Path(cache) if cache is not None else _user_cache()).absolute()
+    root = (Path(cache) if cache is not None else cache_folder("benchmarks")).absolute()
     configs = {name: _config(SOURCES[name], data, root, num_fewshot) for name in wanted if name in OFFLINE}
     # apart from what another process makes of other data at the same time
     made = root / f"tasks-{hashlib.sha256(repr(configs).encode()).hexdigest()[:12]}"
@@ -88,11 +88,6 @@ def needs_lm_eval() -> None:
 def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
     listed = ", ".join(known) if len(known) < 20 else f"{len(known)} names, listed by lm_eval ls tasks"
     return ValueError(f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}")
-
-
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sinklab" / "benchmarks"
 
 
 def _config(source: Source, data: str | Path | None, cache: Path, num_fewshot: int | None) -> dict[str, Any]:

@@ -260,11 +260,8 @@ def write_text(target: Path, text: str) -> None:
     """Write a file of the cache; nothing half-written is ever read. Raises ValueError where it cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_beside(target, lambda part: part.write_text(text, "utf-8"))
+        write_beside(target, lambda part: part.write_text(text, "utf-8"), shared=True)
     except OSError as error:
-        # names say what is in a file: another process has just written the same
-        if target.is_file():
-            return
         raise ValueError(
             f"{target} cannot be written: {error.strerror or error}; choose another cache folder"
         ) from error
