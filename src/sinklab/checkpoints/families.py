@@ -103,6 +103,8 @@ class Family:
     """Name on the Hub -> what is known of it."""
     end_of_turn: ClassVar[str] = ""
     """Token that ends a turn of a chat, where the tokenizer has it."""
+    mask_token: ClassVar[str] = ""
+    """[MASK], where the tokenizer has it and neither it nor the config says so."""
     chat_template: ClassVar[str | None] = None
     """Jinja template for tokenizers that bring none."""
     replaces_chat_template: ClassVar[bool] = False

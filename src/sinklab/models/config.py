@@ -16,7 +16,15 @@ from sinklab.registry import sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
-WHOLE_NUMBERS = ("text_vocab_size", "output_vocab_size", "context", "mask_token_id", "eot_token_id", *SPECIAL)
+WHOLE_NUMBERS = (
+    "text_vocab_size",
+    "output_vocab_size",
+    "context",
+    "block_length",
+    "mask_token_id",
+    "eot_token_id",
+    *SPECIAL,
+)
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
@@ -70,6 +78,7 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
     if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
         raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
     check_count("context", context, "leave it out for no limit")
+    check_count("block_length", settings.get("block_length"), "leave it out for full attention")
 
 
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
@@ -139,6 +148,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     rope_dtype: str = limited("float32", one_of=("float32", "bfloat16"))
     eot_token_id: int | None = None
     context: int | None = None
+    block_length: int | None = None
 
     def __init__(self, backbone: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
         refuse_unknown(settings, config_keys())
