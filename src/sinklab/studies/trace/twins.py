@@ -154,9 +154,10 @@ def _moment(step: int, rows: pd.DataFrame) -> Moment:
 def _denoising(task: Task) -> Callable[[Tensor], object]:
     """One evaluation of canvases, under the cache of the task, which follows those of a text one by one."""
     model: Any = task.loaded.model
-    canvas, settings = task.canvas().to(model.device), task.settings
-    block_BS = numbered_blocks(canvas.open_BS, settings.block_length)[1]
-    evaluate = evaluator(model.denoiser(), settings.values()["cache"], block_BS)
+    denoiser, settings = model.denoiser(), task.settings
+    canvas = denoiser.in_blocks(task.canvas().to(model.device), settings.block_length)
+    block_BS = numbered_blocks(canvas, settings.block_length)[1]
+    evaluate = evaluator(denoiser, settings.values()["cache"], block_BS)
     before = [0, -1]
 
     def run(ids_BS: Tensor) -> None:
