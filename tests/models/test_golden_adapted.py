@@ -65,40 +65,54 @@ def places(tensors, prefix, case, length):
     return (None if bool(real_BS.all()) else real_BS), visible_BQK
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_golden_logits(family):
-    lm, tensors, names = loaded(family), golden_tensors(family), set()
-    assert (lm.family, lm.published_family) == ("diffusion", FAMILIES[family])
+def golden_logits(family):
+    """Name, ids, padding, who sees whom, expected logits, and where they compare."""
+    tensors = golden_tensors(family)
     for case in golden_cases(family)["logits"]:
-        prefix, name = f"logits.{case['name']}.", case["name"]
+        prefix = f"logits.{case['name']}."
         ids_BS = tensors[prefix + "input_ids"].long()
         valid_BS = tensors.get(prefix + "valid", torch.ones_like(ids_BS, dtype=torch.bool))
-        real_BS, visible = places(tensors, prefix, case, ids_BS.shape[1])
         expected_BSV = tensors.get(prefix + "shifted", tensors[prefix + "logits"])
         if family == "fast_dllm_v2" and prefix + "shifted" not in tensors:
             # raw logits: the row before is the one that is used, and the first is used twice
             expected_BSV = torch.cat([expected_BSV[:, :1], expected_BSV[:, :-1]], 1)
-        with torch.inference_mode():
-            if name == "train_mask":
-                ours_BSV = trained(lm.model, ids_BS, tensors[prefix + "position_ids"].long(), visible)
-            else:
-                ours_BSV = lm.model(ids_BS, real_BS, visible=visible).logits
-        assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
-        if visible is not None:
-            with torch.inference_mode():
-                without_BSV = lm.model(ids_BS, real_BS, visible=torch.ones_like(visible)).logits
-            hides = not bool(visible.all())
-            assert hides == bool((without_BSV - expected_BSV)[valid_BS].abs().max() > 5e-4), f"{name} needs no mask"
+        real_BS, visible = places(tensors, prefix, case, ids_BS.shape[1])
+        yield case["name"], ids_BS, real_BS, visible, expected_BSV, valid_BS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_logits(family):
+    """By the mask that the original was given, over full attention."""
+    lm, names = loaded(family, block_length=None), set()
+    assert (lm.family, lm.published_family) == ("diffusion", FAMILIES[family])
+    for name, ids_BS, real_BS, visible, expected_BSV, valid_BS in golden_logits(family):
         names.add(name)
+        if name == "train_mask":
+            # its positions are counted twice, and no mask can say so
+            continue
+        with torch.inference_mode():
+            ours_BSV = lm.model(ids_BS, real_BS, visible=visible).logits
+            seen_BSV = lm.model(ids_BS, real_BS).logits
+        assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
+        hides = visible is not None and not bool(visible.all())
+        assert hides == bool((seen_BSV - expected_BSV)[valid_BS].abs().max() > 5e-4), f"{name}: the mask does nothing"
     assert names == {case["name"] for case in golden_cases(family)["logits"]} and len(names) >= 4
 
 
-def trained(model, ids_BS, position_ids_BS, visible_QK):
-    """Logits of noisy and clean text in one sequence, whose positions are counted twice."""
-    mask_BHQK = torch.where(visible_QK, 0.0, torch.finfo(torch.float32).min).expand(len(ids_BS), 1, -1, -1)
-    embeds_BSD = model.model.embed_tokens(ids_BS)
-    given = {"attention_mask": mask_BHQK, "position_ids": position_ids_BS, "use_cache": False, "is_causal": False}
-    return model.lm_head(model.model(inputs_embeds=embeds_BSD, **given).last_hidden_state)
+@pytest.mark.parametrize("family", BLOCKS)
+def test_golden_logits_in_blocks(family):
+    """By the length of the blocks alone."""
+    for name, ids_BS, real_BS, visible, expected_BSV, valid_BS in golden_logits(family):
+        # what the first token of a text without padding sees
+        model = loaded(family, block_length=int(visible.sum(-1)[..., 0].max())).model
+        with torch.inference_mode():
+            if name == "train_mask":
+                noisy_BS, clean_BS = ids_BS.chunk(2, 1)
+                ours_BSV = model(noisy_BS, clean=clean_BS).logits
+                expected_BSV, valid_BS = expected_BSV[:, : noisy_BS.shape[1]], valid_BS[:, : noisy_BS.shape[1]]
+            else:
+                ours_BSV = model(ids_BS, real_BS).logits
+        assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,12 +124,14 @@ def test_golden_special_ids(family):
     if lm.tokenizer is not None:
         assert lm.tokenizer.mask_token_id == ids["mask"]
     assert lm.model.config.block_length == {"sdar": 4, "fast_dllm_v2": 8}.get(family)
+    assert lm.model.config.blocks_from == ("column" if family.startswith(("a2d", "bd3lm")) else "text")
     assert lm.model.config.logit_shift == (family == "fast_dllm_v2")
     assert any("BD3LM" in note and "block_length=" in note for note in lm.notes) == family.startswith(("a2d", "bd3lm"))
 
 
 @pytest.mark.parametrize("family", ["bd3lm_qwen3", "bd3lm_llama"])
 def test_the_blocks_that_no_config_names_are_given(family):
+    assert loaded(family).model.config.block_length is None
     assert loaded(family, block_length=32).model.config.block_length == 32
 
 
