@@ -32,10 +32,7 @@ FAMILIES = {
 GIVEN = {"illada": {"mask_token_id": 5}}
 QUIRKS = {"mask_proposed": "[MASK] itself is proposed, counted as revealed and left behind; here it never is"}
 QUIRKS_ILLADA = dict.fromkeys(("lowconf", "oneblock", "cfg"), QUIRKS["mask_proposed"])
-REFUSED = {
-    "blocks": "blocks are windows of the columns; here they are runs of open positions, wherever these stand",
-    "shift": "blocks are windows of the columns",
-}
+REFUSED = {"blocks": "its rows have unequal numbers of masks; each alone gives what the original writes"}
 """Infilling alone."""
 
 
@@ -153,10 +150,9 @@ def canvas_of(family, case, kind):
     tensors, mask_id = golden_tensors(family), case.get("special_ids", golden_cases(family)["special_ids"])["mask"]
     ids_BS = tensors[f"{kind}.{case['name']}.canvas"][0].long()
     real_BS = torch.ones_like(ids_BS, dtype=torch.bool)
-    if kind == "gen" and family != "illada":
-        new = (ids_BS == mask_id).sum(1)
-        assert len(set(new.tolist())) == 1
-        width_B = tensors[f"gen.{case['name']}.prompt_lengths"].long() + new
+    if family != "illada":
+        new_B = (ids_BS == mask_id).sum(1) if kind == "gen" else torch.zeros(len(ids_BS), dtype=torch.int64)
+        width_B = tensors[f"{kind}.{case['name']}.prompt_lengths"].long() + new_B
         real_BS = torch.arange(ids_BS.shape[1]) < width_B[:, None]
     return Canvas(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
@@ -183,13 +179,24 @@ class Noisy:
         return self.plain_MV.softmax(-1).gather(-1, candidates.tokens_M[:, None])[:, 0]
 
 
-def decoded(family, case, kind):
+def in_windows(canvas, settings):
+    """dLLM's blocks of infilling: windows of the columns, which share the steps with those that have no masks."""
+    window_S = torch.arange(canvas.ids_BS.shape[1]) // (settings.block_length or canvas.ids_BS.shape[1])
+    window_BS = window_S.expand_as(canvas.ids_BS)
+    held = window_BS[canvas.open_BS].unique()
+    block_BS = torch.where(canvas.open_BS, torch.searchsorted(held, window_BS.contiguous()), -1)
+    steps = -(-settings.steps // int(window_S[-1] + 1)) * len(held)
+    return replace(canvas, block_BS=block_BS), replace(settings, steps=steps, block_length=None)
+
+
+def decoded(family, case, kind, row=slice(None)):
     theirs, canvas = case["settings"], canvas_of(family, case, kind)
+    canvas = Canvas(canvas.ids_BS[row], canvas.attention_BS[row], canvas.open_BS[row], canvas.mask_id)
     settings, model = settings_of(case, family), loaded(family).model
     if theirs.get("right_shift_logits"):
         model = loaded(family, logit_shift=True).model
-    if settings.block_length is None:
-        settings = replace(settings, block_length=canvas.ids_BS.shape[1])
+    if kind == "infill":
+        canvas, settings = in_windows(canvas, settings)
     denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
     if scale := theirs.get("cfg_scale"):
         kept = torch.tensor(theirs.get("cfg_keep_tokens") or [-1])
@@ -220,6 +227,15 @@ def test_every_canvas_of_dllm(family, kind):
         for step, after_BS in zip(steps, canvas_TBS[1:], strict=True):
             assert torch.equal(step.ids_BS, after_BS), f"{case['name']}: the canvas after evaluation {step.index}"
         assert torch.equal(steps[-1].ids_BS, golden_tensors(family)[prefix + "sequences"].long())
+
+
+@pytest.mark.parametrize("family", A2D)
+def test_rows_that_would_change_one_another_are_refused_and_decode_alone(family):
+    case = next(one for one in golden_cases(family)["infill"] if one["name"] in REFUSED)
+    with pytest.raises(ValueError, match="must be the same in every row, got rows with"):
+        decoded(family, case, "infill")
+    for row, text_S in enumerate(golden_tensors(family)[f"infill.{case['name']}.sequences"].long()):
+        assert torch.equal(decoded(family, case, "infill", slice(row, row + 1))[-1].ids_BS[0], text_S)
 
 
 def test_illada_reveals_what_the_original_reveals():
