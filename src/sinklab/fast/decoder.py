@@ -36,9 +36,7 @@ _LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, m
 _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, modeling_qwen3.Qwen3Attention)
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
-
-# Numbers from which on two passes over halves cost less than a rolled copy.
-_LARGE = 1 << 19
+_LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 # Positions that go through an MLP at a time on the CPU: what it makes of them stays in the cache, and is not memory
 # that the system takes back and hands out again (and clears) at every layer.
 _PIECE = 256
@@ -56,7 +54,7 @@ class View:
     folded: Tensor | None = None
     """The same for queries as `_attend` folds them."""
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
-    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after the memory's update, to choose columns."""
+    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose columns."""
 
     def of(self, queries: slice | Tensor, shared: int) -> View:
         """With the mask of these queries alone, folded for so many query heads a key head."""
@@ -131,8 +129,9 @@ class Layer:
         logits_HN = logits_of(memory, self.index)
         if view.choose is not None:
             mask = view.mask_B1WK
-            is_beside = logits_HN is not None and mask is not None
-            view.choose(self.index, q_BHWD, with_logits(mask, logits_HN, q_BHWD) if is_beside else mask, self.scale)
+            if logits_HN is not None and mask is not None:
+                mask = with_logits(mask, logits_HN, q_BHWD)
+            view.choose(self.index, q_BHWD, mask, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
         call = q_BHWD, k_BGKD, v_BGKD, view.folded if logits_HN is None else view.mask_B1WK, self.scale
@@ -368,8 +367,8 @@ class FastDecoder:
             choose: see `View`.
         """
         whole = self._view(x_BWE, geometry)
-        is_plain = self.records and mask is ... and choose is None and isinstance(columns, Tensor)
-        if is_plain and can_replay(x_BWE, columns, memory):
+        is_plain = self.records and mask is ... and choose is None
+        if is_plain and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
             whole = replace(whole, mask_B1WK=None if mask is None else additive(mask, x_BWE.dtype))
@@ -380,7 +379,7 @@ class FastDecoder:
     ) -> Tensor:
         # the canvas's mask has all its rows, one that was given those that run
         is_whole = whole.mask_B1WK is not None and whole.mask_B1WK.shape[2] == whole.cos_BW1D.shape[1]
-        tables = {"cos_BW1D": take(whole.cos_BW1D, columns), "sin_BW1D": take(whole.sin_BW1D, columns)}
+        tables: Any = {"cos_BW1D": take(whole.cos_BW1D, columns), "sin_BW1D": take(whole.sin_BW1D, columns)}
         view = replace(whole, **tables).of(columns if is_whole else slice(None), self._shared)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
