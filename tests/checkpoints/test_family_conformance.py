@@ -1,5 +1,6 @@
 """The conformance suites of `sinklab.testing`, over every built-in and every example."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 FAMILIES = {
+    **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
     "dream": lambda folder: toys.dream(folder)[0],
     "llada": lambda folder: toys.llada(folder)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
