@@ -215,8 +215,8 @@ def test_a_causal_folder_with_a_mask_says_so(causal, where):
         change(causal, mask_token_id=mask)
     else:
         tokenizer = copy.deepcopy(tiny_tokenizer())
-        tokenizer.add_special_tokens({"mask_token": "<M>"} if where == "tokenizer" else {"pad_token": "<|mask|>"})
-        mask = len(tokenizer) - 1
+        tokenizer.mask_token = None if where == "entry" else "<|endoftext|>"
+        mask = tokenizer.convert_tokens_to_ids("<|mask|>" if where == "entry" else "<|endoftext|>")
         tokenizer.save_pretrained(causal)
     loaded = load(causal)
     assert loaded.family == "autoregressive"

@@ -32,10 +32,7 @@ FAMILIES = {
 GIVEN = {"illada": {"mask_token_id": 5}}
 QUIRKS = {"mask_proposed": "[MASK] itself is proposed, counted as revealed and left behind; here it never is"}
 QUIRKS_ILLADA = dict.fromkeys(("lowconf", "oneblock", "cfg"), QUIRKS["mask_proposed"])
-REFUSED = {
-    "blocks": "blocks are windows of the columns; here they are runs of open positions, wherever these stand",
-    "shift": "blocks are windows of the columns",
-}
+REFUSED = {"blocks": "its rows have unequal numbers of masks; each alone gives what the original writes"}
 """Infilling alone."""
 
 
@@ -65,40 +62,54 @@ def places(tensors, prefix, case, length):
     return (None if bool(real_BS.all()) else real_BS), visible_BQK
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_golden_logits(family):
-    lm, tensors, names = loaded(family), golden_tensors(family), set()
-    assert (lm.family, lm.published_family) == ("diffusion", FAMILIES[family])
+def golden_logits(family):
+    """Name, ids, padding, who sees whom, expected logits, and where they compare."""
+    tensors = golden_tensors(family)
     for case in golden_cases(family)["logits"]:
-        prefix, name = f"logits.{case['name']}.", case["name"]
+        prefix = f"logits.{case['name']}."
         ids_BS = tensors[prefix + "input_ids"].long()
         valid_BS = tensors.get(prefix + "valid", torch.ones_like(ids_BS, dtype=torch.bool))
-        real_BS, visible = places(tensors, prefix, case, ids_BS.shape[1])
         expected_BSV = tensors.get(prefix + "shifted", tensors[prefix + "logits"])
         if family == "fast_dllm_v2" and prefix + "shifted" not in tensors:
             # raw logits: the row before is the one that is used, and the first is used twice
             expected_BSV = torch.cat([expected_BSV[:, :1], expected_BSV[:, :-1]], 1)
-        with torch.inference_mode():
-            if name == "train_mask":
-                ours_BSV = trained(lm.model, ids_BS, tensors[prefix + "position_ids"].long(), visible)
-            else:
-                ours_BSV = lm.model(ids_BS, real_BS, visible=visible).logits
-        assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
-        if visible is not None:
-            with torch.inference_mode():
-                without_BSV = lm.model(ids_BS, real_BS, visible=torch.ones_like(visible)).logits
-            hides = not bool(visible.all())
-            assert hides == bool((without_BSV - expected_BSV)[valid_BS].abs().max() > 5e-4), f"{name} needs no mask"
+        real_BS, visible = places(tensors, prefix, case, ids_BS.shape[1])
+        yield case["name"], ids_BS, real_BS, visible, expected_BSV, valid_BS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_logits(family):
+    """By the mask that the original was given, over full attention."""
+    lm, names = loaded(family, block_length=None), set()
+    assert (lm.family, lm.published_family) == ("diffusion", FAMILIES[family])
+    for name, ids_BS, real_BS, visible, expected_BSV, valid_BS in golden_logits(family):
         names.add(name)
+        if name == "train_mask":
+            # its positions are counted twice, and no mask can say so
+            continue
+        with torch.inference_mode():
+            ours_BSV = lm.model(ids_BS, real_BS, visible=visible).logits
+            seen_BSV = lm.model(ids_BS, real_BS).logits
+        assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
+        hides = visible is not None and not bool(visible.all())
+        assert hides == bool((seen_BSV - expected_BSV)[valid_BS].abs().max() > 5e-4), f"{name}: the mask does nothing"
     assert names == {case["name"] for case in golden_cases(family)["logits"]} and len(names) >= 4
 
 
-def trained(model, ids_BS, position_ids_BS, visible_QK):
-    """Logits of noisy and clean text in one sequence, whose positions are counted twice."""
-    mask_BHQK = torch.where(visible_QK, 0.0, torch.finfo(torch.float32).min).expand(len(ids_BS), 1, -1, -1)
-    embeds_BSD = model.model.embed_tokens(ids_BS)
-    given = {"attention_mask": mask_BHQK, "position_ids": position_ids_BS, "use_cache": False, "is_causal": False}
-    return model.lm_head(model.model(inputs_embeds=embeds_BSD, **given).last_hidden_state)
+@pytest.mark.parametrize("family", BLOCKS)
+def test_golden_logits_in_blocks(family):
+    """By the length of the blocks alone."""
+    for name, ids_BS, real_BS, visible, expected_BSV, valid_BS in golden_logits(family):
+        # what the first token of a text without padding sees
+        model = loaded(family, block_length=int(visible.sum(-1)[..., 0].max())).model
+        with torch.inference_mode():
+            if name == "train_mask":
+                noisy_BS, clean_BS = ids_BS.chunk(2, 1)
+                ours_BSV = model(noisy_BS, clean=clean_BS).logits
+                expected_BSV, valid_BS = expected_BSV[:, : noisy_BS.shape[1]], valid_BS[:, : noisy_BS.shape[1]]
+            else:
+                ours_BSV = model(ids_BS, real_BS).logits
+        assert (ours_BSV - expected_BSV)[valid_BS].abs().max() < 5e-4, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,12 +121,14 @@ def test_golden_special_ids(family):
     if lm.tokenizer is not None:
         assert lm.tokenizer.mask_token_id == ids["mask"]
     assert lm.model.config.block_length == {"sdar": 4, "fast_dllm_v2": 8}.get(family)
+    assert lm.model.config.blocks_from == ("column" if family.startswith(("a2d", "bd3lm")) else "text")
     assert lm.model.config.logit_shift == (family == "fast_dllm_v2")
     assert any("BD3LM" in note and "block_length=" in note for note in lm.notes) == family.startswith(("a2d", "bd3lm"))
 
 
 @pytest.mark.parametrize("family", ["bd3lm_qwen3", "bd3lm_llama"])
 def test_the_blocks_that_no_config_names_are_given(family):
+    assert loaded(family).model.config.block_length is None
     assert loaded(family, block_length=32).model.config.block_length == 32
 
 
@@ -137,10 +150,9 @@ def canvas_of(family, case, kind):
     tensors, mask_id = golden_tensors(family), case.get("special_ids", golden_cases(family)["special_ids"])["mask"]
     ids_BS = tensors[f"{kind}.{case['name']}.canvas"][0].long()
     real_BS = torch.ones_like(ids_BS, dtype=torch.bool)
-    if kind == "gen" and family != "illada":
-        new = (ids_BS == mask_id).sum(1)
-        assert len(set(new.tolist())) == 1
-        width_B = tensors[f"gen.{case['name']}.prompt_lengths"].long() + new
+    if family != "illada":
+        new_B = (ids_BS == mask_id).sum(1) if kind == "gen" else torch.zeros(len(ids_BS), dtype=torch.int64)
+        width_B = tensors[f"{kind}.{case['name']}.prompt_lengths"].long() + new_B
         real_BS = torch.arange(ids_BS.shape[1]) < width_B[:, None]
     return Canvas(ids_BS, real_BS, (ids_BS == mask_id) & real_BS, mask_id)
 
@@ -167,13 +179,24 @@ class Noisy:
         return self.plain_MV.softmax(-1).gather(-1, candidates.tokens_M[:, None])[:, 0]
 
 
-def decoded(family, case, kind):
+def in_windows(canvas, settings):
+    """dLLM's blocks of infilling: windows of the columns, which share the steps with those that have no masks."""
+    window_S = torch.arange(canvas.ids_BS.shape[1]) // (settings.block_length or canvas.ids_BS.shape[1])
+    window_BS = window_S.expand_as(canvas.ids_BS)
+    held = window_BS[canvas.open_BS].unique()
+    block_BS = torch.where(canvas.open_BS, torch.searchsorted(held, window_BS.contiguous()), -1)
+    steps = -(-settings.steps // int(window_S[-1] + 1)) * len(held)
+    return replace(canvas, block_BS=block_BS), replace(settings, steps=steps, block_length=None)
+
+
+def decoded(family, case, kind, row=slice(None)):
     theirs, canvas = case["settings"], canvas_of(family, case, kind)
+    canvas = Canvas(canvas.ids_BS[row], canvas.attention_BS[row], canvas.open_BS[row], canvas.mask_id)
     settings, model = settings_of(case, family), loaded(family).model
     if theirs.get("right_shift_logits"):
         model = loaded(family, logit_shift=True).model
-    if settings.block_length is None:
-        settings = replace(settings, block_length=canvas.ids_BS.shape[1])
+    if kind == "infill":
+        canvas, settings = in_windows(canvas, settings)
     denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
     if scale := theirs.get("cfg_scale"):
         kept = torch.tensor(theirs.get("cfg_keep_tokens") or [-1])
@@ -204,6 +227,15 @@ def test_every_canvas_of_dllm(family, kind):
         for step, after_BS in zip(steps, canvas_TBS[1:], strict=True):
             assert torch.equal(step.ids_BS, after_BS), f"{case['name']}: the canvas after evaluation {step.index}"
         assert torch.equal(steps[-1].ids_BS, golden_tensors(family)[prefix + "sequences"].long())
+
+
+@pytest.mark.parametrize("family", A2D)
+def test_rows_that_would_change_one_another_are_refused_and_decode_alone(family):
+    case = next(one for one in golden_cases(family)["infill"] if one["name"] in REFUSED)
+    with pytest.raises(ValueError, match="must be the same in every row, got rows with"):
+        decoded(family, case, "infill")
+    for row, text_S in enumerate(golden_tensors(family)[f"infill.{case['name']}.sequences"].long()):
+        assert torch.equal(decoded(family, case, "infill", slice(row, row + 1))[-1].ids_BS[0], text_S)
 
 
 def test_illada_reveals_what_the_original_reveals():

@@ -20,6 +20,7 @@ class Adapted(Family):
     backbone: ClassVar[type[PreTrainedConfig]] = Qwen3Config
     block_field: ClassVar[str | None] = None
     """Field that holds the length of a block of its attention, where there is one."""
+    blocks_from: ClassVar[str] = "text"
     logit_shift: ClassVar[bool] = False
     unknown_blocks: ClassVar[str] = ""
     """What to note where the config gives no length of a block."""
@@ -33,7 +34,7 @@ class Adapted(Family):
         backbone = self.backbone(**fields, pad_token_id=None)
         block = config.get(self.block_field) if self.block_field else None
         special = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
-        settings = {**special, "logit_shift": self.logit_shift, "block_length": block}
+        settings = {**special, "logit_shift": self.logit_shift, "block_length": block, "blocks_from": self.blocks_from}
         notes = (self.unknown_blocks,) if self.unknown_blocks and block is None else ()
         return CheckpointPlan(self, backbone, settings, notes)
 
@@ -44,6 +45,7 @@ class A2DQwen3(Adapted):
 
     architectures = ("A2DQwen3LMHeadModel",)
     model_types = ("a2d-qwen3",)
+    blocks_from = "column"
     unknown_blocks = (
         "config.json does not say whether it was trained with full attention (MDLM) or in blocks (BD3LM): it attends "
         "to everything unless block_length= is given (dLLM's BD3LM models: 32)"
