@@ -285,7 +285,10 @@ sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
-families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada families smdm"))
+decoders = Registry("decoder", "sinklab.checkpoints.llada_moe")
+families = Registry(
+    "checkpoint family", *_in("sinklab.checkpoints", "causal dream llada llada2 llada_moe families smdm")
+)
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
 studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))

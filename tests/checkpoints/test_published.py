@@ -306,11 +306,11 @@ def test_every_row_of_the_table_is_consistent(name):
     row = PUBLISHED[name]
     ids = [row.special.mask, row.special.eos, row.special.eot, row.special.pad, row.special.bos, *row.special.stop]
     assert all(one is None or 0 <= one < row.vocabulary for one in ids)
-    diffusion = row.family in ("llada", "mmada", "dream")
+    diffusion = row.family in ("llada", "llada2", "llada_moe", "mmada", "dream")
     assert (row.special.mask is not None) == diffusion
     assert row.special.eos in row.special.stop
     assert row.special.eot is None or row.special.eot in row.special.stop
-    assert row.chat_template in (None, "llada", "mmada", "chatml", "llama3")
+    assert row.chat_template in (None, "llada", "llada_moe", "mmada", "chatml", "llama3")
     assert published.find(name) is row
     assert published.find("x", name, vocabulary=row.vocabulary) is row
     assert published.find(name, vocabulary=7) is None

@@ -89,7 +89,9 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference), ``sequence`` (run with
     the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
     """
-    _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]  # noqa: RUF012
+    _no_split_modules = [  # noqa: RUF012
+        *("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "Qwen3MoeDecoderLayer", "Glm4MoeDecoderLayer")
+    ]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:
