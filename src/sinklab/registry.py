@@ -286,9 +286,8 @@ unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
 decoders = Registry("decoder", "sinklab.checkpoints.llada_moe")
-families = Registry(
-    "checkpoint family", *_in("sinklab.checkpoints", "causal dream llada llada2 llada_moe families smdm")
-)
+# llada2 brings llada_moe
+families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada llada2 families smdm"))
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
 studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))

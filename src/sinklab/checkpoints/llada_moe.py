@@ -102,11 +102,10 @@ class LLaDAMoE(Family):
 
     def usual(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of the backbone that a config may leave out, and its rotary positions."""
-        rope = {"rope_type": "default", **(config.get("rope_scaling") or {})}
-        same = FORMATS["llada_moe"]["same_fields"]
+        same = {name: config[name] for name in FORMATS["llada_moe"]["same_fields"] if name in config}
         return {
-            **{name: config[name] for name in same if name in config},
-            "rope_parameters": {**rope, "rope_theta": self.field(config, "rope_theta")},
+            **same,
+            "rope_parameters": self.rope(config),
             # as LLaDA: the backbone would freeze the row of its padding, which is the eos
             "pad_token_id": None,
         }
