@@ -181,6 +181,8 @@ def adapted_shapes(config):
         shapes[here + "mlp.down_proj.weight"] = (width, config["intermediate_size"])
         shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
     return shapes if config["tie_word_embeddings"] else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
 # the second layer is dense; the shared expert and the bias are what no published checkpoint has
 LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"],
