@@ -284,7 +284,7 @@ interventions = Registry("intervention", *_in("sinklab.probing.interventions", "
 sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"))
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
-caches = Registry("cache", "sinklab.sampling.caches", "sinklab.caching.policies")
+caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
 decoders = Registry("decoder", "sinklab.checkpoints.llada_moe")
 # llada2 brings llada_moe
 families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada llada2 families smdm"))

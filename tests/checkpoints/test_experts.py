@@ -18,7 +18,6 @@ import published_toys as toys
 from sinklab.checkpoints import describe, load, untrained_twins, weights
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.registry import caches
 
 IDS = torch.arange(3, 21).view(1, 18)
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
@@ -172,8 +171,18 @@ def test_the_fast_decoder_leaves_experts_to_the_model(tmp_path, make):
     settings = {"max_new_tokens": 8, "block_length": 4, "seed": 0}
     written = model.generate(IDS[:, :6], **settings)
     assert written.shape == (1, 14) and not (written == 59).any()
-    for cache in caches:
+    for cache in ("prefix", "dual"):
         assert torch.equal(model.generate(IDS[:, :6], cache=cache, refresh_every=1, **settings), written), cache
+
+
+def test_finished_blocks_of_a_mixture_are_kept(tmp_path):
+    folder, _ = toys.llada2(tmp_path)
+    assert load(folder).model.config.block_length == 32
+    model = load(folder, block_length=4).model
+    settings = {"max_new_tokens": 8, "seed": 0}
+    written = model.generate(IDS[:, :6], cache="none", **settings)
+    assert torch.equal(model.generate(IDS[:, :6], cache="committed", **settings), written)
+    assert torch.equal(model.generate(IDS[:, :6], **settings), written)
 
 
 @every_make
