@@ -6,8 +6,7 @@
 On the CPU: a toy LLaDA (4 layers, 128 wide, 4 heads, 4096 tokens, float32, one thread), 64 new tokens in blocks of 16,
 one token a step, behind prompts of 128, 512 and 1024 tokens. Processor time of this process; decoders take turns, and
 of every step the best turn counts, so that a busy neighbour disturbs long runs no more than short ones. The unit is our
-loop without a cache that calls the model's own forward ("uncached"); PEERS are the best ratios of other systems to
-LLaDA's own loop on the same toy.
+loop without a cache that calls the model's own forward ("uncached"). Other people's loops are run by `peers.py`.
 On a GPU: the shape of LLaDA-8B with random bfloat16 weights made there, 256 new tokens in blocks of 32 behind prompts
 of 512 and 1024, without a cache and with both: milliseconds a step of ours, of ours without graphs ("eager"), of ours
 with every value waited for as well ("waiting": as it was), and of LLaDA's loop. Without a cache all steps cost the
@@ -70,17 +69,9 @@ CACHES: dict[str, Cache | None] = {
     "prefix": PrefixCache(),
     "dual": DualCache(),
 }
-# Seconds of the fastest other system over seconds of LLaDA's own loop, both on this toy (dllm; Fast-dLLM for the prefix
-# cache at 512 and 1024).
-PEERS = {
-    128: {"prefix": 0.286 / 0.678, "dual": 0.197 / 0.678},
-    512: {"prefix": 0.495 / 2.167, "dual": 0.327 / 2.167},
-    1024: {"prefix": 0.778 / 4.681, "dual": 0.543 / 4.681},
-}
 GPU_DECODERS = ["uncached_fast", "prefix", "dual"]
 # steps without a cache, which all cost the same
 ALIKE = 12
-FASTER = 1.3
 LEAST_SECONDS = 60
 
 
@@ -196,25 +187,10 @@ def cpu_ratios(sizes: Sizes, repeats: int) -> dict[str, dict]:
         results[f"P{prompt}"] = {
             "decoders": timing,
             "ratios": ratios,
-            "targets": targets(prompt, ratios["to_uncached"]),
             "milliseconds_per_evaluation": parts(model, canvas, sizes, repeats),
         }
         print(f"P={prompt}: {timing}\n  {ratios['to_uncached']}", flush=True)
-        print(f"  {results[f'P{prompt}']['targets']}", flush=True)
     return results
-
-
-def targets(prompt: int, ratios: dict[str, float]) -> dict[str, dict]:
-    return {
-        name: {
-            "peer": round(peer, 4),
-            "target": round(peer / FASTER, 4),
-            "ours": ratios[name],
-            "times_faster_than_peer": round(peer / ratios[name], 2),
-            "met": ratios[name] <= peer / FASTER,
-        }
-        for name, peer in PEERS.get(prompt, {}).items()
-    }
 
 
 @torch.inference_mode()

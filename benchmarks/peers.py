@@ -286,7 +286,8 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
     parser.add_argument("--only", choices=[peer.name for peer in peers], help="one peer; nothing is written")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one pair, nothing written: does it run?")
     options = parser.parse_args()
-    if options.pairs < 5 and not options.quick and not options.only:
+    is_trial = bool(options.quick or options.prompts or options.only)
+    if options.pairs < 5 and not is_trial:
         parser.error("a result needs at least 5 pairs")
     sizes = QUICK if options.quick else Sizes()
     if options.prompts:
@@ -296,7 +297,7 @@ def main(peers: Sequence[Peer] = PEERS) -> None:
     results, left_out = measured(chosen, sources, sizes, 1 if options.quick else options.pairs)
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
-    if options.quick or options.prompts or options.only:
+    if is_trial:
         return
     if len(results) < 2:
         sys.exit(f"no result is written: {len(results)} of {len(peers)} peers ran, and one file needs two")
