@@ -61,7 +61,7 @@ class A2DQwen2(A2DQwen3):
 
     architectures = ("A2DQwen2LMHeadModel",)
     model_types = ("a2d-qwen2",)
-    backbone = Qwen2Config
+    backbone: ClassVar = Qwen2Config
     published: ClassVar = {}
 
 
@@ -71,7 +71,7 @@ class A2DLlama(A2DQwen2):
 
     architectures = ("A2DLlamaLMHeadModel",)
     model_types = ("a2d-llama",)
-    backbone = LlamaConfig
+    backbone: ClassVar = LlamaConfig
     end_of_turn = "<|eot_id|>"
 
 
@@ -95,7 +95,7 @@ class FastDLLM(Adapted):
 
     architectures = ("Fast_dLLM_QwenForCausalLM",)
     model_types = ("Fast_dLLM_Qwen",)
-    backbone = Qwen2Config
+    backbone: ClassVar = Qwen2Config
     block_field = "bd_size"
     logit_shift = True
     unknown_blocks = (
@@ -112,6 +112,6 @@ class ILLaDA(Adapted):
     architectures = ("ILLaDAForCausalLM",)
     model_types = ("illada",)
     represented: ClassVar = {"layer_norm_eps": (None,), "rope_scaling": (None,), "resid_pdrop": (0, None)}
-    backbone = LlamaConfig
+    backbone: ClassVar = LlamaConfig
     mask_token = "<[MASK]>"
     published: ClassVar = published("illada")
