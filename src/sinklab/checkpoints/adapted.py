@@ -6,7 +6,7 @@ dLLM's A2D, SDAR (also TraDo), Fast-dLLM v2 and iLLaDA. All but iLLaDA may atten
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 
 from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 from sinklab.registry import families
@@ -17,7 +17,7 @@ _FIELDS = FORMATS["adapted"]
 class Adapted(Family):
     """A decoder with the fields of its config; subclasses say which, and what the new objective added."""
 
-    backbone: ClassVar[type[PreTrainedConfig]] = Qwen3Config
+    backbone: ClassVar[Any] = Qwen3Config
     block_field: ClassVar[str | None] = None
     """Field that holds the length of a block of its attention, where there is one."""
     blocks_from: ClassVar[str] = "text"
@@ -61,7 +61,7 @@ class A2DQwen2(A2DQwen3):
 
     architectures = ("A2DQwen2LMHeadModel",)
     model_types = ("a2d-qwen2",)
-    backbone: ClassVar = Qwen2Config
+    backbone: ClassVar[Any] = Qwen2Config
     published: ClassVar = {}
 
 
@@ -71,7 +71,7 @@ class A2DLlama(A2DQwen2):
 
     architectures = ("A2DLlamaLMHeadModel",)
     model_types = ("a2d-llama",)
-    backbone: ClassVar = LlamaConfig
+    backbone: ClassVar[Any] = LlamaConfig
     end_of_turn = "<|eot_id|>"
 
 
@@ -95,7 +95,7 @@ class FastDLLM(Adapted):
 
     architectures = ("Fast_dLLM_QwenForCausalLM",)
     model_types = ("Fast_dLLM_Qwen",)
-    backbone: ClassVar = Qwen2Config
+    backbone: ClassVar[Any] = Qwen2Config
     block_field = "bd_size"
     logit_shift = True
     unknown_blocks = (
@@ -112,6 +112,6 @@ class ILLaDA(Adapted):
     architectures = ("ILLaDAForCausalLM",)
     model_types = ("illada",)
     represented: ClassVar = {"layer_norm_eps": (None,), "rope_scaling": (None,), "resid_pdrop": (0, None)}
-    backbone: ClassVar = LlamaConfig
+    backbone: ClassVar[Any] = LlamaConfig
     mask_token = "<[MASK]>"
     published: ClassVar = published("illada")
