@@ -183,6 +183,75 @@ def adapted_shapes(config):
     return shapes if config["tie_word_embeddings"] else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
 
 
+# the second layer is dense; the shared expert and the bias are what no published checkpoint has
+LLADA_MOE = {
+    "architectures": ["LLaDAMoEModelLM"],
+    "model_type": "llada",
+    "attention_bias": False,
+    "clip_qkv": None,
+    "dense_intermediate_size": 48,
+    "eos_token_id": 1,
+    "expert_intermediate_size": 12,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "mask_token_id": 59,
+    "max_position_embeddings": 64,
+    "moe_layer_freq": [1, 0, 1],
+    "moe_router_enable_expert_bias": False,
+    "moe_router_score_function": "softmax",
+    "norm_topk_prob": None,
+    "num_attention_heads": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "pad_token_id": 1,
+    "partial_rotary_factor": 1,
+    "qk_layernorm": True,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 50000,
+    "routed_scaling_factor": 1,
+    "shared_expert_intermediate_size": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 60,
+}
+LLADA2 = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "eos_token_id": 1,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "mask_token_id": 59,
+    "max_position_embeddings": 64,
+    "moe_intermediate_size": 12,
+    "n_group": 4,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "num_shared_experts": 2,
+    "pad_token_id": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 600000,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 2,
+    "use_bias": False,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "vocab_size": 60,
+}
+
+
 def llada_shapes(config):
     """Tensor names of a LLaDA checkpoint, written out independently of the reader."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
@@ -242,6 +311,59 @@ def smdm_shapes(config, sink=0, gate=False):
     return {**shapes, "lm_head.weight": (text, width)}
 
 
+def _mlp_shapes(here, width, inner):
+    return {f"{here}{kind}_proj.weight": (inner, width) for kind in ("gate", "up")} | {
+        f"{here}down_proj.weight": (width, inner)
+    }
+
+
+def llada_moe_shapes(config):
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head, shared = width // heads, config["shared_expert_intermediate_size"]
+    keys = head * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    for i, is_moe in enumerate(config["moe_layer_freq"]):
+        here = f"model.layers.{i}."
+        for kind, shape in (("q", (width, width)), ("k", (keys, width)), ("v", (keys, width)), ("o", (width, width))):
+            shapes[f"{here}self_attn.{kind}_proj.weight"] = shape
+        shapes |= {f"{here}self_attn.{kind}_norm.weight": (head,) for kind in "qk"}
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if not is_moe:
+            shapes |= _mlp_shapes(here + "mlp.", width, config["dense_intermediate_size"])
+            continue
+        shapes[here + "mlp.gate.weight"] = (config["num_experts"], width)
+        for expert in range(config["num_experts"]):
+            shapes |= _mlp_shapes(f"{here}mlp.experts.{expert}.", width, config["expert_intermediate_size"])
+        if config["moe_router_enable_expert_bias"]:
+            shapes[here + "mlp.expert_bias"] = (config["num_experts"],)
+        if shared is not None:
+            shapes |= _mlp_shapes(here + "shared_expert.", width, shared)
+    return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
+def llada2_shapes(config):
+    width, head, inner = config["hidden_size"], config["head_dim"], config["moe_intermediate_size"]
+    queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
+    shapes = {"model.word_embeddings.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    for i in range(config["num_hidden_layers"]):
+        here = f"model.layers.{i}."
+        shapes[here + "attention.query_key_value.weight"] = (queries + 2 * keys, width)
+        if config["use_qkv_bias"]:
+            shapes[here + "attention.query_key_value.bias"] = (queries + 2 * keys,)
+        shapes[here + "attention.dense.weight"] = (width, queries)
+        shapes |= {f"{here}attention.{kind}_layernorm.weight": (head,) for kind in ("query", "key")}
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if i < config["first_k_dense_replace"]:
+            shapes |= _mlp_shapes(here + "mlp.", width, config["intermediate_size"])
+            continue
+        shapes[here + "mlp.gate.weight"] = (config["num_experts"], width)
+        shapes[here + "mlp.gate.expert_bias"] = (config["num_experts"],)
+        for expert in range(config["num_experts"]):
+            shapes |= _mlp_shapes(f"{here}mlp.experts.{expert}.", width, inner)
+        shapes |= _mlp_shapes(here + "mlp.shared_experts.", width, inner * config["num_shared_experts"])
+    return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
 def random_tensors(shapes, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -290,6 +412,18 @@ def smdm(folder, sink=0, gate=False, **fields):
     config = {**SMDM, **fields}
     tensors = random_tensors(smdm_shapes(config, sink, gate))
     return write(folder, config, tensors), tensors
+
+
+def llada_moe(folder, shards=1, **fields):
+    config = {**LLADA_MOE, **fields}
+    tensors = random_tensors(llada_moe_shapes(config))
+    return write(folder, config, tensors, shards), tensors
+
+
+def llada2(folder, shards=1, **fields):
+    config = {**LLADA2, **fields}
+    tensors = random_tensors(llada2_shapes(config))
+    return write(folder, config, tensors, shards), tensors
 
 
 def poison(folder):

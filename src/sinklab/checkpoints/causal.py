@@ -1,4 +1,4 @@
-"""Causal Llama, Qwen2 and Qwen3 checkpoints: baselines, and starts of diffusion models."""
+"""Causal Llama, Qwen and GLM-4-MoE checkpoints: baselines, and starts of diffusion models."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -53,3 +53,17 @@ class Qwen3(Causal):
     model_types = ("qwen3",)
     end_of_turn = "<|im_end|>"
     foreign_tokenizer_class = Qwen2Tokenizer
+
+
+@families.register("qwen3_moe")
+class Qwen3Moe(Qwen3):
+    """Qwen3's mixtures of experts."""
+
+    model_types = ("qwen3_moe",)
+
+
+@families.register("glm4_moe")
+class Glm4Moe(Causal):
+    """GLM-4.5's mixtures of experts, without the layers that predict further tokens."""
+
+    model_types = ("glm4_moe",)

@@ -162,6 +162,12 @@ class Family:
             raise ValueError(f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there{hint}")
         return config[name]
 
+    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The backbone's ``rope_parameters``, from ``rope_theta`` and, where there is one, ``rope_scaling``."""
+        rope = config.get("rope_scaling") or {}
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        return {**rope, "rope_type": kind, "rope_theta": self.field(config, "rope_theta")}
+
     def fields(self, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         """Fields of the backbone's config (the keys of ``names``) from fields that must be there (its values)."""
         return {ours: self.field(config, theirs) for ours, theirs in names.items()}

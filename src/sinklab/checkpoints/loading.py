@@ -218,7 +218,7 @@ class ModelInfo:
     architecture: str
     """As its ``config.json`` names it."""
     backbone: str
-    """The transformers decoder that runs it: llama, qwen2 or qwen3."""
+    """The decoder that runs it, by transformers' name: llama, qwen2, qwen3_moe, …"""
     layers: int
     heads: int
     kv_heads: int
@@ -230,6 +230,11 @@ class ModelInfo:
     """Ids below this are text."""
     parameters: int
     """Tied ones count once."""
+    experts: int
+    """Of a layer, those that every token passes apart; 0 for a model without."""
+    experts_per_token: int
+    active_parameters: int
+    """Those that a token meets: all but the experts that are not chosen for it."""
     special: SpecialIds
     context: int
     """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
@@ -298,6 +303,10 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     backbone: Any = plan.backbone
     model = materialize.empty_model(config, name)
     heads = backbone.num_attention_heads
+    # a tied head is the same tensor, and parameters() yields it once
+    total = sum(parameter.numel() for parameter in model.parameters())
+    experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
+    chosen = backbone.num_experts_per_tok if experts else 0
     return ModelInfo(
         name=name,
         **published.facts_of(name, raw, plan, config, None)[1],
@@ -311,8 +320,10 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         intermediate=backbone.intermediate_size,
         vocabulary=backbone.vocab_size,
         text_vocabulary=getattr(config, "text_vocab_size", None) or backbone.vocab_size,
-        # a tied head is the same tensor, and parameters() yields it once
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=total,
+        experts=len(experts[0]) if experts else 0,
+        experts_per_token=chosen,
+        active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
         logit_shift=getattr(config, "logit_shift", False),
         block_length=getattr(config, "block_length", None),
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
@@ -350,9 +361,10 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     """
     twin = copy.deepcopy(loaded.model).eval()
     generator = torch.Generator().manual_seed(seed)
-    for parameter in twin.parameters():
-        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
-        parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    # of the buffers, those that are saved are trained: what corrects a router
+    for tensor in {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values():
+        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+        tensor.copy_(tensor.flatten()[order].view_as(tensor))
     return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
 
 

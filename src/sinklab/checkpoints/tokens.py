@@ -42,7 +42,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     foreign = kind is not None and not hasattr(transformers, str(kind))
     family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
-        own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
+        own = known_families().get(plan.backbone.model_type, family).foreign_tokenizer_class or own
     if own is None and (foreign or kind in PLAIN):
         # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
         own = PreTrainedTokenizerFast

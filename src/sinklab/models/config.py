@@ -12,9 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from sinklab.compat import config_keys
 from sinklab.errors import check_count, check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, sink_of
-from sinklab.registry import sinks
+from sinklab.registry import decoders, sinks
 
-BACKBONES = ("llama", "qwen2", "qwen3")
+BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 WHOLE_NUMBERS = (
     "text_vocab_size",
@@ -87,7 +87,9 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
         raise ValueError("DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config")
     given: Any = backbone
     is_dict = isinstance(given, Mapping)
-    one_of("the backbone's model_type", given.get("model_type") if is_dict else given.model_type, BACKBONES)
+    kind = given.get("model_type") if is_dict else given.model_type
+    if kind not in BACKBONES:
+        one_of("the backbone's model_type", kind, (*BACKBONES, *decoders))
     # a copy: the caller's config may belong to a causal model that is still in use
     config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
@@ -103,8 +105,8 @@ class DiffusionLMConfig(PreTrainedConfig):
     """Config of :class:`~sinklab.models.DiffusionLM`. A variant of the model is a value in here, never another class.
 
     Args:
-        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2 or
-            qwen3.
+        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2,
+            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.registry.decoders`.
         sink_kind: ``none``, or a kind of :data:`sinklab.registry.sinks`: ``token`` (a learned embedding run through the
             layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
             (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0);
