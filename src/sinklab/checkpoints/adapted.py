@@ -62,7 +62,7 @@ class A2DQwen2(A2DQwen3):
 
     architectures = ("A2DQwen2LMHeadModel",)
     model_types = ("a2d-qwen2",)
-    backbone = Qwen2Config
+    backbone: ClassVar[Any] = Qwen2Config
     published: ClassVar = {}
 
 
@@ -97,7 +97,7 @@ class FastDLLM(Adapted):
 
     architectures = ("Fast_dLLM_QwenForCausalLM",)
     model_types = ("Fast_dLLM_Qwen",)
-    backbone = Qwen2Config
+    backbone: ClassVar[Any] = Qwen2Config
     block_field = "bd_size"
     logit_shift = True
     unknown_blocks = (
@@ -114,6 +114,6 @@ class ILLaDA(Adapted):
     architectures = ("ILLaDAForCausalLM",)
     model_types = ("illada",)
     represented: ClassVar = {"layer_norm_eps": (None,), "rope_scaling": (None,), "resid_pdrop": (0, None)}
-    backbone = LlamaConfig
+    backbone: ClassVar[Any] = LlamaConfig
     mask_token = "<[MASK]>"
     published: ClassVar = published("illada")
