@@ -2,11 +2,12 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 import published_toys as toys
 from sinklab.checkpoints import describe, load
@@ -52,6 +53,19 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert f"diffusion, {name} ({info.architecture})" in said
     assert ("attention full" if blocks is None else f"attention in blocks of {blocks} tokens") in said
+
+
+@pytest.mark.parametrize("name", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
+def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
+    """The parent in transformers' own class, from the same file under its own names."""
+    folder, _ = toys.adapted(tmp_path / "child", name)
+    child, parent = load(folder, mask_token_id=301).model, shutil.copytree(folder, tmp_path / "parent")
+    named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[BACKBONE[name]]
+    change(parent, model_type=BACKBONE[name], architectures=[named.__name__])
+    expected = named.from_pretrained(parent, dtype=torch.float32).eval()(IDS).logits
+    assert torch.allclose(child(IDS, causal=True).logits, expected, atol=1e-5)
+    assert (child(IDS).logits - expected).abs().max() > 1e-2
+    assert torch.equal(load(parent).model(IDS).logits, expected)
 
 
 @pytest.mark.parametrize("name", toys.ADAPTED)

@@ -18,6 +18,7 @@ class Adapted(Family):
     """A decoder with the fields of its config; subclasses say which, and what the new objective added."""
 
     backbone: ClassVar[Any] = Qwen3Config
+    """Class of its config."""
     block_field: ClassVar[str | None] = None
     """Field that holds the length of a block of its attention, where there is one."""
     blocks_from: ClassVar[str] = "text"
@@ -66,13 +67,14 @@ class A2DQwen2(A2DQwen3):
 
 
 @families.register("a2d-llama")
-class A2DLlama(A2DQwen2):
+class A2DLlama(A2DQwen3):
     """dLLM's A2D of Llama."""
 
     architectures = ("A2DLlamaLMHeadModel",)
     model_types = ("a2d-llama",)
-    backbone: ClassVar[Any] = LlamaConfig
+    backbone = LlamaConfig
     end_of_turn = "<|eot_id|>"
+    published: ClassVar = {}
 
 
 @families.register("sdar")
