@@ -32,7 +32,7 @@ class BiasedRouter(qwen3_moe.Qwen3MoeTopKRouter):
     def __init__(self, config: LLaDAMoEConfig) -> None:
         super().__init__(config)
         self.expert_bias: Tensor
-        self.register_buffer("expert_bias", torch.zeros(self.num_experts))
+        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
 
     def forward(self, x_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (T, X), and weights and numbers (T, C) of the experts chosen."""
