@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, Qwen3Mo
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source, published
-from sinklab.registry import decoders, families
+from sinklab.registry import backbones, families
 
 
 class LLaDAMoEConfig(Qwen3MoeConfig):
@@ -47,7 +47,7 @@ def _add_shared(block: Any, args: tuple, out: Tensor) -> Tensor:
     return out + block.shared_expert(args[0])
 
 
-@decoders.register("llada_moe")
+@backbones.register("llada_moe")
 class LLaDAMoEDecoder(qwen3_moe.Qwen3MoeModel):
     """Qwen3-MoE's decoder with what its own config cannot say."""
 
