@@ -1,7 +1,7 @@
 """One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
 
-Read are packaged models, our own format, the published families in this folder, those of plug-ins, and as autoregressive
-baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
+Read are packaged models, our own format, the published families in this folder, those of plug-ins, and as
+autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
 """
 
 import copy
