@@ -11,11 +11,13 @@ from sinklab.checkpoints import load
 from sinklab.registry import families, load_plugin
 from sinklab.testing import check_family
 from tiny_diffusion import save_tiny
+from tiny_gemma import save_gemma
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 FAMILIES = {
+    "diffusion_gemma": save_gemma,
     "dream": lambda folder: toys.dream(folder)[0],
     "llada": lambda folder: toys.llada(folder)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
