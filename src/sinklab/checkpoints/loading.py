@@ -125,7 +125,7 @@ def _as_diffusion(plan: CheckpointPlan, name: str, wanted: bool, settings: dict[
     if plan.whole is not None and (wanted or settings):
         raise ValueError(
             f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink or gate and is not "
-            f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave it out"
+            f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that out"
         )
     if plan.settings is not None or plan.whole is not None:
         return plan

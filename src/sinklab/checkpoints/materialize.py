@@ -117,9 +117,10 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     Raises:
         ValueError: if transformers cannot build it, with the ``name`` of the checkpoint.
     """
-    own = [one.own_class for one in families.known_families().values() if config.model_type in one.model_types]
+    known = families.known_families().values()
+    own = [one.own_class for one in known if one.own_class and config.model_type in one.model_types]
     build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM.from_config
-    build = getattr(transformers, own[0]) if any(own) else build
+    build = getattr(transformers, own[0]) if own else build
     for one in (config, getattr(config, "backbone", None)):
         if one is not None:
             # another name may be a repository of compiled kernels, to be fetched and imported

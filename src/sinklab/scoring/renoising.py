@@ -5,8 +5,9 @@
 
 An encoder reads what stands already, causally, into a cache; the decoder denoises a canvas of a fixed length on top of
 it. There is no [MASK]: what a place holds is noise, unless its draw was accepted at the step before. A «masked query»
-is a place that holds noise. Keys are those of all columns, the prompt's first, in every layer: a sliding window is a
-mask here, where transformers' own cache drops keys, so that column k is key k.
+is a place that holds noise, a committed one holds an accepted draw or a token of a finished canvas. Keys are those of
+all columns, the prompt's first, in every layer: a sliding window is a mask here, where transformers' own cache drops
+keys, so that column k is key k.
 """
 
 # B batch rows, P tokens that stand already, N new ones of them, L places of a canvas, S columns = P + L, V vocabulary
@@ -208,8 +209,9 @@ def renoise(
     check_tensor("the prompts to write behind", ids_BP, (None, None), "int64", "one row a prompt")
     if bool((ids_BP == (image := model.config.image_token_id)).any()):
         raise ValueError(f"a prompt must be text, but holds {image}, which stands for an image (vision); leave it out")
+    ids_BP = ids_BP.to(model.device)
     real_BP = torch.ones_like(ids_BP) if attention_BP is None else attention_BP
-    state_BP = torch.where(real_BP.bool(), PROMPT, -1)
+    state_BP = torch.where(real_BP.to(ids_BP.device, torch.bool), PROMPT, -1)
     return _steps(CanvasDenoiser(model, ids_BP), ids_BP, state_BP, settings or Renoising.of(model))
 
 

@@ -206,7 +206,7 @@ def check_family(name: str, folder: str | Path) -> None:
         ids = torch.arange(min(8, loaded.model.config.get_text_config().vocab_size))[None]
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
             # one that renoises draws its canvas: the same twice
-            logits = [torch.manual_seed(0) and one.model(ids).logits for one in (loaded, load(again))]
+            logits: list[Any] = [torch.manual_seed(0) and one.model(ids).logits for one in (loaded, load(again))]
         assert torch.equal(*logits), "a model that was saved and loaded again has other logits"
         _check_no_code(here, config)
 
