@@ -1,5 +1,6 @@
 """Writing by renoising: what transformers' own generate writes, seen and edited step by step."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,6 +19,17 @@ from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
 
 PROMPT = torch.tensor([[2, 9, 14, 30, 7, 21, 11, 5]])
 SHORT = Renoising(max_new_tokens=2 * CANVAS, max_denoising_steps=4, entropy_bound=0.5)
+# rows whose canvases are done at different steps
+UNEVEN = Renoising(
+    max_new_tokens=3 * CANVAS,
+    max_denoising_steps=6,
+    entropy_bound=0.4,
+    t_min=0.2,
+    t_max=1.5,
+    stability_threshold=0,
+    confidence_threshold=0.6,
+    seed=3,
+)
 DECODER = [f"model.decoder.layers.{layer}.self_attn" for layer in range(3)]
 
 
@@ -41,16 +53,28 @@ def test_it_writes_what_generate_of_transformers_writes(ends, padded):
     model = tiny_gemma()
     ids, mask = torch.cat([PROMPT, PROMPT.flip(1)]), torch.ones(2, PROMPT.shape[1], dtype=torch.bool)
     mask[1, :3] = not padded
-    settings = Renoising(
-        max_new_tokens=3 * CANVAS, max_denoising_steps=5, entropy_bound=2.0, t_min=0.2, t_max=1.5, seed=3,
-        stability_threshold=0, confidence_threshold=2.5, eos_token_id=ends, pad_token_id=0 if ends else None,
-    )  # fmt: skip
+    settings = replace(UNEVEN, eos_token_id=ends, pad_token_id=0 if ends else None)
     given = {"generation_config": generation_config(model, settings), "attention_mask": mask}
     theirs = model.generate(ids, **given).sequences
     ours = list(renoise(model, ids, settings, mask if padded else None))
     assert torch.equal(ours[-1].ids_BS, theirs)
     assert any(bool(step.filled_BS.any()) for step in ours) == bool(ends)
     assert not torch.equal(written(model, Renoising(max_new_tokens=CANVAS, seed=4), ids), theirs[:, : 8 + CANVAS])
+
+
+def test_a_row_whose_canvas_is_done_waits_for_the_others():
+    waited = 0
+    for before, after in pairwise(renoise(tiny_gemma(), torch.cat([PROMPT, PROMPT.flip(1)]), UNEVEN)):
+        done_B, told = before.choice.done_B & (before.block == after.block), after.choice
+        waited += int(done_B.sum())
+        assert told.done_B[done_B].all() and not told.accepted_BL[done_B].any()
+        assert torch.equal(told.after_BL[done_B], told.before_BL[done_B])
+        assert torch.equal(told.best_BL[done_B], before.choice.best_BL[done_B])
+        if before.block == after.block:
+            # noise: what was not accepted when the row was last evaluated for itself
+            noisy_BL, was_asked_B1 = before.choice.noisy_BL, before.choice.accepted_BL.any(1, keepdim=True)
+            assert torch.equal(told.noisy_BL, torch.where(was_asked_B1, ~before.choice.accepted_BL, noisy_BL))
+    assert waited >= 3
 
 
 def test_nothing_is_locked_and_every_other_place_is_noise():
