@@ -81,6 +81,108 @@ SMDM = {
     "n_embd": 32,
     "intermediate_size": 48,
 }
+# a decoder's own fields, as a checkpoint of 2025 has them, and what the five formats change
+_DECODER = {
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "dtype": "bfloat16",
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "initializer_range": 0.02,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.57.0",
+    "use_cache": True,
+    "vocab_size": 310,
+}
+_QWEN = {
+    "layer_types": ["full_attention", "full_attention"],
+    "max_window_layers": 28,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+_QWEN3 = {**_QWEN, "attention_bias": False, "head_dim": 12}
+_LLAMA = {"attention_bias": False, "head_dim": 8, "mlp_bias": False, "pretraining_tp": 1}
+ADAPTED = {
+    "a2d-qwen3": {
+        **_QWEN3,
+        "architectures": ["A2DQwen3LMHeadModel"],
+        "model_type": "a2d-qwen3",
+        "tie_word_embeddings": True,
+        "auto_map": {"AutoModelForMaskedLM": "modeling_qwen3.A2DQwen3LMHeadModel"},
+    },
+    "a2d-qwen2": {**_QWEN, "architectures": ["A2DQwen2LMHeadModel"], "model_type": "a2d-qwen2"},
+    "a2d-llama": {**_LLAMA, "architectures": ["A2DLlamaLMHeadModel"], "model_type": "a2d-llama"},
+    "sdar": {
+        **_QWEN3,
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "attn_implementation": "flex_attention",
+        "block_size": 4,
+        "debug": False,
+        "ep_size": 1,
+        "fuse_cross_entropy": True,
+        "mask_token_id": 301,
+    },
+    "fast-dllm-v2": {
+        **_QWEN,
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "model_type": "Fast_dLLM_Qwen",
+        "bd_size": 8,
+        "conplemenrary_mask": True,
+        "pad_token_id": 1,
+    },
+    "illada": {
+        "architectures": ["ILLaDAForCausalLM"],
+        "model_type": "illada",
+        "attention_bias": False,
+        "layer_norm_eps": None,
+        "mlp_bias": False,
+        "pad_token_id": 0,
+        "resid_pdrop": 0.0,
+        "tie_word_embeddings": True,
+    },
+}
+UNSAID = {
+    "a2d-qwen3": "<|mask|>",
+    "a2d-qwen2": "<|mask|>",
+    "a2d-llama": "<|mask|>",
+    "sdar": "<|MASK|>",
+    "fast-dllm-v2": "|<MASK>|",
+    "illada": "<[MASK]>",
+}
+"""What the tokenizer of a format calls [MASK], without naming it as its mask token."""
+
+
+def adapted_shapes(config):
+    """Tensor names of a decoder under a name of its own, written out independently of the reader."""
+    width, kind = config["hidden_size"], config["model_type"]
+    head = config.get("head_dim") or width // config["num_attention_heads"]
+    queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    for i in range(config["num_hidden_layers"]):
+        here = f"model.layers.{i}."
+        for one, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"{here}self_attn.{one}_proj.weight"] = (rows, width)
+            if kind in ("a2d-qwen2", "Fast_dLLM_Qwen"):
+                shapes[f"{here}self_attn.{one}_proj.bias"] = (rows,)
+        if kind in ("a2d-qwen3", "sdar"):
+            shapes |= {f"{here}self_attn.{one}_norm.weight": (head,) for one in "qk"}
+        shapes[here + "self_attn.o_proj.weight"] = (width, queries)
+        shapes |= {f"{here}mlp.{one}_proj.weight": (config["intermediate_size"], width) for one in ("gate", "up")}
+        shapes[here + "mlp.down_proj.weight"] = (width, config["intermediate_size"])
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+    return shapes if config["tie_word_embeddings"] else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
 # the second layer is dense; the shared expert and the bias are what no published checkpoint has
 LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"],
@@ -300,6 +402,12 @@ def dream(folder, **fields):
     return write(folder, config, tensors), tensors
 
 
+def adapted(folder, name, **fields):
+    config = {**_DECODER, **ADAPTED[name], **fields}
+    tensors = random_tensors(adapted_shapes(config))
+    return write(folder, config, tensors), tensors
+
+
 def smdm(folder, sink=0, gate=False, **fields):
     config = {**SMDM, **fields}
     tensors = random_tensors(smdm_shapes(config, sink, gate))
@@ -348,6 +456,18 @@ def save_llada_tokenizer(folder, template=None):
         settings["chat_template"] = template
     (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
     return {text: first + i for i, text in enumerate(special)}
+
+
+def save_adapted_tokenizer(folder, name):
+    """tokenizer.json with a chat's tokens and [MASK], which is special but not named as the mask token."""
+    ids = save_llada_tokenizer(folder)
+    text = (Path(folder) / "tokenizer.json").read_text()
+    end = "<|eot_id|>" if name == "a2d-llama" else "<|im_end|>"
+    for old, new in (("<|mask|>", "<|plain|>"), ("<|mdm_mask|>", UNSAID[name]), ("<|eot_id|>", end)):
+        text = text.replace(json.dumps(old), json.dumps(new))
+        ids = {new if one == old else one: number for one, number in ids.items()}
+    (Path(folder) / "tokenizer.json").write_text(text)
+    return ids
 
 
 def save_dream_tokenizer(folder):

@@ -287,7 +287,7 @@ schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
 backbones = Registry("backbone", "sinklab.checkpoints.llada_moe")
 # llada2 brings llada_moe
-families = Registry("checkpoint family", *_in("sinklab.checkpoints", "causal dream llada llada2 families smdm"))
+families = Registry("checkpoint family", *_in("sinklab.checkpoints", "adapted causal dream llada llada2 families smdm"))
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
 studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))

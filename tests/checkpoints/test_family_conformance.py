@@ -1,5 +1,6 @@
 """The conformance suites of `sinklab.testing`, over every built-in and every example."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
+    **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
     "dream": lambda folder: toys.dream(folder)[0],
     "glm4_moe": lambda folder: Glm4MoeForCausalLM(
         Glm4MoeConfig(**SIZES, **EXPERTS, n_routed_experts=4)

@@ -38,6 +38,8 @@ class TensorPlan:
     """Name in the model's state dict -> where it is in the checkpoint."""
     new: set[str]
     """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's settings add."""
+    head: str
+    """What the checkpoint calls the head, which it may have although it is tied."""
 
 
 def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype) -> dict[str, Any]:
@@ -162,7 +164,9 @@ def tensor_plan(
     sources = {target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights) for target in names}
     new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
-    filled = TensorPlan({target: sources[target] for target in names if target not in new}, new)
+    filled = TensorPlan(
+        {target: sources[target] for target in names if target not in new}, new, plan.family.source(plan, HEAD)[0]
+    )
     _check(filled, removed, model, weights, name)
     return filled
 
@@ -185,7 +189,7 @@ def _check(plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights:
     theirs, ours = weights.shapes, {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
     sources = dict.fromkeys(name for source in plan.sources.values() for name in names_of(source))
     # old Llama files keep the rotary frequencies; some files of a tied model have its head all the same
-    harmless = ("rotary_emb.inv_freq", *([HEAD] if model.config.tie_word_embeddings else []))
+    harmless = ("rotary_emb.inv_freq", *([plan.head] if model.config.tie_word_embeddings else []))
     known = sources.keys() | removed
     wrong: dict[str, list[str]] = {
         "missing": [source for source in sources if source not in theirs],
@@ -240,8 +244,8 @@ def fill(
         # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every width
         choose_experts(model.model.config, "eager")
     model.tie_weights()
-    if model.config.tie_word_embeddings and HEAD in weights.shapes:
-        _check_tied(model, weights)
+    if model.config.tie_word_embeddings and plan.head in weights.shapes:
+        _check_tied(model, weights, plan.head)
     for target in sorted(plan.new):
         _allocated(model, target, dtype, devices)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
@@ -276,14 +280,14 @@ def compute_rotary(decoder: Any, device: torch.device | str) -> None:
         setattr(rotary, name, buffer.to(device))
 
 
-def _check_tied(model: PreTrainedModel, weights: Weights) -> None:
+def _check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:
     """A head that the file has all the same must be the embedding."""
     tied: Any = model.get_input_embeddings().weight
-    same = weights.shapes[HEAD] == tuple(tied.shape) and all(
-        torch.equal(tied[rows], piece.to(tied)) for rows, piece in weights.pieces(HEAD)
+    same = weights.shapes[head] == tuple(tied.shape) and all(
+        torch.equal(tied[rows], piece.to(tied)) for rows, piece in weights.pieces(head)
     )
     if not same:
         raise ValueError(
-            f"config.json ties the head to the embedding (tie_word_embeddings), but {HEAD} of the checkpoint is "
-            "another tensor; set tie_word_embeddings to false in config.json"
+            f"config.json ties the head to the embedding (tie_word_embeddings, LLaDA's weight_tying), but {head} of "
+            "the checkpoint is another tensor; set it to false in config.json"
         )
