@@ -16,9 +16,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 FAMILIES = {
+    "bd3lm": lambda folder: toys.bd3lm(folder)[0],
     "dream": lambda folder: toys.dream(folder)[0],
     "llada": lambda folder: toys.llada(folder)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
+    "mdlm": lambda folder: toys.mdlm(folder)[0],
     "mmada": lambda folder: toys.llada(folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240)[0],
     "qwen2": lambda folder: Qwen2ForCausalLM(Qwen2Config(**SIZES)).save_pretrained(folder),
     "qwen3": lambda folder: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).save_pretrained(folder),

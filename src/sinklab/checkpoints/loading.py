@@ -123,6 +123,8 @@ def load(
 def _as_diffusion(plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any]) -> CheckpointPlan:
     """The plan, of a diffusion model where a causal one is to become one."""
     if plan.settings is not None:
+        if wanted:
+            raise ValueError(f"as_diffusion=True is for causal models, but {name} denoises already; leave it out")
         return plan
     if not wanted:
         if settings:

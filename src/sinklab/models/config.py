@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from sinklab.compat import config_keys
 from sinklab.errors import check_count, check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, sink_of
+from sinklab.registry import families as known_families
 from sinklab.registry import sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3")
@@ -44,6 +45,11 @@ def _check(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
             f"position, but is {config.sink_side!r}; leave it out"
         )
+    if config.backbone.model_type == DIT and (config.sink_count or config.gate != "none"):
+        raise ValueError(
+            "added sinks and gates are for Llama and Qwen backbones, but this one is a DiT (MDLM, BD3-LM), got "
+            f"sink_kind={kind!r} and gate={config.gate!r}; leave them out"
+        )
     size, rows = config.backbone.vocab_size, config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
         raise ValueError(
@@ -72,13 +78,21 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
     check_count("context", context, "leave it out for no limit")
 
 
+DIT = "sinklab_dit"
+"""Type of the backbone of MDLM and BD3-LM, which comes with their family."""
+
+
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
     """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
     if backbone is None:
         raise ValueError("DiffusionLMConfig needs a backbone: pass a LlamaConfig, Qwen2Config or Qwen3Config")
     given: Any = backbone
     is_dict = isinstance(given, Mapping)
-    one_of("the backbone's model_type", given.get("model_type") if is_dict else given.model_type, BACKBONES)
+    kind = given.get("model_type") if is_dict else given.model_type
+    one_of("the backbone's model_type", kind, (*BACKBONES, DIT))
+    if kind == DIT:
+        # whoever loads a saved one through transformers has not seen its module
+        known_families["mdlm"]
     # a copy: the caller's config may belong to a causal model that is still in use
     config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
