@@ -36,9 +36,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 
 from sinklab.attention import context, watching
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.fast.decoder import FastDecoder
 from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.sampling import Cache, Canvas, DualCache, PrefixCache, denoise
+from sinklab.sampling import Cache, Canvas, denoise
 
 # B batch, S canvas, V vocabulary
 

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from sinklab.attention import watching
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.fast import decoder as fast
 from sinklab.models import DiffusionLM, DiffusionLMConfig
-from sinklab.sampling import Canvas, DualCache, EvenQuota, Factor, PrefixCache, Threshold, denoise, guided
+from sinklab.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
 
 # B batch, S canvas, M wanted, V vocabulary
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import TextDiffusionStreamer
 
-from sinklab.sampling import Canvas, DecodingSettings, DualCache, Entropy, EntropyBound, Factor
+from sinklab.caching import DualCache
+from sinklab.sampling import Canvas, DecodingSettings, Entropy, EntropyBound, Factor
 from tiny_diffusion import TEXT, tiny_model, tiny_tokenizer
 
 MASK = 2

@@ -12,10 +12,18 @@ from evicted_twin import EvictingTwin
 from test_cached_decoding import MASK, PROMPTS, VARIANTS, agree, build, canvas, wanted_at, written
 
 from sinklab.attention import watching
-from sinklab.caching import EvictCache, EvictingCache, RandomCache, ReceivedCache, SinkCache, SinkRefreshCache
+from sinklab.caching import (
+    DualCache,
+    EvictCache,
+    EvictingCache,
+    RandomCache,
+    ReceivedCache,
+    SinkCache,
+    SinkRefreshCache,
+)
 from sinklab.caching.store import Seen, Window
 from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, DualCache, denoise, guided
+from sinklab.sampling import Canvas, denoise, guided
 
 # B batch, S canvas, M wanted, G key heads
 

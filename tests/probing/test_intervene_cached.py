@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
-from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
+from sinklab.sampling import Canvas, denoise, guided
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model
 from tiny_models import llama

@@ -9,8 +9,9 @@ from dense_twin import dense
 from torch import Tensor
 
 from sinklab.attention import running
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.probing import MaskPositions, MaskSinks, TruncateContext, WindowAttention, intervene, trace
-from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
+from sinklab.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
 from tiny_models import STYLES, HandWritten, Prefixed, llama
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sinklab.attention import watching
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.fast import decoder
 from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
+from sinklab.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]

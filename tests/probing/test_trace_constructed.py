@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.probing import trace
-from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise
+from sinklab.sampling import Canvas, denoise
 from sinklab.sinks import Excess, find_sinks
 from tiny_diffusion import tiny_model
 

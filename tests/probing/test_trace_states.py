@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.probing import STATES, MaskSinks, intervene, position_states, trace
-from sinklab.sampling import Canvas, DualCache, PrefixCache, denoise, guided
+from sinklab.sampling import Canvas, denoise, guided
 from tiny_diffusion import tiny_model
 from tiny_models import HandWritten, llama
 

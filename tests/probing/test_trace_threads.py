@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from sinklab.attention import is_watched, watching
-from sinklab.caching import SinkCache
+from sinklab.caching import DualCache, SinkCache
 from sinklab.fast import decoder
 from sinklab.fast.in_sequence import InSequence
 from sinklab.probing import MaskSinks, intervene, trace
-from sinklab.sampling import Canvas, DualCache, denoise
+from sinklab.sampling import Canvas, denoise
 from tiny_diffusion import tiny_model
 from tiny_models import checkpointed
 

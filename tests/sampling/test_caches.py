@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.registry import caches
-from sinklab.sampling import Canvas, DualCache, PrefixCache, cache_of, denoise, evaluator
+from sinklab.sampling import Canvas, cache_of, denoise, evaluator
 
 MASK, PAD = 9, 8
 
@@ -70,7 +71,7 @@ def test_a_refresh_every_that_is_no_count_is_refused(kind, value):
 def test_caches_by_name():
     assert (caches["prefix"], caches["dual"]) == (PrefixCache, DualCache)
     assert (cache_of("none"), cache_of("prefix"), cache_of("dual")) == (None, PrefixCache(), DualCache())
-    with pytest.raises(ValueError, match=r"unknown cache 'duel'; known are dual, evict, none, .*; did you mean 'dual'"):
+    with pytest.raises(ValueError, match=r"unknown cache 'duel'; known are committed, .*none.*; did you mean 'dual'"):
         cache_of("duel")
     with pytest.raises(ValueError, match="pass one of these, or a cache object"):
         cache_of("zzzzzz")

@@ -9,16 +9,15 @@ import pytest
 import torch
 from toy_denoiser import MASK, PAD, ToyDenoiser
 
+from sinklab.caching import DualCache, PrefixCache
 from sinklab.sampling import (
     Canvas,
     DecodingSettings,
-    DualCache,
     Entropy,
     EntropyBound,
     EvenQuota,
     Factor,
     LowConfidence,
-    PrefixCache,
     Threshold,
     Timed,
     denoise,

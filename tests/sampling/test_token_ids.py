@@ -4,7 +4,8 @@ import pytest
 import torch
 from toy_denoiser import MASK, VOCABULARY, ToyDenoiser
 
-from sinklab.sampling import Canvas, DecodingSettings, DualCache, Entropy, LowConfidence, Threshold, denoise, suppressed
+from sinklab.caching import DualCache
+from sinklab.sampling import Canvas, DecodingSettings, Entropy, LowConfidence, Threshold, denoise, suppressed
 
 CANVAS = Canvas.from_prompts([[1, 2]], new_tokens=4, mask_id=MASK)
 

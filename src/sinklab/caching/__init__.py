@@ -4,6 +4,7 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
+    blocks="BlockCache CommittedCache DualCache PrefixCache",
     policies="ChoosingCache EvictCache EvictingCache RandomCache ReceivedCache SinkCache SinkRefreshCache",
     store="Seen",
 )

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sinklab.caching.blocks import BlockCache
 from sinklab.errors import limited
 from sinklab.registry import caches
-from sinklab.sampling.caches import BlockCache, BlockWork
+from sinklab.sampling.caches import BlockWork
 
 if TYPE_CHECKING:
     from sinklab.caching.store import BlockSession, Seen

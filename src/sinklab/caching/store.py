@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import received_attention
-from sinklab.models.denoising import CanvasGeometry, KeyValueStore, ModelDenoiser, Read
+from sinklab.models.denoising import ModelDenoiser, Read
+from sinklab.models.geometry import CanvasGeometry, KeyValueStore
 from sinklab.models.sinks.prefix import SinkPrefix
 from sinklab.sampling.caches import BlockWork
 

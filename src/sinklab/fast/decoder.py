@@ -4,9 +4,9 @@ One form for Llama, Qwen2 and Qwen3. It leaves out, in the last layer, the queri
 are not wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their
 place (adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
 
-On CUDA the partial evaluations of a block, which have the same shapes and write keys and values into the same buffers
-at every step, are replayed as one graph in place of some 900 launches: the first of a shape runs as it is, the second
-is recorded. What cannot be recorded runs as it is, and that is the slow twin of a record.
+On CUDA the partial evaluations of a block, which have the same shapes and buffers at every step, are replayed as one
+graph in place of some 900 launches: the first of a shape runs as it is, the second is recorded. What cannot be recorded
+runs as it is, and that is the slow twin of a record.
 """
 
 # B batch, W columns that run, Q columns wanted, E hidden size, H query heads, G key/value heads, D head dim, K keys
@@ -28,7 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
-from sinklab.models.denoising import CanvasGeometry, KeyValueStore, take
+from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.models.sinks.prefix import logits_of, with_logits
 from sinklab.registry import fast_decoders
 
@@ -36,9 +36,7 @@ _LAYERS = (modeling_llama.LlamaDecoderLayer, modeling_qwen2.Qwen2DecoderLayer, m
 _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, modeling_qwen3.Qwen3Attention)
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
-
-# Numbers from which on two passes over halves cost less than a rolled copy.
-_LARGE = 1 << 19
+_LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
 # Positions that go through an MLP at a time on the CPU: what it makes of them stays in the cache, and is not memory
 # that the system takes back and hands out again (and clears) at every layer.
 _PIECE = 256
@@ -51,10 +49,20 @@ class View:
     cos_BW1D: Tensor
     sin_BW1D: Tensor
     """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
-    mask_B11K: Tensor | None
-    """Additive, 0 or −∞; None when nothing is hidden."""
+    mask_B1WK: Tensor | None
+    """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
+    folded: Tensor | None = None
+    """The same for queries as `_attend` folds them."""
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
-    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after the memory's update, to choose columns."""
+    """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose columns."""
+
+    def of(self, queries: slice | Tensor, shared: int) -> View:
+        """With the mask of these queries alone, folded for so many query heads a key head."""
+        mask = self.mask_B1WK
+        if mask is None or mask.shape[2] == 1:
+            return replace(self, folded=mask)
+        mask = mask[:, :, queries]
+        return replace(self, mask_B1WK=mask, folded=mask.repeat(1, 1, shared, 1) if shared > 1 else mask)
 
 
 def signed(sin_BSD: Tensor) -> Tensor:
@@ -116,17 +124,17 @@ class Layer:
         if wanted_Q is not None:
             x_BWE, y_BWE = x_BWE.index_select(1, wanted_Q), y_BWE.index_select(1, wanted_Q)
             cos, sin = cos.index_select(1, wanted_Q), sin.index_select(1, wanted_Q)
-            width = len(wanted_Q)
+            width, view = len(wanted_Q), view.of(wanted_Q, self.heads // self.groups)
         q_BHWD = _rotated(self.q(y_BWE).reshape(batch, width, self.heads, self.dim), self.q_norm, cos, sin)
         logits_HN = logits_of(memory, self.index)
         if view.choose is not None:
-            mask = view.mask_B11K
+            mask = view.mask_B1WK
             if logits_HN is not None and mask is not None:
                 mask = with_logits(mask, logits_HN, q_BHWD)
             view.choose(self.index, q_BHWD, mask, self.scale)
         if self.gate is not None:
             self.gate.pending = self.gate(y_BWE)
-        call = (q_BHWD, k_BGKD, v_BGKD, view.mask_B11K, self.scale)
+        call = q_BHWD, k_BGKD, v_BGKD, view.folded if logits_HN is None else view.mask_B1WK, self.scale
         out_BWA = _attend(*call) if logits_HN is None else _attend_beside(logits_HN, *call)
         x_BWE = self.o(out_BWA, x_BWE)
         return self.mlp(self.post_norm(x_BWE), x_BWE)
@@ -144,21 +152,21 @@ def _rotated(x_BWHD: Tensor, norm: Callable | None, cos_BW1D: Tensor, sin_BW1D: 
     return out_BWHD.transpose(1, 2)
 
 
-def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float) -> Tensor:
+def _attend(q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float) -> Tensor:
     batch, heads, width, dim = q_BHWD.shape
     # Query heads of one key head become more queries of it: no key is copied, with or without a mask.
     q_BGQD = q_BHWD.reshape(batch, k_BGKD.shape[1], -1, dim)
-    out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B11K, scale=scale)
+    out = F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1WK, scale=scale)
     out = out.reshape(batch, heads, width, dim)
     return out.transpose(1, 2).reshape(batch, width, heads * dim)
 
 
 def _attend_beside(
-    logits_HN: Tensor, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B11K: Tensor | None, scale: float
+    logits_HN: Tensor, q_BHWD: Tensor, k_BGKD: Tensor, v_BGKD: Tensor, mask_B1WK: Tensor | None, scale: float
 ) -> Tensor:
     """The log-sum-exp form of sinks that are logits alone: no mask of their own, and none of their keys."""
     k_BGKD, v_BGKD = k_BGKD[:, :, logits_HN.shape[1] :], v_BGKD[:, :, logits_HN.shape[1] :]
-    mask = None if mask_B11K is None else mask_B11K[..., logits_HN.shape[1] :]
+    mask = None if mask_B1WK is None else mask_B1WK[..., logits_HN.shape[1] :]
     out_BHWD, lse_BHW = compat.attention_with_logsumexp(q_BHWD, k_BGKD, v_BGKD, mask, scale) or (
         F.scaled_dot_product_attention(q_BHWD, k_BGKD, v_BGKD, attn_mask=mask, scale=scale, enable_gqa=True),
         row_logsumexp(q_BHWD, k_BGKD, mask=mask, scale=scale),
@@ -300,8 +308,7 @@ class FastDecoder:
     trace or intervention on the model; :meth:`is_faithful` is checked before every evaluation.
     """
 
-    records = True
-    """Whether evaluations may become CUDA graphs."""
+    records = True  # whether evaluations may become CUDA graphs
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
@@ -313,6 +320,7 @@ class FastDecoder:
         gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
         self.model, self.decoder, self.norm = model, decoder, _norm(decoder.norm)
         self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
+        self._shared = self.layers[0].heads // self.layers[0].groups
         self._is_stock = not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)
         self._hooks = [
             (hooks, sum(map(_is_ours, hooks.values()))) for m in modules for hooks in compat.forward_hooks(m)
@@ -363,14 +371,16 @@ class FastDecoder:
         if is_plain and isinstance(columns, Tensor) and can_replay(x_BWE, columns, memory):
             return replayed(partial(self._states, whole), memory, x_BWE, columns, output_index_Q)
         if mask is not ...:
-            whole = replace(whole, mask_B11K=None if mask is None else additive(mask, x_BWE.dtype))
+            whole = replace(whole, mask_B1WK=None if mask is None else additive(mask, x_BWE.dtype))
         return self._states(replace(whole, choose=choose), x_BWE, columns, output_index_Q, memory)
 
     def _states(
         self, whole: View, x_BWE: Tensor, columns: slice | Tensor, output_index_Q: Tensor, memory: Any
     ) -> Tensor:
-        cos_BW1D, sin_BW1D = take(whole.cos_BW1D, columns), take(whole.sin_BW1D, columns)
-        view = replace(whole, cos_BW1D=cos_BW1D, sin_BW1D=sin_BW1D)
+        # the canvas's mask has all its rows, one that was given those that run
+        is_whole = whole.mask_B1WK is not None and whole.mask_B1WK.shape[2] == whole.cos_BW1D.shape[1]
+        tables: Any = {"cos_BW1D": take(whole.cos_BW1D, columns), "sin_BW1D": take(whole.sin_BW1D, columns)}
+        view = replace(whole, **tables).of(columns if is_whole else slice(None), self._shared)
         for layer in self.layers[:-1]:
             x_BWE = layer(x_BWE, view, memory, None)
         return self.norm(self.layers[-1](x_BWE, view, memory, output_index_Q))

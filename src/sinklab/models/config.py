@@ -17,7 +17,15 @@ from sinklab.registry import sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
-WHOLE_NUMBERS = ("text_vocab_size", "output_vocab_size", "context", "mask_token_id", "eot_token_id", *SPECIAL)
+WHOLE_NUMBERS = (
+    "text_vocab_size",
+    "output_vocab_size",
+    "context",
+    "block_length",
+    "mask_token_id",
+    "eot_token_id",
+    *SPECIAL,
+)
 
 
 def refuse_unknown(settings: Iterable[str], known: Iterable[str] = ()) -> None:
@@ -76,6 +84,7 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
     if bias is not None and (isinstance(bias, bool) or not isinstance(bias, int | float)):
         raise ValueError(f"gate_bias must be a number or None, but is {bias!r}; give it without quotes")
     check_count("context", context, "leave it out for no limit")
+    check_count("block_length", settings.get("block_length"), "leave it out for full attention")
 
 
 DIT = "sinklab_dit"
@@ -130,6 +139,12 @@ class DiffusionLMConfig(PreTrainedConfig):
         eot_token_id: id of the end-of-turn token of a chat model.
         context: tokens that prompt and completion should have together at most, as the authors state it; advice that
             the model does not enforce. None where only the positions limit it.
+        block_length: tokens of a block where attention is block-causal: a token sees its own block from both sides,
+            and the blocks before it (BD3-LM, 2503.09573). None for full attention.
+        clean_attention: with blocks, how those that are finished attend: ``block``, as when they were written, or
+            ``causal``, from left to right inside the block too (Nemotron-Labs-Diffusion).
+        blocks_from: with blocks, where they are counted from: ``text``, its first token, or ``column``, the first
+            column of the batch, padding included (dLLM, which pads prompts on the left to whole blocks).
 
     Raises:
         ValueError: for an unknown key or value, naming the near ones; for a sink kind without a count or a count
@@ -153,6 +168,9 @@ class DiffusionLMConfig(PreTrainedConfig):
     rope_dtype: str = limited("float32", one_of=("float32", "bfloat16"))
     eot_token_id: int | None = None
     context: int | None = None
+    block_length: int | None = None
+    clean_attention: str = limited("block", one_of=("block", "causal"))
+    blocks_from: str = limited("text", one_of=("text", "column"))
 
     def __init__(self, backbone: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
         refuse_unknown(settings, config_keys())

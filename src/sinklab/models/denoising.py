@@ -15,131 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import reads_wait, running
+from sinklab.attention.context import is_watched, reads_wait, running
 from sinklab.errors import check_tensor
 from sinklab.models import masks
-from sinklab.models.sinks.prefix import SinkPrefix, logits_of
-from sinklab.registry import fast_decoders, fast_path
-from sinklab.sampling.canvas import Places
-
-
-@dataclass(frozen=True, eq=False)
-class CanvasGeometry:
-    """What depends on the shape of the canvas and its padding alone: computed once, for all columns."""
-
-    shape: tuple[int, ...]
-    backend: str
-    position_ids_BS: Tensor
-    mask: Tensor | None
-    """As the decoder takes it; None when nothing is hidden."""
-    sinks: SinkPrefix | None
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        real_BS: Tensor | None,
-        like: Tensor,
-        shape: tuple[int, ...],
-        *,
-        sinks: SinkPrefix | None = None,
-        causal: bool = False,
-        visible: Tensor | None = None,
-    ) -> CanvasGeometry:
-        """Computed for texts of this shape and padding.
-
-        Args:
-            model: a :class:`~sinklab.models.DiffusionLM`.
-            real_BS: from :func:`~sinklab.models.masks.real_positions`.
-            like: a tensor of the dtype and device of the states.
-            shape: of the ids, (B, S).
-            sinks: keys and values of the sinks where they are known; else they are computed.
-            causal, visible: as in :meth:`DiffusionLM.forward`.
-        """
-        config, length, backend = model.config, shape[1], model.model.config._attn_implementation
-        position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
-        if sinks is None:
-            sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))
-        # the logits of added sinks are added to a mask
-        needs_mask = sinks is not None and (logits_of(sinks) is not None or masks.transformers_makes_one(model.model))
-        if real_BS is None and needs_mask:
-            real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
-        mask = masks.attention_mask(
-            real_BS, length, sinks=config.sink_count, causal=causal, backend=backend, like=like, visible=visible
-        )
-        return cls(tuple(shape), backend, position_ids_BS, mask, sinks)
-
-
-def take(values: Tensor, columns: slice | Tensor) -> Tensor:
-    """These columns of (1 or B, S, …): a slice or int64 (W,) of all rows, or int64 (B, W), each row's own."""
-    if isinstance(columns, slice):
-        return values[:, columns]
-    if columns.ndim == 1:
-        return values.index_select(1, columns)
-    values = values.expand(len(columns), *values.shape[1:])
-    return values[torch.arange(len(columns), device=values.device)[:, None], columns]
-
-
-class KeyValueStore:
-    """One buffer of keys and one of values a layer: sinks in the first N columns, then the canvas.
-
-    In an attention layer it stands where a key/value cache stands (a ``sink_prefix`` that also remembers).
-    """
-
-    def __init__(self, prefix: SinkPrefix | None, layers: int) -> None:
-        self.prefix = prefix
-        self.sinks = 0 if prefix is None else prefix.count
-        self.logits = () if prefix is None else prefix.logits
-        self.columns: slice | Tensor | None = None
-        """Columns of the canvas that the next :meth:`update` of each layer brings: None for all, a slice or int64 (W,)
-        for the same in every row, int64 (B, W) for each row its own."""
-        self.graphs: dict[Any, Any] = {}
-        """What a fast decoder has recorded of evaluations into these buffers, by their shapes."""
-        self._keys: list[Tensor | None] = [None] * layers
-        self._values: list[Tensor | None] = [None] * layers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values that are held; every evaluation attends to all of them."""
-        return sum(tensor.nbytes for tensor in (*self._keys, *self._values) if tensor is not None)
-
-    def update(self, k_BHWD: Tensor, v_BHWD: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write these columns in place and return the keys and values of all columns, (B, H, K, D)."""
-        sink_k = sink_v = None
-        if self.prefix is not None:
-            sink_k, sink_v = self.prefix.keys[layer_idx], self.prefix.values[layer_idx]
-        self._keys[layer_idx] = self._written(self._keys[layer_idx], k_BHWD, sink_k)
-        self._values[layer_idx] = self._written(self._values[layer_idx], v_BHWD, sink_v)
-        return self.held(layer_idx)
-
-    def held(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer as they are held now. Raises ValueError where nothing is."""
-        keys, values = self._keys[layer], self._values[layer]
-        if keys is None or values is None:
-            raise ValueError(f"a full evaluation fills the keys and values of layer {layer}, but none was made")
-        return keys, values
-
-    def _written(self, known: Tensor | None, new_BHWD: Tensor, sink_BHND: Tensor | None) -> Tensor:
-        columns, sinks = self.columns, self.sinks
-        if columns is None:
-            batch, heads, length, width = new_BHWD.shape
-            shape = (batch, heads, sinks + length, width)
-            if known is None or known.shape != shape:
-                known = new_BHWD.new_empty(shape)
-                self.graphs.clear()
-                if sink_BHND is not None:
-                    known[:, :, :sinks] = sink_BHND
-            known[:, :, sinks:] = new_BHWD
-            return known
-        if known is None:
-            raise ValueError("columns can be recomputed only after a full evaluation has filled the others")
-        if isinstance(columns, Tensor) and columns.ndim == 2:
-            known.scatter_(2, (columns + sinks)[:, None, :, None].expand_as(new_BHWD), new_BHWD)
-        elif isinstance(columns, slice):
-            known.narrow(2, sinks + columns.start, columns.stop - columns.start).copy_(new_BHWD)
-        else:
-            known.index_copy_(2, columns + sinks if sinks else columns, new_BHWD)
-        return known
+from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
+from sinklab.registry import caches, fast_decoders, fast_path
+from sinklab.sampling.canvas import Canvas, Places
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +74,32 @@ class ModelDenoiser:
     def _fast(self) -> Any:
         return None if self.plain else fast_path(fast_decoders, self.model)
 
+    def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
+        """The canvas with its decoding blocks where those of attention are, each of them in parts of ``block_length``;
+        where attention is full, as it is.
+
+        Raises:
+            ValueError: for a ``block_length`` that does not divide a block of attention.
+        """
+        size = self.model.config.block_length
+        if size is None or canvas.block_BS is not None:
+            return canvas
+        if size % (block_length or size):
+            raise ValueError(
+                f"a block of attention is decoded as a whole or in equal parts, but block_length is {block_length} and "
+                f"the model attends in blocks of {size}; leave block_length out, or give a divisor of {size}"
+            )
+        ids_BS = canvas.ids_BS
+        real_BS = masks.real_positions(ids_BS, canvas.attention_BS)
+        part_BS = masks.blocks(self.model.config, real_BS, ids_BS.shape[1], ids_BS.device, block_length)
+        return canvas.counted(part_BS.expand_as(ids_BS))
+
+    @property
+    def own_cache(self) -> str | None:
+        """The cache that changes nothing but the time; None where there is none, or each column is to be seen."""
+        has_blocks = self.model.config.block_length is not None and not self.plain and not is_watched(self.model)
+        return "committed" if has_blocks and "committed" in caches else None
+
     @property
     def is_fast(self) -> bool:
         """Whether the fast decoder stands for the model's own in an evaluation made now."""
@@ -212,17 +119,30 @@ class ModelDenoiser:
 
     def full_pass(self, ids_BS: Tensor, wanted_BS: Tensor, read: Read, store: Any = None) -> Tensor:
         """Logits (M, V) with all columns computed; a store stands where the sinks stand, and remembers."""
-        geometry = self.geometry(ids_BS, wanted_BS)
+        geometry, seen = self.geometry(ids_BS, wanted_BS), self.seen_by_finished(wanted_BS)
         if self.is_fast:
             every = slice(0, ids_BS.shape[1])
-            states_BQE = self.states(ids_BS, every, read.output_Q, store or geometry.sinks)
+            special = {} if seen is None else {"mask": geometry.rows(every, seen)}
+            states_BQE = self.states(ids_BS, every, read.output_Q, store or geometry.sinks, **special)
             return self.logits(states_BQE, read)
         # the whole model, so that a trace sees where a forward begins
         wanted = wanted_BS if read.places is None else read.places.flat_M
         with running(ids_BS):
             return self.model(
-                ids_BS, self.attention_BS, logits_to_keep=wanted, sink_prefix=store or geometry.sinks
+                ids_BS, self.attention_BS, logits_to_keep=wanted, sink_prefix=store or geometry.sinks, visible=seen
             ).logits
+
+    def seen_by_finished(self, wanted_BS: Tensor) -> Tensor | None:
+        """Who sees whom, bool (B, query, key), where the blocks before the wanted positions attend causally; None where
+        they attend as they did when they were written.
+        """
+        config, length = self.model.config, wanted_BS.shape[1]
+        if config.block_length is None or config.clean_attention == "block" or length <= config.block_length:
+            return None
+        real_BS = masks.real_positions(wanted_BS, self.attention_BS)
+        block_BS = masks.blocks(config, real_BS, length, wanted_BS.device).expand_as(wanted_BS)
+        first_B1 = wanted_BS.long().argmax(1, keepdim=True)
+        return masks.block_causal(block_BS, block_BS.gather(1, first_B1)[:, 0])
 
     def read(self, wanted_BS: Tensor, places: Places | None = None) -> Read:
         """The columns whose outputs are read for the wanted positions: those that predict one in some row, or, where
@@ -279,7 +199,7 @@ class ModelDenoiser:
             raise ValueError(f"wanted positions must lie in the columns that run, {columns}, but are in {wanted}")
 
     def states(
-        self, ids_BS: Tensor, columns: slice | Tensor, output_index_Q: Tensor, store: Any, **fast: Any
+        self, ids_BS: Tensor, columns: slice | Tensor, output_index_Q: Tensor, store: Any, **special: Any
     ) -> Tensor:
         """Final states (B, Q, E) where some columns run and attend to what the store gives.
 
@@ -288,19 +208,20 @@ class ModelDenoiser:
             columns: those that run: a slice or int64 (W,) for the same in every row, int64 (B, W) for each its own.
             output_index_Q: where among them those stand whose states are wanted.
             store: takes the new keys and values and returns those of all columns (:class:`KeyValueStore`).
-            fast: ``mask`` and ``choose`` for the fast decoder alone (:mod:`sinklab.caching`).
+            special: ``mask``, bool, in place of the canvas's, and ``choose`` for the fast decoder alone
+                (:mod:`sinklab.caching`).
         """
         assert self._geometry is not None, "geometry() comes first"
         geometry, decoder = self._geometry, self.model.model
         embeds_BWE = decoder.embed_tokens(take(ids_BS, columns))
         if self.is_fast:
-            return self._fast(embeds_BWE, geometry, columns, output_index_Q, store, **fast)
+            return self._fast(embeds_BWE, geometry, columns, output_index_Q, store, **special)
         # columns that differ between rows are never watched: a trace reads columns that all rows share
         shared = columns[0] if isinstance(columns, Tensor) and columns.ndim == 2 else columns
         with running(ids_BS, shared):
             states_BWE = decoder(
                 inputs_embeds=embeds_BWE,
-                attention_mask=geometry.mask,
+                attention_mask=special.get("mask", geometry.rows(columns)),
                 position_ids=take(geometry.position_ids_BS, columns),
                 use_cache=False,
                 is_causal=False,

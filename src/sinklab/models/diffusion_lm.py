@@ -15,8 +15,9 @@ from transformers.modeling_outputs import MaskedLMOutput
 from sinklab.errors import check_tensor
 from sinklab.models import masks
 from sinklab.models.config import DiffusionLMConfig
-from sinklab.models.denoising import CanvasGeometry, ModelDenoiser
+from sinklab.models.denoising import ModelDenoiser
 from sinklab.models.generation import GenerateByDenoising
+from sinklab.models.geometry import CanvasGeometry
 from sinklab.models.head import Head, LossOptions, LossTargets, ResizableVocabulary
 from sinklab.models.sinks.base import tensors_of
 from sinklab.models.sinks.prefix import SinkPrefix, take_prefix
@@ -175,19 +176,30 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         sink_prefix: SinkPrefix | None = None,
         causal: bool = False,
         visible: Tensor | None = None,
+        clean: Tensor | None = None,
     ) -> Tensor:
         """Final normed states (B, S, D) of the backbone; arguments as in :meth:`forward`."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids must have shape (B, S) with S ≥ 1, but have {tuple(input_ids.shape)}")
         self.config.check_length(input_ids.shape[1])
         real_BS = masks.real_positions(input_ids, attention_mask)
-        if sink_prefix is None and self.config.sink is not None and (form := fast_path(fast_sinks, self)) is not None:
+        if clean is not None:
+            self._check_clean(input_ids, clean, is_alone=visible is None and not causal)
+        is_usual = clean is None and self.config.block_length is None and sink_prefix is None
+        if is_usual and self.config.sink is not None and (form := fast_path(fast_sinks, self)) is not None:
             return form.states(self, input_ids, real_BS, causal, visible)
-        embeds_BSD = self.model.embed_tokens(input_ids)
+        embeds_BSD = self.model.embed_tokens(input_ids if clean is None else torch.cat([input_ids, clean], dim=1))
         geometry = CanvasGeometry.of(
-            self, real_BS, embeds_BSD, input_ids.shape, sinks=sink_prefix, causal=causal, visible=visible
+            self,
+            real_BS,
+            embeds_BSD,
+            input_ids.shape,
+            sinks=sink_prefix,
+            causal=causal,
+            visible=visible,
+            is_doubled=clean is not None,
         )
-        return self.model(
+        states_BSD = self.model(
             inputs_embeds=embeds_BSD,
             attention_mask=geometry.mask,
             position_ids=geometry.position_ids_BS,
@@ -195,6 +207,17 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             is_causal=causal,
             **({} if geometry.sinks is None else {"sink_prefix": geometry.sinks}),
         ).last_hidden_state
+        return states_BSD[:, : input_ids.shape[1]]
+
+    def _check_clean(self, input_ids: Tensor, clean: Tensor, *, is_alone: bool) -> None:
+        if self.config.block_length is None:
+            raise ValueError(
+                "a clean text beside the noisy one is for attention in blocks, but this model has full attention; "
+                "set config.block_length, or leave out clean"
+            )
+        if not is_alone:
+            raise ValueError("with a clean text blocks alone say who sees whom; leave out visible and causal")
+        check_tensor("clean", clean, input_ids.shape, "int64", "as input_ids")
 
     def forward(
         self,
@@ -205,6 +228,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         causal: bool = False,
         *,
         visible: Tensor | None = None,
+        clean: Tensor | None = None,
         labels: Tensor | None = None,
         **loss: Unpack[LossOptions],
     ) -> MaskedLMOutput:
@@ -218,7 +242,10 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             sink_prefix: what :meth:`sink_prefix` returned, to compute it once for many calls; None computes it here.
             causal: each position sees the sinks and what stands to its left only (for a causal warm start).
             visible: bool (S, S) or (B, S, S), True where the query (row) may see the key, both counted over the text
-                alone; every query sees the sinks. Padding and ``causal`` hide more. Positions do not change.
+                alone; every query sees the sinks. Padding, ``causal`` and blocks hide more. Positions do not change.
+            clean: with attention in blocks, the same text without noise (B, S): each block then sees its own noisy
+                tokens and the clean ones of the blocks before it, as it does when it is written (BD3-LM, 2503.09573).
+                Without it, it sees the blocks before it as they stand in ``input_ids``.
             labels: the right id (B, S) at every position of the loss, −100 elsewhere; no shift is to be made by the
                 caller.
             loss: with labels, fields of :class:`~sinklab.models.head.LossOptions`: ``label_weights``, ``head_chunk``,
@@ -234,7 +261,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         """
         is_trained = bool(loss) or labels is not None
         targets = LossTargets.of(input_ids, labels, logits_to_keep, **loss) if is_trained else None
-        states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible)
+        states_BSD = self.hidden_states(input_ids, attention_mask, sink_prefix, causal, visible, clean)
         if self.config.logit_shift:
             states_BSD = torch.cat([states_BSD[:, :1], states_BSD[:, :-1]], dim=1)
         if targets is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sinklab.errors import near
 from sinklab.sampling.caches import Cache
@@ -85,15 +86,24 @@ class GenerateByDenoising:
         with torch.inference_mode():
             ids_BP = token_rows("input_ids", input_ids).to(self.device)
             real_BP = None if attention_mask is None else token_rows("attention_mask", attention_mask)
-            limits = {"mask_id": mask_id, "context": self.config.text_positions}
+            limits, padding = {"mask_id": mask_id, "context": self.config.text_positions}, 0
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
             else:
+                ids_BP, real_BP, padding = self._whole_blocks(ids_BP, real_BP)
                 canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
             decoding = self.denoise(canvas, settings, **chosen)
             # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
             written_BS = _shown(decoding, canvas, ids_BP.shape[1] if max_new_tokens else 0, streamer)
-        return written_BS.clone()
+        return written_BS[:, padding:].clone()
+
+    def _whole_blocks(self, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+        """Prompts, padded so that the completion begins a block where blocks are columns, and by how much."""
+        if self.config.block_length is None or self.config.blocks_from == "text":
+            return ids_BP, real_BP, 0
+        real_BP = torch.ones_like(ids_BP) if real_BP is None else real_BP.to(ids_BP.device)
+        padding = -ids_BP.shape[-1] % self.config.block_length
+        return F.pad(ids_BP, (padding, 0)), F.pad(real_BP, (padding, 0)), padding
 
     def denoise(self, canvas: Canvas, settings: DecodingSettings | None = None, **objects: Any) -> Iterator[Step]:
         """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one holds the result.

@@ -1,4 +1,4 @@
-"""Attention masks for padded or causal passes; a full pass without padding needs none."""
+"""Attention masks for padded, causal or block-causal passes; a full pass without padding needs none."""
 
 # B batch, S sequence, Q queries, K keys = N sinks + S
 from typing import Any
@@ -49,6 +49,47 @@ def position_ids(real_BS: Tensor | None, length: int, *, start: int, device: tor
     return (real_BS.long().cumsum(dim=1) - 1).clamp(min=0) + start
 
 
+def blocks(config: Any, real_BS: Tensor | None, length: int, device: torch.device, size: int | None = None) -> Tensor:
+    """Number of the attention block of each column, int64 (1 or B, S), for a config with a ``block_length``.
+
+    Args:
+        config: of the model.
+        real_BS: from :func:`real_positions`.
+        length: S.
+        device: where to put them.
+        size: tokens of a block, for parts of blocks.
+    """
+    counted_BS = None if config.blocks_from == "column" else real_BS
+    return position_ids(counted_BS, length, start=0, device=device) // (size or config.block_length)
+
+
+def block_causal(block_BS: Tensor, current_B: Tensor | None = None) -> Tensor:
+    """Who sees whom, bool (B, query, key): the own block and those before it.
+
+    Args:
+        block_BS: from :func:`blocks`.
+        current_B: the block that is being written, where those before it attend causally.
+    """
+    seen_BQK = block_BS[:, None] <= block_BS[:, :, None]
+    if current_B is None:
+        return seen_BQK
+    return seen_BQK & ((block_BS >= current_B[:, None])[..., None] | torch.ones_like(seen_BQK).tril())
+
+
+def noisy_and_clean(block_BS: Tensor, causal: bool) -> Tensor:
+    """Who sees whom where the clean text follows the noisy one, bool (B, 2S, 2S) (BD3-LM, 2503.09573, Eq. 9–12).
+
+    A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it; a clean token the clean
+    ones up to the end of its block, or with ``causal`` up to itself.
+    """
+    query_BS1, key_B1S = block_BS[:, :, None], block_BS[:, None]
+    clean_BSS = key_B1S <= query_BS1
+    if causal:
+        clean_BSS = clean_BSS.tril()
+    noisy_BSK = torch.cat([key_B1S == query_BS1, key_B1S < query_BS1], 2)
+    return torch.cat([noisy_BSK, torch.cat([torch.zeros_like(clean_BSS), clean_BSS], 2)], 1)
+
+
 def attention_mask(
     real_BS: Tensor | None,
     length: int,
@@ -58,6 +99,7 @@ def attention_mask(
     backend: str,
     like: Tensor,
     visible: Tensor | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor | None:
     """Mask of shape (B or 1, 1, 1 or Q, K) for this attention backend.
 
@@ -71,16 +113,17 @@ def attention_mask(
         backend: ``attn_implementation`` of the backbone.
         like: a tensor of the dtype and device of the states.
         visible: bool (S, S) or (B, S, S), True where a query of the text may see a key of the text.
+        seen: the same (1 or B, S, S) by the blocks of attention, see :func:`block_causal`.
 
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    if real_BS is None and visible is None and backend != "eager" and not (causal and sinks):
+    if real_BS is None and visible is None and seen is None and backend != "eager" and not (causal and sinks):
         return None
     if backend not in ("eager", "sdpa"):
         raise ValueError(
-            f"padding and visibility are supported with attn_implementation 'sdpa' or 'eager', but it is {backend!r}; "
-            "use sdpa"
+            "padding, blocks and visibility are supported with attn_implementation 'sdpa' or 'eager', but it is "
+            f"{backend!r}; use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
@@ -94,6 +137,8 @@ def attention_mask(
                 f"row, may see the key), but is {visible.dtype} of shape {tuple(visible.shape)}"
             )
         seen_B1QS = seen_B1QS & (visible if visible.ndim == 2 else visible[:, None])
+    if seen is not None:
+        seen_B1QS = seen_B1QS & seen[:, None]
     seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
     if backend == "sdpa":
         return seen_B1QK

@@ -23,6 +23,16 @@ def by_row(record: Any) -> dict[str, tuple[Tensor, Tensor]]:
     return both | {"sinks": (both["sinks"][0], both["chosen"][0])}
 
 
+def _mean_of(name: str, doc: str) -> Any:
+    """A property of :class:`Dose`: the mean of what goes by this name."""
+
+    def mean(dose: Dose) -> float:
+        total, entries = dose.totals.get(name, (0.0, 0.0))
+        return total / entries if entries else math.nan
+
+    return property(mean, doc=doc)
+
+
 @dataclass(frozen=True)
 class Dose:
     """Means over the forwards, rows, layers and heads in which edits had an opportunity to act.
@@ -68,44 +78,13 @@ class Dose:
         known = {name: float(row[name]) for name in DOSE_COLUMNS if row.get(name) is not None}
         return cls({names.get(name, name): (value, 1.0) for name, value in known.items() if not math.isnan(value)})
 
-    def _mean(self, name: str) -> float:
-        total, entries = self.totals.get(name, (0.0, 0.0))
-        return total / entries if entries else math.nan
-
-    @property
-    def columns(self) -> float:
-        """Keys that were gone, per head."""
-        return self._mean("removed")
-
-    @property
-    def sinks(self) -> float:
-        """The share (0 to 1) of the chosen keys that the rule calls sinks."""
-        return self._mean("sinks")
-
-    @property
-    def held(self) -> float:
-        """The share of attention (0 to 1) that they held when they were chosen."""
-        return self._mean("mass")
-
-    @property
-    def removed(self) -> float:
-        """The share of attention (0 to 1) that was really taken away."""
-        return self._mean("realised")
-
-    @property
-    def overlap(self) -> float:
-        """Jaccard overlap (0 to 1) of what was gone in one step and the next."""
-        return self._mean("overlap")
-
-    @property
-    def matched(self) -> float:
-        """The share (0 to 1) of heads, of those that had something to match, with a control of equal mass."""
-        return self._mean("matched")
-
-    @property
-    def left(self) -> float:
-        """Keys that stay for a query."""
-        return self._mean("left")
+    columns = _mean_of("removed", "Keys that were gone, per head.")
+    sinks = _mean_of("sinks", "The share (0 to 1) of the chosen keys that the rule calls sinks.")
+    held = _mean_of("mass", "The share of attention (0 to 1) that they held when they were chosen.")
+    removed = _mean_of("realised", "The share of attention (0 to 1) that was really taken away.")
+    overlap = _mean_of("overlap", "Jaccard overlap (0 to 1) of what was gone in one step and the next.")
+    matched = _mean_of("matched", "The share (0 to 1) of heads with something to match that have an equal control.")
+    left = _mean_of("left", "Keys that stay for a query.")
 
     @property
     def weight(self) -> int:

@@ -4,7 +4,7 @@ from sinklab.registry import exports
 
 __getattr__, __dir__, __all__ = exports(
     __name__,
-    caches="BlockCache BlockWork Cache DualCache PrefixCache cache_of evaluator",
+    caches="BlockWork Cache cache_of evaluator",
     canvas="Canvas",
     denoisers="CachingDenoiser Denoiser Session guided limited suppressed",
     loop="Step denoise",

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sinklab.errors import Checked, limited, unknown
+from sinklab.errors import unknown
 from sinklab.registry import caches, value_of
 from sinklab.sampling.canvas import Places
 
@@ -21,7 +21,8 @@ class Cache(Protocol):
     """Says what to recompute; keys and values of every other column stay as they were when last computed.
 
     One that keeps a memory of its own has two more methods: `work(start, stop, number, nth)`, the `BlockWork` that a
-    session of the model's denoiser gets in place of columns, and `memory(denoiser)`, what evaluates it.
+    session of the model's denoiser gets in place of columns, and `memory(denoiser)`, what evaluates it. One with a true
+    `is_exact` gives what is computed afresh, whatever columns it is told.
     """
 
     def columns(self, start: int, stop: int, length: int, nth: int) -> slice | Tensor | None:
@@ -51,44 +52,6 @@ class BlockWork:
     """A full evaluation that chooses what further ones attend to, or recompute."""
 
 
-@dataclass(frozen=True)
-class BlockCache(Checked):
-    """Computes everything where a block begins. Raises ValueError for a refresh_every below 1."""
-
-    refresh_every: int | None = limited(None, at_least=1, remedy="it counts evaluations of a block")
-    """Recompute everything every N evaluations of a block as well; 1 is the same as no cache."""
-
-    def phase(self, nth: int) -> int:
-        """Evaluations since everything was last due to be computed: 0 where it is due now."""
-        return nth if self.refresh_every is None else nth % self.refresh_every
-
-
-@caches.register("prefix")
-@dataclass(frozen=True)
-class PrefixCache(BlockCache):
-    """Remember what stands to the left of the block; the block and everything to its right are computed anew.
-
-    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), prefix cache.
-    """
-
-    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
-        """From the block to the end of the canvas; None (everything) where a refresh is due."""
-        return None if self.phase(nth) == 0 else slice(start, length)
-
-
-@caches.register("dual")
-@dataclass(frozen=True)
-class DualCache(BlockCache):
-    """Remember what stands on both sides of the block, masks still to come included; the block is computed anew.
-
-    Everything is recomputed where a block begins. Source: Fast-dLLM (2505.22618), dual cache.
-    """
-
-    def columns(self, start: int, stop: int, length: int, nth: int) -> slice | None:
-        """The block alone; None (everything) where a refresh is due."""
-        return None if self.phase(nth) == 0 else slice(start, stop)
-
-
 def cache_of(given: Cache | str | None) -> Cache | None:
     """The cache of this text, or the object itself; None for None and "none".
 
@@ -102,7 +65,8 @@ def cache_of(given: Cache | str | None) -> Cache | None:
 
 
 def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None, block_BS: Tensor) -> Evaluate:
-    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything every time.
+    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything every time, or has an
+    exact cache of its own (`own_cache`).
 
     Args:
         denoiser: (ids_BS, wanted_BS) -> logits_MV; with a cache it needs a method `session()`, which returns
@@ -119,6 +83,7 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     def known(places: Places | None) -> dict[str, Any]:
         return {"places": places} if takes_places and places is not None else {}
 
+    cache = cache or cache_of(getattr(denoiser, "own_cache", None))
     if cache is None:
         return lambda ids_BS, wanted_BS, block, nth, places=None: denoiser(ids_BS, wanted_BS, **known(places))
     begin: Any = getattr(denoiser, "session", None)
@@ -127,7 +92,7 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
             f"{cache} needs a denoiser that remembers keys and values, but {type(denoiser).__name__} has no method "
             "session(); use model.denoiser(…) of a sinklab model, or decode without a cache."
         )
-    spans = _spans(block_BS)
+    spans = _spans(block_BS, must_agree=not getattr(cache, "is_exact", False))
     session = begin()
     length = block_BS.shape[1]
 
@@ -140,14 +105,17 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     return evaluate
 
 
-def _spans(block_BS: Tensor) -> list[tuple[int, int]]:
-    """First column of every block, and the column after its last; rows that lack a block have no say in it."""
+def _spans(block_BS: Tensor, must_agree: bool) -> list[tuple[int, int]]:
+    """First column of every block, and the column after its last; rows that lack a block have no say in it. Where rows
+    need not agree, of all rows together."""
     spans: list[tuple[int, int]] = []
     rows = block_BS.tolist()
     for block in range(int(block_BS.max()) + 1):
         held = [(row.index(block), len(row) - row[::-1].index(block), n) for n, row in enumerate(rows) if block in row]
         start, stop, first = held[0]
-        for other_start, other_stop, other in held[1:]:
+        if not must_agree:
+            start, stop = min(one[0] for one in held), max(one[1] for one in held)
+        for other_start, other_stop, other in held[1:] if must_agree else ():
             if (other_start, other_stop) != (start, stop):
                 raise ValueError(
                     f"a cache recomputes the same columns in every row, but block {block} stands in columns {start} to "

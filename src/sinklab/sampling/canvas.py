@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,11 +32,15 @@ class Canvas:
     """bool, True where a token is to be decoded. A mask that is not open is never filled."""
     mask_id: int
     """The id of [MASK]."""
+    block_BS: Tensor | None = None
+    """int64, number of the decoding block of each open position, from 0 in every row; None counts open positions."""
 
     def __post_init__(self) -> None:
         check_tensor("canvas ids", self.ids_BS, (None, None), "int64", "use ids.long(), with an axis of rows")
         for name, flags_BS in (("attention_BS", self.attention_BS), ("open_BS", self.open_BS)):
             check_tensor(name, flags_BS, self.ids_BS.shape, "bool", "as the ids; convert a 0/1 mask with mask.bool()")
+        if self.block_BS is not None:
+            check_tensor("block_BS", self.block_BS, self.ids_BS.shape, "int64", "as the ids")
         if self.mask_id < 0:
             raise ValueError(f"mask_id must be a token id (0 or more), got {self.mask_id}; see the tokenizer")
         if not self.open_BS.any():
@@ -61,7 +65,16 @@ class Canvas:
 
     def to(self, device: torch.device | str) -> Canvas:
         """The same canvas on another device."""
-        return Canvas(self.ids_BS.to(device), self.attention_BS.to(device), self.open_BS.to(device), self.mask_id)
+        block_BS = None if self.block_BS is None else self.block_BS.to(device)
+        ids_BS, attention_BS, open_BS = (one.to(device) for one in (self.ids_BS, self.attention_BS, self.open_BS))
+        return Canvas(ids_BS, attention_BS, open_BS, self.mask_id, block_BS)
+
+    def counted(self, number_BS: Tensor) -> Canvas:
+        """The same canvas where open positions with the same number are a decoding block, each row from its first."""
+        first_B1 = torch.where(self.open_BS, number_BS, number_BS.max() + 1).min(1, keepdim=True).values
+        block_BS = number_BS - first_B1
+        dense_BS = torch.searchsorted(block_BS[self.open_BS].unique(), block_BS.contiguous())
+        return replace(self, block_BS=torch.where(self.open_BS, dense_BS, -1))
 
     @classmethod
     def from_prompts(
@@ -274,28 +287,33 @@ def numbers_of(flags: Tensor, count: int) -> Tensor:
     return flags.reshape(-1).byte().sort(descending=True, stable=True).indices[:count]
 
 
-def numbered_blocks(open_BS: Tensor, block_length: int | None) -> tuple[list[int], Tensor]:
+def numbered_blocks(canvas: Canvas, block_length: int | None) -> tuple[list[int], Tensor]:
     """Positions in each block of the fullest row; and the block of every open position, int64 (B, S), -1 elsewhere.
 
-    The block of a position is its rank in the row // the first block's size. Raises ValueError for block_length < 1.
+    The block of a position is what the canvas says, else its rank in the row // the first block's size. Raises
+    ValueError for block_length < 1.
     """
     check_count("block_length", block_length, "leave it out for a single block.")
+    open_BS = canvas.open_BS
+    if (block_BS := canvas.block_BS) is not None:
+        sizes = [int((block_BS == number).sum(1).max()) for number in range(int(block_BS.max()) + 1)]
+        return sizes, block_BS
     fullest = int(open_BS.sum(1).max())
     length = min(block_length or fullest, fullest)
     sizes = [min(length, fullest - start) for start in range(0, fullest, length)]
     return sizes, torch.where(open_BS, (open_BS.cumsum(1) - 1) // sizes[0], -1)
 
 
-def blocks(open_BS: Tensor, sizes: list[int]) -> list[Block]:
+def blocks(block_BS: Tensor, sizes: list[int]) -> list[Block]:
     """The blocks from left to right. What a run has to ask the device about its canvas is asked here, once."""
-    device, open_BS = open_BS.device, open_BS.cpu()
-    rows, length = open_BS.shape
+    device, block_BS = block_BS.device, block_BS.cpu()
+    rows, length = block_BS.shape
     column_S = torch.arange(length)
-    # Open columns first, in order; what is not open comes after as S.
-    columns_BO = torch.where(open_BS, column_S, length).sort(1).values[:, : sum(sizes)]
     row_B1 = torch.arange(rows)[:, None]
     made = []
-    for number, columns_BC in enumerate(columns_BO.split(sizes, 1)):
+    for number, size in enumerate(sizes):
+        # Its columns first, in order; what is not in the block comes after as S.
+        columns_BC = torch.where(block_BS == number, column_S, length).sort(1).values[:, :size]
         real_BC = columns_BC < length
         held_Q = columns_BC[real_BC].unique()
         start, stop = int(held_Q[0]), int(held_Q[-1]) + 1

@@ -113,9 +113,11 @@ class _Wrapped:
     change: Callable[..., Tensor]
     count: int
 
-    @property
-    def takes_places(self) -> bool:
-        return getattr(self.denoiser, "takes_places", False)
+    def __getattr__(self, name: str) -> Any:
+        # what a loop asks of the model's denoiser, and where a wrapper changes nothing
+        if name in ("takes_places", "own_cache", "in_blocks"):
+            return getattr(self.denoiser, name)
+        raise AttributeError(name)
 
     def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, **places: Any) -> Tensor:
         return self.change([self.denoiser] * self.count, ids_BS, wanted_BS, **places)

@@ -222,7 +222,9 @@ def denoise(
     if getattr(chosen, "needs_generator", False) or getattr(chosen, "alg_temp", None):
         required(generator, f"the rule {chosen}")
     check_count("steps", steps, "leave steps out to commit one token per step.")
-    sizes, block_BS = numbered_blocks(canvas.open_BS, block_length)
+    if hasattr(denoiser, "in_blocks"):
+        canvas = denoiser.in_blocks(canvas, block_length)
+    sizes, block_BS = numbered_blocks(canvas, block_length)
     limits = plan.evaluations(sizes, steps)
     check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
@@ -304,7 +306,7 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
         run = replace(run, rule=run.rule.start(canvas.open_BS, run.generator))
     total = sum(run.limits) if schedule.fixed else None
     ids_BS, masked_BS, index = canvas.ids_BS, canvas.open_BS, 0
-    nothing_BS, plan = torch.zeros_like(masked_BS), blocks(canvas.open_BS, run.sizes)
+    nothing_BS, plan = torch.zeros_like(masked_BS), blocks(run.block_BS, run.sizes)
     left = _Left(run, plan)
     for block, limit in zip(plan, run.limits, strict=True):
         candidates_BC = block.real_BC if ends is None else block.get(masked_BS, False)

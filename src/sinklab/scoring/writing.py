@@ -117,6 +117,7 @@ def denoise_with_clean_pass(
     if log is None:
         return model.denoise(canvas, settings)
     denoiser = model.denoiser(None if bool(canvas.attention_BS.all()) else canvas.attention_BS)
+    canvas = denoiser.in_blocks(canvas, settings.block_length)
 
     def evaluate(ids_BS: Tensor, wanted_BS: Tensor) -> Tensor:
         with log.probing():

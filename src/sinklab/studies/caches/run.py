@@ -82,7 +82,8 @@ def forced(
     model: Any = loaded.model
     ids_BS = ids_BS.to(model.device)
     canvas = canvas_of(model, ids_BS, settings.new_tokens)
-    _, block_BS = numbered_blocks(canvas.open_BS, settings.block_length)
+    canvas = model.denoiser().in_blocks(canvas, settings.block_length)
+    _, block_BS = numbered_blocks(canvas, settings.block_length)
     turn_BS = torch.full_like(ids_BS, -1)
     turn_BS[canvas.open_BS] = revealed(settings, rows).flatten().to(model.device)
     run = {policy: evaluator(policy.denoiser(model), policy.cache, block_BS) for policy in found}

@@ -1,0 +1,157 @@
+"""Attention in blocks: its two limits, decoding with the committed cache, and what does not go with it."""
+
+import pytest
+import torch
+
+from sinklab.models import masks
+from sinklab.probing import trace
+from sinklab.sampling import Canvas, DecodingSettings
+from tiny_diffusion import tiny_model as tiny_lm
+
+VARIANTS = [
+    {},
+    {"sink_kind": "token", "sink_count": 1},
+    {"sink_kind": "token", "sink_count": 2, "sink_side": "end"},
+    {"sink_kind": "kv", "sink_count": 1},
+    {"sink_kind": "logit", "sink_count": 1},
+    {"gate": "elementwise"},
+    {"logit_shift": True},
+]
+PADDED = torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
+
+
+def texts(model, rows=2, length=12):
+    ids_BS = torch.randint(0, model.config.mask_token_id, (rows, length), generator=torch.Generator().manual_seed(1))
+    masked_BS = torch.rand(ids_BS.shape, generator=torch.Generator().manual_seed(2)) < 0.5
+    return ids_BS, masked_BS, ids_BS.masked_fill(masked_BS, model.config.mask_token_id)
+
+
+def loss_and_gradients(model, noisy_BS, masked_BS, ids_BS, **form):
+    model.zero_grad()
+    loss = model(noisy_BS, labels=ids_BS.masked_fill(~masked_BS, -100), **form).loss
+    loss.backward()
+    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("padding", [None, 3])
+def test_a_block_of_the_whole_length_gives_the_loss_and_gradients_of_full_attention(variant, padding):
+    full, blocks = tiny_lm(**variant).double(), tiny_lm(**variant, block_length=12).double()
+    blocks.load_state_dict(full.state_dict())
+    ids_BS, masked_BS, noisy_BS = texts(full)
+    real_BS = None
+    if padding:
+        real_BS = torch.ones_like(ids_BS)
+        real_BS[1, :padding] = 0
+        masked_BS &= real_BS.bool()
+    loss, gradients = loss_and_gradients(full, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS)
+    other, others = loss_and_gradients(blocks, noisy_BS, masked_BS, ids_BS, attention_mask=real_BS, clean=ids_BS)
+    torch.testing.assert_close(other, loss)
+    assert gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, msg=name)
+
+
+def test_with_blocks_of_one_the_clean_half_attends_causally():
+    block_BS = torch.arange(9)[None]
+    seen_BKK = masks.noisy_and_clean(block_BS, causal=False)
+    assert torch.equal(seen_BKK[0, 9:, 9:], torch.ones(9, 9, dtype=torch.bool).tril())
+    assert torch.equal(seen_BKK[0, :9, :9], torch.eye(9, dtype=torch.bool))
+    assert torch.equal(seen_BKK, masks.noisy_and_clean(block_BS, causal=True))
+    model = tiny_lm(block_length=1).double()
+    ids_BS, _, _ = texts(model)
+    states = []
+    model.model.register_forward_hook(lambda module, args, out: states.append(out.last_hidden_state))
+    model(ids_BS, clean=ids_BS), model(ids_BS, causal=True)
+    torch.testing.assert_close(states[0][:, 12:], states[1])
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1], ids=str)
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("clean", ["block", "causal"])
+def test_each_block_sees_what_it_sees_when_it_is_written(variant, length, clean):
+    model = tiny_lm(**variant, block_length=length, clean_attention=clean).double()
+    ids_BS, masked_BS, noisy_BS = texts(model)
+    at_once_BSV = model(noisy_BS, clean=ids_BS).logits
+    for start in range(0, 12, length):
+        block = slice(start, start + length)
+        # one block after the other: what stands before it is clean, what comes after it is masked
+        canvas_BS = torch.full_like(ids_BS, model.config.mask_token_id)
+        canvas_BS[:, :start], canvas_BS[:, block] = ids_BS[:, :start], noisy_BS[:, block]
+        wanted_BS = torch.zeros_like(masked_BS)
+        wanted_BS[:, block] = True
+        logits_MV = model.denoiser(plain=True)(canvas_BS, wanted_BS)
+        torch.testing.assert_close(logits_MV, at_once_BSV[:, block].flatten(0, 1).detach())
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, {"clean_attention": "causal"}, {"blocks_from": "column"}], ids=str)
+@pytest.mark.parametrize("length", [1, 4, 64])
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["", "padded"])
+def test_the_committed_cache_changes_nothing_and_a_row_is_written_as_alone(variant, length, mask):
+    model = tiny_lm(**variant, block_length=length, context=128).double()
+    prompts_BP = texts(model, length=7)[0]
+    written_BS = model.generate(prompts_BP, mask, max_new_tokens=9)
+    columns = variant.get("blocks_from") == "column"
+    start = -7 % length if columns else 0
+    padded_BP = torch.nn.functional.pad(prompts_BP, (start, 0))
+    real_BP = torch.nn.functional.pad(torch.ones_like(prompts_BP) if mask is None else mask, (start, 0))
+    mask_id = model.config.mask_token_id
+    canvas = Canvas.from_prompts(padded_BP, new_tokens=9, mask_id=mask_id, attention_BP=real_BP)
+    for denoiser, cache in [(model.denoiser(canvas.attention_BS, plain=True), "none"), (None, "committed")]:
+        denoiser = denoiser or model.denoiser(canvas.attention_BS)
+        *_, last = DecodingSettings(cache=cache).decode(denoiser, canvas)
+        assert torch.equal(last.ids_BS[:, start:], written_BS), cache
+    with trace(model) as recording:
+        assert torch.equal(model.generate(prompts_BP, mask, max_new_tokens=9, cache="committed"), written_BS)
+    assert len(recording.steps) >= 9
+    for row in range(2):
+        begin = 0 if mask is None else int((mask[row] == 0).sum())
+        alone_1S = model.generate(prompts_BP[row : row + 1, begin:], max_new_tokens=9)
+        assert torch.equal(alone_1S[0, -9:], written_BS[row, -9:])
+
+
+def test_a_trace_counts_what_each_query_may_see():
+    model = tiny_lm(block_length=4).double()
+    noisy_BS = texts(model)[2]
+    with trace(model) as recording:
+        model(noisy_BS)
+    model.set_attn_implementation("eager")
+    probabilities = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(lambda module, args, out: probabilities.append(out[1]))
+    model(noisy_BS)
+    blocks_S = torch.arange(12) // 4
+    for layer, weights_BHQK in enumerate(probabilities):
+        assert not weights_BHQK[..., blocks_S[None] > blocks_S[:, None]].any()
+        received_BHK = weights_BHQK.sum(2)
+        torch.testing.assert_close(recording.received[0][:, layer].double(), received_BHK, atol=1e-6, rtol=0)
+    assert recording.visible[0][0].tolist() == [12] * 4 + [8] * 4 + [4] * 4
+
+
+def test_parts_of_a_block_are_decoded_one_after_the_other():
+    model = tiny_lm(block_length=4).double()
+    prompts_BP = texts(model, length=6)[0]
+    canvas = Canvas.from_prompts(prompts_BP, new_tokens=8, mask_id=model.config.mask_token_id)
+    blocks = {length: model.denoiser().in_blocks(canvas, length).block_BS[0, 6:].tolist() for length in (None, 4, 2, 1)}
+    assert blocks[None] == blocks[4] == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert blocks[2] == [0, 0, 1, 1, 2, 2, 3, 3] and blocks[1] == [*range(8)]
+    plain = model.denoiser(plain=True)
+    *_, last = DecodingSettings(block_length=2).decode(plain, canvas)
+    assert torch.equal(model.generate(prompts_BP, max_new_tokens=8, block_length=2), last.ids_BS)
+
+
+def test_what_does_not_fit_is_refused():
+    blocks, full = tiny_lm(block_length=4), tiny_lm()
+    ids_BS, _, noisy_BS = texts(full)
+    with pytest.raises(ValueError, match=r"this model has full attention; set config\.block_length"):
+        full(noisy_BS, clean=ids_BS)
+    with pytest.raises(ValueError, match="leave out visible and causal"):
+        blocks(noisy_BS, clean=ids_BS, causal=True)
+    with pytest.raises(ValueError, match="clean must be int64 of shape"):
+        blocks(noisy_BS, clean=ids_BS[:, 1:])
+    with pytest.raises(ValueError, match="in equal parts, but block_length is 3 and the model attends in blocks of 4"):
+        blocks.generate(ids_BS, max_new_tokens=4, block_length=3)
+    with pytest.raises(ValueError, match="the cache 'committed' is exact for attention in blocks"):
+        full.generate(ids_BS, max_new_tokens=4, cache="committed")
+    with pytest.raises(ValueError, match="block_length must be at least 1"):
+        tiny_lm(block_length=0)
