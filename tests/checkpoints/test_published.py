@@ -306,7 +306,7 @@ def test_every_row_of_the_table_is_consistent(name):
     row = PUBLISHED[name]
     ids = [row.special.mask, row.special.eos, row.special.eot, row.special.pad, row.special.bos, *row.special.stop]
     assert all(one is None or 0 <= one < row.vocabulary for one in ids)
-    diffusion = row.family in ("llada", "mmada", "dream")
+    diffusion = row.family in ("llada", "mmada", "dream", "mdlm", "bd3lm")
     assert (row.special.mask is not None) == diffusion
     assert row.special.eos in row.special.stop
     assert row.special.eot is None or row.special.eot in row.special.stop
