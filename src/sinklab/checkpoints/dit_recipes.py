@@ -1,8 +1,8 @@
 """How MDLM and BD3-LM (`checkpoints/dit.py`) are scored and decoded by their authors.
 
-The samplers re-noise every masked position at every update, which no unmasking rule can say: they are generators of the
-same steps as :func:`sinklab.sampling.denoise`. In distribution the rule ``random`` at temperature 1, with one token a
-step, is BD3-LM's first hitting, and the rule ``origin`` with the schedule ``timed`` is MDLM's.
+The samplers draw every masked position anew at every update, which no unmasking rule can say: they are generators of
+the same steps as :func:`sinklab.sampling.denoise`. In distribution the rule ``random`` at temperature 1, with one token
+a step, is BD3-LM's first hitting; ``origin`` with the schedule ``timed`` is MDLM's sampler up to its last evaluation.
 """
 
 # B batch, S sequence, N blocks, W columns of a block, M masked positions (row-major), V vocabulary
@@ -34,6 +34,10 @@ def subs(logits_BSV: Tensor, ids_BS: Tensor, mask_id: int) -> Tensor:
     given_BS1 = (ids_BS != mask_id)[..., None]
     certain_BSV = torch.full_like(logits_BSV, LOWERED).scatter(-1, ids_BS[..., None], 0.0)
     return torch.where(given_BS1, certain_BSV, logits_BSV.log_softmax(-1))
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def published_noise(
@@ -97,7 +101,7 @@ def published_loss(model: Any, ids_BS: Tensor, real_BS: Tensor | None = None, **
         clean = {"clean": ids_BS}
         counted_BS = counted_BS.index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids_BS.device), 0.0)
     logits_MV = model(noisy_BS, logits_to_keep=masked_BS, **clean).logits
-    nats_M = F.cross_entropy(logits_MV, ids_BS[masked_BS], reduction="none") / t_BS[masked_BS]
+    nats_M = F.cross_entropy(_exact(logits_MV), ids_BS[masked_BS], reduction="none") / t_BS[masked_BS]
     return (nats_M * counted_BS[masked_BS]).sum() / counted_BS.sum()
 
 
@@ -202,7 +206,7 @@ class _Run:
         """(M, V) of the tokens at the masks, from one evaluation; outside the nucleus they are 0."""
         wanted_BS = block.put(masked_BW, torch.zeros_like(self.canvas.open_BS))
         with decoding(self):
-            p_MV = self.denoiser(self.ids_BS, wanted_BS).log_softmax(-1).to(self.dtype).exp()
+            p_MV = _exact(self.denoiser(self.ids_BS, wanted_BS)).log_softmax(-1).to(self.dtype).exp()
         if self.top_p < 1:
             sorted_MV, order_MV = p_MV.sort(-1, descending=True)
             kept_MV = sorted_MV.cumsum(-1) <= self.top_p
