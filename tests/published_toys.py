@@ -81,6 +81,175 @@ SMDM = {
     "n_embd": 32,
     "intermediate_size": 48,
 }
+# a decoder's own fields, as a checkpoint of 2025 has them, and what the five formats change
+_DECODER = {
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "dtype": "bfloat16",
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "initializer_range": 0.02,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.57.0",
+    "use_cache": True,
+    "vocab_size": 310,
+}
+_QWEN = {
+    "layer_types": ["full_attention", "full_attention"],
+    "max_window_layers": 28,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+_QWEN3 = {**_QWEN, "attention_bias": False, "head_dim": 12}
+_LLAMA = {"attention_bias": False, "head_dim": 8, "mlp_bias": False, "pretraining_tp": 1}
+ADAPTED = {
+    "a2d-qwen3": {
+        **_QWEN3,
+        "architectures": ["A2DQwen3LMHeadModel"],
+        "model_type": "a2d-qwen3",
+        "tie_word_embeddings": True,
+        "auto_map": {"AutoModelForMaskedLM": "modeling_qwen3.A2DQwen3LMHeadModel"},
+    },
+    "a2d-qwen2": {**_QWEN, "architectures": ["A2DQwen2LMHeadModel"], "model_type": "a2d-qwen2"},
+    "a2d-llama": {**_LLAMA, "architectures": ["A2DLlamaLMHeadModel"], "model_type": "a2d-llama"},
+    "sdar": {
+        **_QWEN3,
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "attn_implementation": "flex_attention",
+        "block_size": 4,
+        "debug": False,
+        "ep_size": 1,
+        "fuse_cross_entropy": True,
+        "mask_token_id": 301,
+    },
+    "fast-dllm-v2": {
+        **_QWEN,
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "model_type": "Fast_dLLM_Qwen",
+        "bd_size": 8,
+        "conplemenrary_mask": True,
+        "pad_token_id": 1,
+    },
+    "illada": {
+        "architectures": ["ILLaDAForCausalLM"],
+        "model_type": "illada",
+        "attention_bias": False,
+        "layer_norm_eps": None,
+        "mlp_bias": False,
+        "pad_token_id": 0,
+        "resid_pdrop": 0.0,
+        "tie_word_embeddings": True,
+    },
+}
+UNSAID = {
+    "a2d-qwen3": "<|mask|>",
+    "a2d-qwen2": "<|mask|>",
+    "a2d-llama": "<|mask|>",
+    "sdar": "<|MASK|>",
+    "fast-dllm-v2": "|<MASK>|",
+    "illada": "<[MASK]>",
+}
+"""What the tokenizer of a format calls [MASK], without naming it as its mask token."""
+
+
+def adapted_shapes(config):
+    """Tensor names of a decoder under a name of its own, written out independently of the reader."""
+    width, kind = config["hidden_size"], config["model_type"]
+    head = config.get("head_dim") or width // config["num_attention_heads"]
+    queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    for i in range(config["num_hidden_layers"]):
+        here = f"model.layers.{i}."
+        for one, rows in (("q", queries), ("k", keys), ("v", keys)):
+            shapes[f"{here}self_attn.{one}_proj.weight"] = (rows, width)
+            if kind in ("a2d-qwen2", "Fast_dLLM_Qwen"):
+                shapes[f"{here}self_attn.{one}_proj.bias"] = (rows,)
+        if kind in ("a2d-qwen3", "sdar"):
+            shapes |= {f"{here}self_attn.{one}_norm.weight": (head,) for one in "qk"}
+        shapes[here + "self_attn.o_proj.weight"] = (width, queries)
+        shapes |= {f"{here}mlp.{one}_proj.weight": (config["intermediate_size"], width) for one in ("gate", "up")}
+        shapes[here + "mlp.down_proj.weight"] = (width, config["intermediate_size"])
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+    return shapes if config["tie_word_embeddings"] else {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
+# the second layer is dense; the shared expert and the bias are what no published checkpoint has
+LLADA_MOE = {
+    "architectures": ["LLaDAMoEModelLM"],
+    "model_type": "llada",
+    "attention_bias": False,
+    "clip_qkv": None,
+    "dense_intermediate_size": 48,
+    "eos_token_id": 1,
+    "expert_intermediate_size": 12,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "mask_token_id": 59,
+    "max_position_embeddings": 64,
+    "moe_layer_freq": [1, 0, 1],
+    "moe_router_enable_expert_bias": False,
+    "moe_router_score_function": "softmax",
+    "norm_topk_prob": None,
+    "num_attention_heads": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "pad_token_id": 1,
+    "partial_rotary_factor": 1,
+    "qk_layernorm": True,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 50000,
+    "routed_scaling_factor": 1,
+    "shared_expert_intermediate_size": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 60,
+}
+LLADA2 = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "eos_token_id": 1,
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "mask_token_id": 59,
+    "max_position_embeddings": 64,
+    "moe_intermediate_size": 12,
+    "n_group": 4,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "num_shared_experts": 2,
+    "pad_token_id": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 600000,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 2,
+    "use_bias": False,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "vocab_size": 60,
+}
 
 
 MDLM = {
@@ -192,6 +361,59 @@ def dit_shapes(config):
     return {f"backbone.{name}": shape for name, shape in shapes.items()}
 
 
+def _mlp_shapes(here, width, inner):
+    return {f"{here}{kind}_proj.weight": (inner, width) for kind in ("gate", "up")} | {
+        f"{here}down_proj.weight": (width, inner)
+    }
+
+
+def llada_moe_shapes(config):
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head, shared = width // heads, config["shared_expert_intermediate_size"]
+    keys = head * config["num_key_value_heads"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    for i, is_moe in enumerate(config["moe_layer_freq"]):
+        here = f"model.layers.{i}."
+        for kind, shape in (("q", (width, width)), ("k", (keys, width)), ("v", (keys, width)), ("o", (width, width))):
+            shapes[f"{here}self_attn.{kind}_proj.weight"] = shape
+        shapes |= {f"{here}self_attn.{kind}_norm.weight": (head,) for kind in "qk"}
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if not is_moe:
+            shapes |= _mlp_shapes(here + "mlp.", width, config["dense_intermediate_size"])
+            continue
+        shapes[here + "mlp.gate.weight"] = (config["num_experts"], width)
+        for expert in range(config["num_experts"]):
+            shapes |= _mlp_shapes(f"{here}mlp.experts.{expert}.", width, config["expert_intermediate_size"])
+        if config["moe_router_enable_expert_bias"]:
+            shapes[here + "mlp.expert_bias"] = (config["num_experts"],)
+        if shared is not None:
+            shapes |= _mlp_shapes(here + "shared_expert.", width, shared)
+    return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
+def llada2_shapes(config):
+    width, head, inner = config["hidden_size"], config["head_dim"], config["moe_intermediate_size"]
+    queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
+    shapes = {"model.word_embeddings.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
+    for i in range(config["num_hidden_layers"]):
+        here = f"model.layers.{i}."
+        shapes[here + "attention.query_key_value.weight"] = (queries + 2 * keys, width)
+        if config["use_qkv_bias"]:
+            shapes[here + "attention.query_key_value.bias"] = (queries + 2 * keys,)
+        shapes[here + "attention.dense.weight"] = (width, queries)
+        shapes |= {f"{here}attention.{kind}_layernorm.weight": (head,) for kind in ("query", "key")}
+        shapes |= {f"{here}{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if i < config["first_k_dense_replace"]:
+            shapes |= _mlp_shapes(here + "mlp.", width, config["intermediate_size"])
+            continue
+        shapes[here + "mlp.gate.weight"] = (config["num_experts"], width)
+        shapes[here + "mlp.gate.expert_bias"] = (config["num_experts"],)
+        for expert in range(config["num_experts"]):
+            shapes |= _mlp_shapes(f"{here}mlp.experts.{expert}.", width, inner)
+        shapes |= _mlp_shapes(here + "mlp.shared_experts.", width, inner * config["num_shared_experts"])
+    return {**shapes, "lm_head.weight": (config["vocab_size"], width)}
+
+
 def random_tensors(shapes, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -230,6 +452,12 @@ def dream(folder, **fields):
     return write(folder, config, tensors), tensors
 
 
+def adapted(folder, name, **fields):
+    config = {**_DECODER, **ADAPTED[name], **fields}
+    tensors = random_tensors(adapted_shapes(config))
+    return write(folder, config, tensors), tensors
+
+
 def smdm(folder, sink=0, gate=False, **fields):
     config = {**SMDM, **fields}
     tensors = random_tensors(smdm_shapes(config, sink, gate))
@@ -248,6 +476,18 @@ def bd3lm(folder, **fields):
     # bounds of the noise of its training, which are stored with the weights
     tensors |= {f"sampling_eps_{end}": torch.tensor(config[f"sampling_eps_{end}"]) for end in ("min", "max")}
     return write(folder, config, tensors), tensors
+
+
+def llada_moe(folder, shards=1, **fields):
+    config = {**LLADA_MOE, **fields}
+    tensors = random_tensors(llada_moe_shapes(config))
+    return write(folder, config, tensors, shards), tensors
+
+
+def llada2(folder, shards=1, **fields):
+    config = {**LLADA2, **fields}
+    tensors = random_tensors(llada2_shapes(config))
+    return write(folder, config, tensors, shards), tensors
 
 
 def poison(folder):
@@ -280,6 +520,18 @@ def save_llada_tokenizer(folder, template=None):
         settings["chat_template"] = template
     (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
     return {text: first + i for i, text in enumerate(special)}
+
+
+def save_adapted_tokenizer(folder, name):
+    """tokenizer.json with a chat's tokens and [MASK], which is special but not named as the mask token."""
+    ids = save_llada_tokenizer(folder)
+    text = (Path(folder) / "tokenizer.json").read_text()
+    end = "<|eot_id|>" if name == "a2d-llama" else "<|im_end|>"
+    for old, new in (("<|mask|>", "<|plain|>"), ("<|mdm_mask|>", UNSAID[name]), ("<|eot_id|>", end)):
+        text = text.replace(json.dumps(old), json.dumps(new))
+        ids = {new if one == old else one: number for one, number in ids.items()}
+    (Path(folder) / "tokenizer.json").write_text(text)
+    return ids
 
 
 def save_dream_tokenizer(folder):

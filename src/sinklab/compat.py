@@ -125,6 +125,11 @@ def choose_attention(config: Any, name: str) -> None:
     config._attn_implementation = name
 
 
+def choose_experts(config: Any, name: str) -> None:
+    """Give a transformers config this way to compute its experts; a model that is built of it follows at once."""
+    config._experts_implementation = name
+
+
 def indivisible_layers(model: Any) -> list[str]:
     """Classes of a transformers model's layers that a device map may not divide."""
     return list(model._no_split_modules or ())

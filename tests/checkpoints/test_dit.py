@@ -240,8 +240,14 @@ def test_untrained_twins(tmp_path, kind):
 
 
 REFUSED = {
-    "sink": (lambda folder: load(folder, sink_kind="token", sink_count=1), "added sinks and gates .* DiT"),
-    "gate": (lambda folder: load(folder, gate="elementwise"), "added sinks and gates .* gate='elementwise'"),
+    "sink": (
+        lambda folder: load(folder, sink_kind="token", sink_count=1),
+        r"a DiT \(MDLM, BD3-LM\) takes no added sink .* sink_kind='token'",
+    ),
+    "gate": (
+        lambda folder: load(folder, gate="elementwise"),
+        "takes no added sink and no gate, got .* gate='elementwise'",
+    ),
     "training": (lambda folder: load(folder).model.train(), r"DiT\) can be loaded, .* but not trained"),
     "resizing": (lambda folder: load(folder).model.resize_token_embeddings(70), r"ends with \[MASK\] and is not"),
     "as_diffusion": (lambda folder: load(folder, as_diffusion=True), "denoises already; leave it out"),

@@ -2,7 +2,16 @@ import pytest
 import torch
 from masked_twin import masked_form
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModel, GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModel,
+    Glm4MoeConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 
@@ -11,7 +20,15 @@ SINKS = [
     ("none", 0, "front"),
     *[(kind, count, side) for kind in ("token", "zero") for count in (1, 2, 4) for side in ("front", "end")],
 ]
-FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+FAMILIES = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "glm4_moe": Glm4MoeConfig,
+}
+EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
+EXPERTS = {"qwen3_moe": {**EXPERTS, "num_experts": 4}, "glm4_moe": {**EXPERTS, "n_routed_experts": 4}}
 
 
 def backbone(family="llama", **fields):
@@ -27,12 +44,15 @@ def backbone(family="llama", **fields):
     }
     if family == "qwen3":
         sizes["head_dim"] = 8
-    return FAMILIES[family](**{**sizes, **fields})
+    return FAMILIES[family](**{**sizes, **EXPERTS.get(family, {}), **fields})
 
 
 def build(sink=("none", 0, "front"), *, family="llama", impl="sdpa", dtype=torch.float64, std=0.3, **fields):
     kind, count, side = sink
     torch.manual_seed(0)
+    if family in EXPERTS and dtype == torch.float64:
+        # torch multiplies groups in narrower types alone
+        fields["experts_implementation"] = "eager"
     config = DiffusionLMConfig(
         backbone(family, initializer_range=std),
         sink_kind=kind,
@@ -55,14 +75,18 @@ def ragged(batch=3, length=9):
 
 
 class TrueFloat64(TorchFunctionMode):
-    """Keeps float64 where transformers' RMSNorm and rotary tables go through float32, so that 1e-12 can be asked
-    for.
+    """Keeps float64 where transformers' RMSNorm, rotary tables and routers go through float32, so that 1e-12 can be
+    asked for.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.to and args[0].dtype == torch.float64 and args[1:2] == (torch.float32,):
+        kwargs = kwargs or {}
+        narrows = (torch.Tensor.to, torch.Tensor.type)
+        if func in narrows and args[0].dtype == torch.float64 and args[1:2] == (torch.float32,):
             return args[0]
-        return func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.softmax and args[0].dtype == torch.float64:
+            kwargs = {**kwargs, "dtype": None}
+        return func(*args, **kwargs)
 
 
 def compare(model, ids, mask, tolerance):

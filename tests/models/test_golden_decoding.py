@@ -23,6 +23,7 @@ NAMES = {
         "maskgit_plus_topk50_topp",
     ],
     "mmada": ["full", "blocks", "uneven", "cfg", "batch_equal", "leftpad_fullmask"],
+    "llada_moe": ["lowconf", "oneblock", "fullsteps"],
     "smdm_vanilla": ["greedy", "greedy_cfg", "greedy_pooled"],
     "smdm_sink": ["greedy", "greedy_cfg", "greedy_pooled"],
     "smdm_gate": ["greedy", "greedy_cfg", "greedy_pooled"],
@@ -34,7 +35,10 @@ CASES = [(family, name) for family, names in NAMES.items() for name in names]
 @functools.cache
 def model_of(family):
     # The golden numbers of SMDM were made with float32 rope tables; its release has bfloat16 ones.
-    return load(golden_folder(family), **({"rope_dtype": "float32"} if family.startswith("smdm") else {})).model.eval()
+    settings = {"rope_dtype": "float32"} if family.startswith("smdm") else {}
+    if family == "llada_moe":
+        settings = {"mask_token_id": golden_cases(family)["special_ids"]["mask"]}
+    return load(golden_folder(family), **settings).model.eval()
 
 
 @functools.cache

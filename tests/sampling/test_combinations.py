@@ -137,7 +137,7 @@ def test_every_other_pair_of_rule_and_schedule_decodes_everything():
     orders = ["left_to_right", "origin", "positional", "random"]
     expected = [(rule, schedule) for rule in [*orders, "entropy"] for schedule in ("threshold", "factor")]
     expected += [(rule, "entropy_bound") for rule in unmasking_rules if rule != "entropy"]
-    expected += [("topk_margin", "factor"), ("origin", "even")]
+    expected += [("topk_margin", "factor"), ("origin", "even"), ("origin", "alpha")]
     assert sorted(refused) == sorted(expected)
 
 

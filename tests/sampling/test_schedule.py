@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -105,6 +108,40 @@ def test_dreams_counts_with_their_idle_steps(new_tokens, steps, expected):
     assert [step.total for step in done] == [steps] * steps
 
 
+@pytest.mark.parametrize("curve", ["linear", "cosine"])
+@pytest.mark.parametrize("new_tokens", [1, 2, 13, 16])
+def test_the_counts_of_dllm_without_idle_steps(new_tokens, curve):
+    one = np.float32(1)
+    alpha = {"linear": lambda t: one - t, "cosine": lambda t: one - np.cos(np.float32(math.pi / 2) * (one - t))}[curve]
+    for steps in (1, 3, 8, 16, 48):
+        left, expected = new_tokens, []
+        for step in range(steps):
+            t, s = (np.float32((steps - number) / steps) for number in (step, step + 1))
+            expected.append(round(left * (1 - float((one - alpha(s)) / (one - alpha(t))))))
+            left -= expected[-1]
+        assert left == 0
+        canvas = Canvas.from_prompts([[1]], new_tokens=new_tokens, mask_id=5)
+        done = list(denoise(constant(new_tokens), canvas, schedule=f"alpha:curve={curve}", steps=steps))
+        assert [int(step.committed_BS.sum()) for step in done] == [count for count in expected if count]
+        assert {step.total for step in done} == {None}
+
+
+def test_the_steps_of_dllm_are_divided_over_the_blocks_and_rounded_up():
+    canvas = Canvas.from_prompts([[1]], new_tokens=13, mask_id=5)
+    # in two steps 8 / 2; 5 / 2 = 2.5 and half to even
+    for steps, expected in ((3, [4, 4, 2, 3]), (1, [8, 5]), (None, [1] * 13)):
+        done = list(denoise(constant(13), canvas, schedule="alpha", steps=steps, block_length=8))
+        assert [int(step.committed_BS.sum()) for step in done] == expected
+        assert [step.block for step in done] == sorted(step.block for step in done)
+    with pytest.raises(ValueError, match=r"'alpha' does not go with the rule Origin.*use schedule='timed'"):
+        denoise(constant(13), canvas, rule="origin", schedule="alpha", generator=torch.Generator())
+
+
+def constant(new_tokens):
+    zeros = torch.zeros(new_tokens, 6)
+    return lambda ids_BS, wanted_BS: zeros[: int(wanted_BS.sum())]
+
+
 def test_schedules_are_values_with_names():
     assert {name: type(schedules.make(name)) for name in schedules} == dict(schedules)
     assert {schedules.make(name).name for name in schedules} == set(schedules)
@@ -112,7 +149,7 @@ def test_schedules_are_values_with_names():
     with pytest.raises(ValueError, match=r"unknown schedule 'treshold'.*did you mean 'threshold'\?"):
         schedules.parse("treshold")
     with pytest.raises(
-        ValueError, match=r"unknown schedule 'zzzz'; known are entropy_bound, even.*if a plug-in defines it"
+        ValueError, match=r"unknown schedule 'zzzz'; known are alpha, entropy_bound, even.*if a plug-in defines it"
     ):
         schedules.parse("zzzz")
 

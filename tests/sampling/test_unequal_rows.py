@@ -28,6 +28,7 @@ def distinct(texts):
         {"block_length": 2, "schedule": Threshold(0.3)},
         {"schedule": "timed", "steps": 2},
         {"schedule": "timed", "steps": 9},
+        {"schedule": "alpha", "steps": 9},
     ],
     ids=str,
 )
@@ -52,6 +53,7 @@ def test_unequal_rows_get_what_they_get_alone(settings):
         ({"schedule": "timed"}, r"'timed' splits steps=None over 1 .* with 2, 5; decode these rows one by one"),
         ({"schedule": "timed", "block_length": 2}, r"'timed' splits steps=None over 3 .*, or give steps and no block"),
         ({"schedule": "timed", "block_length": 2, "steps": 9}, r"'timed' splits steps=9 over 3 block\(s\)"),
+        ({"schedule": "alpha", "block_length": 2, "steps": 9}, r"'alpha' splits steps=9 over 3 block\(s\)"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Causal Llama, Qwen2 and Qwen3 checkpoints: baselines, and starts of diffusion models."""
+"""Causal Llama, Qwen and GLM-4-MoE checkpoints: baselines, and starts of diffusion models."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,6 +12,12 @@ from sinklab.registry import families
 class Causal(Family):
     """A decoder of transformers, under its own ``model_type`` and with its own names."""
 
+    mask_token = "<|mask|>"
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """By the ``model_type``, which chooses the decoder: one of another kind may be read into the same class."""
+        return config.get("model_type") in self.model_types
+
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own."""
         fields = {name: value for name, value in config.items() if name != "model_type"}
@@ -22,6 +28,7 @@ class Causal(Family):
 class Llama(Causal):
     """Llama, also Mistral-shaped checkpoints that name its ``model_type``."""
 
+    architectures = ("LlamaForCausalLM",)
     model_types = ("llama",)
     end_of_turn = "<|eot_id|>"
     published: ClassVar = published("llama")
@@ -31,6 +38,7 @@ class Llama(Causal):
 class Qwen2(Causal):
     """Qwen2 and Qwen2.5."""
 
+    architectures = ("Qwen2ForCausalLM",)
     model_types = ("qwen2",)
     end_of_turn = "<|im_end|>"
     foreign_tokenizer_class = Qwen2Tokenizer
@@ -41,6 +49,23 @@ class Qwen2(Causal):
 class Qwen3(Causal):
     """Qwen3, the dense ones."""
 
+    architectures = ("Qwen3ForCausalLM",)
     model_types = ("qwen3",)
     end_of_turn = "<|im_end|>"
     foreign_tokenizer_class = Qwen2Tokenizer
+
+
+@families.register("qwen3_moe")
+class Qwen3Moe(Qwen3):
+    """Qwen3's mixtures of experts."""
+
+    architectures = ("Qwen3MoeForCausalLM",)
+    model_types = ("qwen3_moe",)
+
+
+@families.register("glm4_moe")
+class Glm4Moe(Causal):
+    """GLM-4.5's mixtures of experts, without the layers that predict further tokens."""
+
+    architectures = ("Glm4MoeForCausalLM",)
+    model_types = ("glm4_moe",)

@@ -12,9 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source, published
-from sinklab.models.config import DIT
 from sinklab.models.head import Head, check_labels, recomputed_loss
-from sinklab.registry import families
+from sinklab.registry import backbones, families
 
 # fixed in the authors' code; their configs have no fields for them
 FREQUENCIES, MLP_RATIO, ROPE_THETA, LOWERED = 128, 4, 10000.0, -1e6
@@ -47,8 +46,9 @@ class DiTHead(Head):
 class DiTConfig(LlamaConfig):
     """Sizes of a DiT: those of a Llama, whose attention it has, and ``condition_size``, the width of what modulates."""
 
-    model_type = DIT
+    model_type = "sinklab_dit"
     head_class = DiTHead
+    takes_additions = False
 
     condition_size: int = 128
 
@@ -119,6 +119,7 @@ class FinalNorm(nn.Module):
         return self.scaling(x_BSD) * (1 + scale) + shift
 
 
+@backbones.register(DiTConfig.model_type)
 class DiTModel(PreTrainedModel):
     """The backbone without its head, as :class:`~sinklab.models.DiffusionLM` runs one.
 

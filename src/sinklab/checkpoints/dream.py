@@ -22,11 +22,9 @@ class Dream(Family):
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """Qwen2 with logits at position i − 1 for the token at i."""
-        rope = config.get("rope_scaling") or {"rope_type": "default"}
-        rope_type = rope.get("rope_type") or rope.get("type") or "default"
         backbone = Qwen2Config(
             **{name: config[name] for name in FORMATS["dream"]["same_fields"] if name in config},
-            rope_parameters={**rope, "rope_type": rope_type, "rope_theta": self.field(config, "rope_theta")},
+            rope_parameters=self.rope(config),
             use_sliding_window=False,
         )
         return CheckpointPlan(self, backbone, {"mask_token_id": config.get("mask_token_id"), "logit_shift": True})

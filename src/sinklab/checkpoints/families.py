@@ -34,6 +34,10 @@ Source = tuple[str, Callable[[Tensor], Tensor] | None]
 # another attention, auto_map names classes.
 _CODE = re.compile(r"_?(attn|experts)_implementation|_?output_attentions|auto_map")
 
+_COUNTED = re.compile(r"^n(?:um)?_(?:.*_)?(layer|head|expert)s?$")
+MOST = 4096
+"""More layers, heads or experts are no checkpoint's."""
+
 
 @dataclass(frozen=True)
 class SpecialIds:
@@ -105,6 +109,8 @@ class Family:
     """Name on the Hub -> what is known of it."""
     end_of_turn: ClassVar[str] = ""
     """Token that ends a turn of a chat, where the tokenizer has it."""
+    mask_token: ClassVar[str] = ""
+    """[MASK], where the tokenizer has it and neither it nor the config says so."""
     chat_template: ClassVar[str | None] = None
     """Jinja template for tokenizers that bring none."""
     replaces_chat_template: ClassVar[bool] = False
@@ -157,6 +163,12 @@ class Family:
             hint = f"; {hint}" if (hint := near(name, config)) else ""
             raise ValueError(f"the config.json of a {self.name} checkpoint needs {name!r}, which is not there{hint}")
         return config[name]
+
+    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The backbone's ``rope_parameters``, from ``rope_theta`` and, where there is one, ``rope_scaling``."""
+        rope = config.get("rope_scaling") or {}
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        return {**rope, "rope_type": kind, "rope_theta": self.field(config, "rope_theta")}
 
     def fields(self, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         """Fields of the backbone's config (the keys of ``names``) from fields that must be there (its values)."""
@@ -230,9 +242,12 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
     config = without_code(config)
     known = known_families()
     found = [family for family in known.values() if family.recognises(config)]
-    # a config may name the class of one family and the model_type of another: MMaDA's and LLaDA's
-    found = [family for family in found if family.is_named(config)] or found
     named = ", ".join(architectures_of(config)) or "no architecture named"
+    # a config may name the class of one family and the model_type of another: MMaDA's and LLaDA's
+    if is_named := [family for family in found if family.is_named(config)]:
+        found = is_named
+    else:
+        _refuse_unknown_class(found, config, name)
     if not found:
         listed = ", ".join(" ".join([one, *map("({})".format, known[one].architectures)]) for one in known)
         raise ValueError(
@@ -243,8 +258,41 @@ def read(config: Mapping[str, Any], name: str, shapes: Shapes | None = None) -> 
         both = " and ".join(family.name for family in found)
         raise ValueError(f"{name} ({named}) is claimed by the families {both}; leave out the plug-in of one")
     with blamed_on(name):
+        _refuse_counts(config, shapes)
+        if quantised := config.get("quantization_config"):
+            raise ValueError(
+                f"its weights are quantised (quantization_config: {quantised}), and sinklab reads float64, float32, "
+                "float16 and bfloat16; take the checkpoint that they were made from"
+            )
         _refuse_unrepresented(found[0], config)
         return found[0].read(config, shapes)
+
+
+def _refuse_unknown_class(found: list[Family], config: Mapping[str, Any], name: str) -> None:
+    """Refuse a class that no family has: it computes something else than the others of its ``model_type``."""
+    classes, model_type = architectures_of(config), config.get("model_type")
+    for one in (*classes, model_type):
+        if lacking := FORMATS["unsupported"].get(str(one)):
+            raise ValueError(f"{name} is a {one}, which sinklab cannot load yet: {lacking}")
+    known = [one for family in found for one in family.architectures]
+    if known and classes:
+        raise ValueError(
+            f"{name} names {', '.join(classes)}, but of the model_type {model_type!r} sinklab loads "
+            f"{' and '.join(known)} alone; if a plug-in defines its family, install that or name its file: --plugin"
+        )
+
+
+def _refuse_counts(config: Mapping[str, Any], shapes: Shapes | None) -> None:
+    """Refuse numbers of layers, heads and experts that no checkpoint has: to try would take memory without end."""
+    for field, value in config.items():
+        if isinstance(value, Mapping):
+            _refuse_counts(value, shapes)
+        elif (counted := _COUNTED.search(field)) and isinstance(value, int | float):
+            # a few layers too many are found out by the names of their tensors
+            most = MOST if shapes is None or counted[1] != "layer" else max(len(shapes), 100)
+            if value > most:
+                fact = f"at most {most} are read" if shapes is None else f"there are {len(shapes)} tensors"
+                raise ValueError(f"{field} = {value} cannot be: {fact}; check that weights and config match")
 
 
 def _refuse_unrepresented(family: Family, config: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ class LLaDA(Family):
         "activation_type": ("silu",),
         "rope": (True,),
         "rope_full_precision": (True, None),
+        "rope_scaling": (None,),
         "clip_qkv": (None,),
         "embedding_dropout": (0, None),
         "residual_dropout": (0, None),

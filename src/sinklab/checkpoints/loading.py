@@ -1,7 +1,7 @@
 """One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
 
-Read are packaged models, our own format, LLaDA, MMaDA, Dream (also DiffuCoder and Dream-Coder), SMDM and «One Token»,
-the families of plug-ins, and Llama, Qwen2 and Qwen3 as autoregressive baselines.
+Read are packaged models, our own format, the published families in this folder, those of plug-ins, and as
+autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
 """
 
 import copy
@@ -89,8 +89,8 @@ def load(
             ``device``.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
-        as_diffusion: make a diffusion model of a causal one, as the start of a training run. Needs
-            ``mask_token_id``.
+        as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
+            as causal. Needs ``mask_token_id``, unless config or tokenizer have it.
         sink: a file of :func:`~sinklab.models.save_sink`, to be attached to a diffusion model without a sink; ``notes``
             say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
@@ -114,32 +114,39 @@ def load(
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
     weights = weightfiles.open_weights(folder, name, allow_pickle)
-    plan = _as_diffusion(families.read(raw, name, weights.shapes), name, as_diffusion, settings)
+    plan = families.read(raw, name, weights.shapes)
+    tokenizer = tokens.read_tokenizer(folder, plan, name)
+    plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
-    return _assembled(model, replace(plan, notes=(*plan.notes, *notes)), folder, raw, name, revision)
+    plan = replace(plan, notes=(*plan.notes, *notes))
+    return _assembled(model, plan, folder, raw, name, tokenizer, revision)
 
 
-def _as_diffusion(plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any]) -> CheckpointPlan:
+def _as_diffusion(
+    plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
+) -> CheckpointPlan:
     """The plan, of a diffusion model where a causal one is to become one."""
     if plan.settings is not None:
         if wanted:
             raise ValueError(f"as_diffusion=True is for causal models, but {name} denoises already; leave it out")
         return plan
+    mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
     if not wanted:
         if settings:
             raise ValueError(
                 f"{name} is an autoregressive model, and {', '.join(settings)} can be set for diffusion models only; "
                 "pass as_diffusion=True to make it the start of one"
             )
-        return plan
+        is_one = f"it has a [MASK], id {mask}: if it was trained to denoise, load it with as_diffusion=True"
+        return plan if mask is None else replace(plan, notes=(*plan.notes, is_one))
     # None is for those who choose it when they have seen the tokenizer
-    if "mask_token_id" not in settings:
+    if "mask_token_id" not in settings and mask is None:
         raise ValueError(
             f"a diffusion model needs a [MASK], which {name} does not have; pass mask_token_id=, the id of a row that "
             f"its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
-    return replace(plan, settings={})
+    return replace(plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {})
 
 
 def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
@@ -172,7 +179,13 @@ def _filled(
 
 
 def _assembled(
-    model: PreTrainedModel, plan: CheckpointPlan, folder: Path, raw: dict[str, Any], name: str, revision: str | None
+    model: PreTrainedModel,
+    plan: CheckpointPlan,
+    folder: Path,
+    raw: dict[str, Any],
+    name: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    revision: str | None,
 ) -> Loaded:
     config: Any = model.config
     is_diffusion = isinstance(config, DiffusionLMConfig)
@@ -180,11 +193,13 @@ def _assembled(
     if not is_diffusion and (folder / "generation_config.json").is_file():
         with refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
             model.generation_config = GenerationConfig.from_pretrained(str(folder))
-    tokenizer = tokens.read_tokenizer(folder, plan, name)
     row, facts = published.facts_of(name, raw, plan, config, tokenizer)
     tokens.adopt(config, tokenizer, facts["special"])
     if is_diffusion and row and row.context:
         config.context = facts["context"]
+    if is_diffusion and config.mask_token_id is None:
+        unknown = "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id= to denoise"
+        facts["notes"] = (*facts["notes"], unknown)
     commit = folder.name if folder.parent.name == "snapshots" else revision
     return Loaded(model, tokenizer, name, commit, **facts)
 
@@ -205,7 +220,7 @@ class ModelInfo:
     architecture: str
     """As its ``config.json`` names it."""
     backbone: str
-    """The transformers decoder that runs it: llama, qwen2 or qwen3."""
+    """The decoder that runs it, by transformers' name: llama, qwen2, qwen3_moe, …"""
     layers: int
     heads: int
     kv_heads: int
@@ -217,10 +232,17 @@ class ModelInfo:
     """Ids below this are text."""
     parameters: int
     """Tied ones count once."""
+    experts: int
+    """Of a layer, those that every token passes apart; 0 for a model without."""
+    experts_per_token: int
+    active_parameters: int
+    """Those that a token meets: all but the experts that are not chosen for it."""
     special: SpecialIds
     context: int
     """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
     logit_shift: bool
+    block_length: int | None
+    """Tokens of a block of attention; None where everything is seen."""
     sink: str
     gate: str
     chat_template: str | None
@@ -283,6 +305,10 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     backbone: Any = plan.backbone
     model = materialize.empty_model(config, name)
     heads = backbone.num_attention_heads
+    # a tied head is the same tensor, and parameters() yields it once
+    total = sum(parameter.numel() for parameter in model.parameters())
+    experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
+    chosen = backbone.num_experts_per_tok if experts else 0
     return ModelInfo(
         name=name,
         **published.facts_of(name, raw, plan, config, None)[1],
@@ -296,9 +322,12 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         intermediate=backbone.intermediate_size,
         vocabulary=backbone.vocab_size,
         text_vocabulary=getattr(config, "text_vocab_size", None) or backbone.vocab_size,
-        # a tied head is the same tensor, and parameters() yields it once
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=total,
+        experts=len(experts[0]) if experts else 0,
+        experts_per_token=chosen,
+        active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
         logit_shift=getattr(config, "logit_shift", False),
+        block_length=getattr(config, "block_length", None),
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),
     )
@@ -334,9 +363,10 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     """
     twin = copy.deepcopy(loaded.model).eval()
     generator = torch.Generator().manual_seed(seed)
-    for parameter in twin.parameters():
-        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
-        parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    # of the buffers, those that are saved are trained: what corrects a router
+    for tensor in {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values():
+        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+        tensor.copy_(tensor.flatten()[order].view_as(tensor))
     return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
 
 

@@ -1,5 +1,6 @@
 """Building a model without memory and filling it tensor by tensor, so that the host never holds it twice."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
 from sinklab.checkpoints.weights import Weights
-from sinklab.compat import choose_attention, indivisible_layers, mark_initialized
+from sinklab.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
 from sinklab.errors import near, one_of, refused
 from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
@@ -23,14 +24,22 @@ BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words of accelerate for device maps."""
 
 
+Stacked = tuple[tuple[str, ...], None]
+"""Names of tensors in the checkpoint whose rows, one after the other, are those of one tensor of the model."""
+# what transformers holds of all experts in one tensor (experts, rows, columns) -> what a file may have of each
+_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
 @dataclass(frozen=True)
 class TensorPlan:
     """What fills each tensor of a model."""
 
-    sources: dict[str, Source]
+    sources: dict[str, Source | Stacked]
     """Name in the model's state dict -> where it is in the checkpoint."""
     new: set[str]
     """Tensors of the model that the checkpoint does not have: a sink or gate that the caller's settings add."""
+    head: str
+    """What the checkpoint calls the head, which it may have although it is tied."""
 
 
 def plan_devices(model: PreTrainedModel, device_map: DeviceMap, dtype: torch.dtype) -> dict[str, Any]:
@@ -151,28 +160,46 @@ def tensor_plan(
     others = {one: value for one, value in overrides.items() if not one.startswith(("sink", "gate"))}
     if len(others) < len(overrides):
         before = names_to_fill(empty_model(families.configured(plan, others, name), name))
-    sources = {target: plan.family.source(plan, target) for target in names}
+    ours = model.state_dict()
+    sources = {target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights) for target in names}
     new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
     removed |= {*plan.family.unread}
-    filled = TensorPlan({target: sources[target] for target in names if target not in new}, new)
+    filled = TensorPlan(
+        {target: sources[target] for target in names if target not in new}, new, plan.family.source(plan, HEAD)[0]
+    )
     _check(filled, removed, model, weights, name)
     return filled
 
 
+def _expert_by_expert(source: Source, tensor: Tensor, weights: Weights) -> Source | Stacked:
+    """The source itself; for a tensor of all experts that the checkpoint does not have, the tensors of each."""
+    found = re.fullmatch(r"(.+\.experts\.)(gate_up_proj|down_proj)", source[0])
+    if source[0] in weights.shapes or found is None:
+        return source
+    each = [f"{found[1]}{expert}.{kind}.weight" for expert in range(len(tensor)) for kind in _EXPERTS[found[2]]]
+    return tuple(each), None
+
+
+def names_of(source: Source | Stacked) -> tuple[str, ...]:
+    """The tensors of the checkpoint that a source is made of."""
+    return (source[0],) if isinstance(source[0], str) else source[0]
+
+
 def _check(plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights: Weights, name: str) -> None:
     theirs, ours = weights.shapes, {target: tuple(tensor.shape) for target, tensor in model.state_dict().items()}
-    sources = dict.fromkeys(source for source, _ in plan.sources.values())
+    sources = dict.fromkeys(name for source in plan.sources.values() for name in names_of(source))
     # old Llama files keep the rotary frequencies; some files of a tied model have its head all the same
-    harmless = ("rotary_emb.inv_freq", *([HEAD] if model.config.tie_word_embeddings else []))
+    harmless = ("rotary_emb.inv_freq", *([plan.head] if model.config.tie_word_embeddings else []))
     known = sources.keys() | removed
     wrong: dict[str, list[str]] = {
         "missing": [source for source in sources if source not in theirs],
         "unexpected": [one for one in theirs if one not in known and not one.endswith(harmless)],
         "mismatched": [
-            f"{source} has shape {theirs[source]}, which does not give {target} {ours[target]}"
-            for target, (source, take) in plan.sources.items()
-            if source in theirs and _taken(theirs[source], take) != ours[target]
+            f"{name} has shape {theirs[name]}, which does not give {target} {ours[target]}"
+            for target, source in plan.sources.items()
+            for name in names_of(source)
+            if name in theirs and _taken(theirs[name], source[1]) != _share(source, ours[target])
         ],
     }
     listed = "; ".join(
@@ -184,6 +211,11 @@ def _check(plan: TensorPlan, removed: set[str], model: PreTrainedModel, weights:
         raise ValueError(
             f"the tensors of {name} do not fit its config ({listed}); check that weights and config belong together"
         )
+
+
+def _share(source: Source | Stacked, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What each tensor of a source has to give to one of this shape."""
+    return shape if isinstance(source[0], str) else (shape[0] * shape[1] // len(source[0]), *shape[2:])
 
 
 def _taken(shape: tuple[int, ...], take: Callable[[Tensor], Tensor] | None) -> tuple[int, ...]:
@@ -200,16 +232,21 @@ def fill(
     """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what is new."""
     for target, (source, take) in plan.sources.items():
         tensor = _allocated(model, target, dtype, devices)
-        if take is None and tensor.ndim:
-            for rows, piece in weights.pieces(source):
-                tensor[rows] = piece
+        if not isinstance(source, str):
+            for name, part in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
+                _fill_rows(part, weights, name)
+        elif take is None and tensor.ndim:
+            _fill_rows(tensor, weights, source)
         else:
             whole = weights.whole(source)
             tensor.copy_(take(whole) if take else whole)
     compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
+    if dtype == torch.float64 or "cpu" in {torch.device(device).type for device in devices.values()}:
+        # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every width
+        choose_experts(model.model.config, "eager")
     model.tie_weights()
-    if model.config.tie_word_embeddings and HEAD in weights.shapes:
-        _check_tied(model, weights)
+    if model.config.tie_word_embeddings and plan.head in weights.shapes:
+        _check_tied(model, weights, plan.head)
     for target in sorted(plan.new):
         _allocated(model, target, dtype, devices)
     for owner in sorted({target.rpartition(".")[0] for target in plan.new}):
@@ -220,11 +257,20 @@ def fill(
         model._init_weights(module)
 
 
+def _fill_rows(tensor: Tensor, weights: Weights, name: str) -> None:
+    for rows, piece in weights.pieces(name):
+        tensor[rows] = piece
+
+
 def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]) -> Tensor:
     """The memory of a tensor that was on the meta device, to be filled in place."""
     owner, _, leaf = name.rpartition(".")
-    tensor = torch.empty(model.get_parameter(name).shape, dtype=dtype, device=device_in(devices, name))
-    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
+    module = model.get_submodule(owner)
+    empty = getattr(module, leaf)
+    is_parameter = isinstance(empty, nn.Parameter)
+    # a buffer, as the correction of a router, is as precise as its class makes it
+    tensor = torch.empty(empty.shape, dtype=dtype if is_parameter else empty.dtype, device=device_in(devices, name))
+    setattr(module, leaf, nn.Parameter(tensor) if is_parameter else tensor)
     return tensor
 
 
@@ -235,14 +281,14 @@ def compute_rotary(decoder: Any, device: torch.device | str) -> None:
         setattr(rotary, name, buffer.to(device))
 
 
-def _check_tied(model: PreTrainedModel, weights: Weights) -> None:
+def _check_tied(model: PreTrainedModel, weights: Weights, head: str) -> None:
     """A head that the file has all the same must be the embedding."""
     tied: Any = model.get_input_embeddings().weight
-    same = weights.shapes[HEAD] == tuple(tied.shape) and all(
-        torch.equal(tied[rows], piece.to(tied)) for rows, piece in weights.pieces(HEAD)
+    same = weights.shapes[head] == tuple(tied.shape) and all(
+        torch.equal(tied[rows], piece.to(tied)) for rows, piece in weights.pieces(head)
     )
     if not same:
         raise ValueError(
-            f"config.json ties the head to the embedding (tie_word_embeddings), but {HEAD} of the checkpoint is "
-            "another tensor; set tie_word_embeddings to false in config.json"
+            f"config.json ties the head to the embedding (tie_word_embeddings, LLaDA's weight_tying), but {head} of "
+            "the checkpoint is another tensor; set it to false in config.json"
         )

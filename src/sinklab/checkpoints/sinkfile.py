@@ -34,7 +34,7 @@ class SinkFile:
     count: int
     side: str
     backbone: str
-    """The transformers decoder it was trained on: llama, qwen2 or qwen3."""
+    """The decoder it was trained on, by transformers' name: llama, qwen2, qwen3_moe, …"""
     hidden_size: int
     layers: int
     kv_heads: int

@@ -42,7 +42,7 @@ def read_tokenizer(folder: Path, plan: CheckpointPlan, name: str) -> PreTrainedT
     foreign = kind is not None and not hasattr(transformers, str(kind))
     family, own = plan.family, plan.family.tokenizer_class
     if foreign and pair:
-        own = known_families()[plan.backbone.model_type].foreign_tokenizer_class or own
+        own = known_families().get(plan.backbone.model_type, family).foreign_tokenizer_class or own
     if own is None and (foreign or kind in PLAIN):
         # beside a Qwen2 model transformers would put Qwen's own splitting of words in place of the file's
         own = PreTrainedTokenizerFast
@@ -94,18 +94,18 @@ def special_ids(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, row: Published | None, family: Family
 ) -> SpecialIds:
     """Special ids from the model's config, then the tokenizer, then the table of published checkpoints."""
-    known = row.special if row else NO_IDS
+    known, entries = row.special if row else NO_IDS, tokenizer.get_vocab() if tokenizer else {}
 
-    def first(role: str) -> Any:
-        said = (getattr(source, f"{role}_token_id", None) for source in (config, tokenizer))
-        return next((value for value in said if value not in (None, [])), getattr(known, role))
+    def first(role: str, text: str = "") -> Any:
+        said = [getattr(source, f"{role}_token_id", None) for source in (config, tokenizer)]
+        return next((value for value in [*said, entries.get(text)] if value not in (None, [])), getattr(known, role))
 
     eot = getattr(config, "eot_token_id", None)
     if eot is None:
-        eot = (tokenizer.get_vocab() if tokenizer else {}).get(family.end_of_turn, known.eot)
+        eot = entries.get(family.end_of_turn, known.eot)
     eos = _as_tuple(first("eos"))
     stop = tuple(dict.fromkeys([*eos, *_as_tuple(eot)]))
-    return SpecialIds(first("mask"), next(iter(eos), None), eot, first("pad"), first("bos"), stop)
+    return SpecialIds(first("mask", family.mask_token), next(iter(eos), None), eot, first("pad"), first("bos"), stop)
 
 
 def adopt(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None, special: SpecialIds) -> None:

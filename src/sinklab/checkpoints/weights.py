@@ -31,7 +31,7 @@ def _not_floating(name: str, kind: object) -> ValueError:
 class Safetensors:
     """Tensors of one or more safetensors files.
 
-    A file is opened anew for every piece: its mapping, whose pages count as resident memory, goes away with the piece.
+    A file is opened anew after ``PIECE_BYTES``: its mapping goes away, whose pages count as resident memory.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -48,6 +48,17 @@ class Safetensors:
                     self.files[name] = file
                     shapes[name] = tuple(piece.get_shape())
         self.shapes: Shapes = shapes
+        self._opened: tuple[Path, Any, int] | None = None
+        """The file read last, opened, and the bytes that may still be read of this mapping."""
+
+    def _file_of(self, name: str, size: int) -> Any:
+        file = self.files[name]
+        if self._opened is None or self._opened[0] != file or self._opened[2] < size:
+            # not for every tensor: the header of a file with thousands of experts takes longer than one of them
+            self._opened = file, safe_open(file, "pt"), PIECE_BYTES
+        _, opened, left = self._opened
+        self._opened = file, opened, left - size
+        return opened
 
     def whole(self, name: str) -> Tensor:
         """One tensor, backed by the file."""
@@ -61,8 +72,7 @@ class Safetensors:
         rows = max(1, PIECE_BYTES // per_row)
         for start in range(0, shape[0], rows):
             stop = min(start + rows, shape[0])
-            with safe_open(self.files[name], "pt") as opened:
-                yield slice(start, stop), opened.get_slice(name)[start:stop]
+            yield slice(start, stop), self._file_of(name, per_row * (stop - start)).get_slice(name)[start:stop]
 
 
 class Pickles:

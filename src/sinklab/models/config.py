@@ -12,10 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from sinklab.compat import config_keys
 from sinklab.errors import check_count, check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, sink_of
-from sinklab.registry import families as known_families
-from sinklab.registry import sinks
+from sinklab.registry import backbones, sinks
 
-BACKBONES = ("llama", "qwen2", "qwen3")
+BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
 WHOLE_NUMBERS = (
     "text_vocab_size",
@@ -53,11 +52,9 @@ def _check(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
             f"position, but is {config.sink_side!r}; leave it out"
         )
-    if config.backbone.model_type == DIT and (config.sink_count or config.gate != "none"):
-        raise ValueError(
-            "added sinks and gates are for Llama and Qwen backbones, but this one is a DiT (MDLM, BD3-LM), got "
-            f"sink_kind={kind!r} and gate={config.gate!r}; leave them out"
-        )
+    if not getattr(config.backbone, "takes_additions", True) and (config.sink_count or config.gate != "none"):
+        given = f"sink_kind={kind!r} and gate={config.gate!r}"
+        raise ValueError(f"a DiT (MDLM, BD3-LM) takes no added sink and no gate, got {given}; leave them out")
     size, rows = config.backbone.vocab_size, config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
         raise ValueError(
@@ -87,10 +84,6 @@ def _check_numbers(settings: Mapping[str, Any]) -> None:
     check_count("block_length", settings.get("block_length"), "leave it out for full attention")
 
 
-DIT = "sinklab_dit"
-"""Type of the backbone of MDLM and BD3-LM, which comes with their family."""
-
-
 def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> PreTrainedConfig:
     """A copy of a backbone's config, or of its ``to_dict()``, without a causal mask."""
     if backbone is None:
@@ -98,10 +91,8 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
     given: Any = backbone
     is_dict = isinstance(given, Mapping)
     kind = given.get("model_type") if is_dict else given.model_type
-    one_of("the backbone's model_type", kind, (*BACKBONES, DIT))
-    if kind == DIT:
-        # whoever loads a saved one through transformers has not seen its module
-        known_families["mdlm"]
+    if kind not in BACKBONES:
+        one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
     # a copy: the caller's config may belong to a causal model that is still in use
     config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
@@ -117,8 +108,8 @@ class DiffusionLMConfig(PreTrainedConfig):
     """Config of :class:`~sinklab.models.DiffusionLM`. A variant of the model is a value in here, never another class.
 
     Args:
-        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2 or
-            qwen3.
+        backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2,
+            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.registry.backbones`.
         sink_kind: ``none``, or a kind of :data:`sinklab.registry.sinks`: ``token`` (a learned embedding run through the
             layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
             (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0);

@@ -1,4 +1,4 @@
-"""A diffusion language model: any Llama, Qwen2 or Qwen3 decoder made bidirectional, with an optional sink and gate."""
+"""A diffusion language model: a decoder of `config.BACKBONES` made bidirectional, with an optional sink and gate."""
 
 # B batch, S sequence, N sinks, D and E hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S,
 # A attention width (heads × head dim)
@@ -22,6 +22,8 @@ from sinklab.models.head import Head, LossOptions, LossTargets, ResizableVocabul
 from sinklab.models.sinks.base import tensors_of
 from sinklab.models.sinks.prefix import SinkPrefix, take_prefix
 from sinklab.registry import fast_path, fast_sinks
+
+_LAYERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", "Glm4Moe")
 
 
 def _round_to_bfloat16(module: nn.Module, args: tuple, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -90,7 +92,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
     """How sink tokens are trained, with equal results: ``prefix`` (run alone, as at inference), ``sequence`` (run with
     the text, which spares a GPU many small kernels), or ``auto``: the second on CUDA.
     """
-    _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]  # noqa: RUF012
+    _no_split_modules = [kind + "DecoderLayer" for kind in _LAYERS]  # noqa: RUF012
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: DiffusionLMConfig) -> None:

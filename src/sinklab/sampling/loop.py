@@ -63,7 +63,7 @@ def check_equal_rows(schedule: Schedule, open_BS: Tensor, blocks: int, steps: in
     """
     in_time = getattr(schedule, "allows_surplus_steps", False)
     is_shared = (in_time and steps is None) or (blocks > 1 and (in_time or steps is not None))
-    if not schedule.fixed or schedule.pooled or not is_shared:
+    if not (schedule.fixed or in_time) or schedule.pooled or not is_shared:
         return
     counts = sorted({count for count in open_BS.sum(1).tolist() if count})
     if len(counts) > 1:

@@ -37,13 +37,13 @@ class DecodingSettings:
     random, positional, left_to_right or origin, or a registered one; its fields may follow, as in entropy:alg_temp=0.1.
     """
     schedule: str | None = _denoising()
-    """How many tokens are committed at each evaluation: even, timed, threshold, factor or entropy_bound; None is even,
-    but timed for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
+    """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or entropy_bound; None is
+    even, but timed for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
     cache: str = _denoising("none")
     """KV cache between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the columns
     evicted, sink, evict, received or random. Fields may follow, as in sink:keep=0.25,sinks=2."""
     steps: int | None = _denoising()
-    """Total number of evaluations, for even and timed; None commits one token per step."""
+    """Total number of evaluations, for even, timed and alpha; None commits one token per step."""
     block_length: int | None = _denoising()
     """Tokens per block (semi-autoregressive decoding); None decodes everything as one block."""
     temperature: float = 0.0

@@ -150,7 +150,10 @@ def in_chat(loaded: Loaded, messages: list[dict[str, str]], *, answered: bool = 
 
     tokenizer = loaded.needed_tokenizer()
     if tokenizer.chat_template is None:
-        raise ValueError(f"{loaded.name} has no known chat format; leave out --chat")
+        raise ValueError(
+            f"{loaded.name} has no known chat format; leave out --chat, or give it one: a chat_template.jinja beside "
+            "its tokenizer.json, or tokenizer.chat_template"
+        )
     how: dict[str, Any] = {"add_generation_prompt": answered, "continue_final_message": not answered}
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))

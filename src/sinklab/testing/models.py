@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from sinklab.checkpoints import families as readers
 from sinklab.checkpoints.loading import describe, load
-from sinklab.checkpoints.materialize import empty_model, tensor_plan
+from sinklab.checkpoints.materialize import empty_model, names_of, tensor_plan
 from sinklab.checkpoints.sinkfile import attach_sink, save_sink
 from sinklab.checkpoints.weights import open_weights
 from sinklab.probing.tracing import trace
@@ -235,11 +235,12 @@ def _check_tensors(folder: Path, config: dict) -> None:
             f"the plan names other tensors than the checkpoint has, see tensor_names: {error}"
         ) from error
     taken: dict[str, int] = {}
-    for target, (source, _) in sources.items():
-        taken[source] = taken.get(source, 0) + model.get_parameter(target).numel()
-    for source, used in taken.items():
-        numbers = math.prod(weights.shapes[source])
-        assert used == numbers, f"{used} of the {numbers} numbers of {source} are used"
+    for target, tensor in model.state_dict().items():
+        for name in (names := names_of(sources[target]) if target in sources else ()):
+            taken[name] = taken.get(name, 0) + tensor.numel() // len(names)
+    for name, used in taken.items():
+        numbers = math.prod(weights.shapes[name])
+        assert used == numbers, f"{used} of the {numbers} numbers of {name} are used"
 
 
 def _check_no_code(folder: Path, config: dict) -> None:

@@ -1,0 +1,244 @@
+"""A2D, SDAR, Fast-dLLM v2 and iLLaDA in the formats they are published in; and what must not be taken for another."""
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+import published_toys as toys
+from sinklab.checkpoints import describe, load
+from sinklab.cli.main import main
+from tiny_diffusion import tiny_tokenizer
+
+IDS = torch.arange(3, 15)[None]
+BACKBONE = {"a2d-qwen3": "qwen3", "a2d-qwen2": "qwen2", "a2d-llama": "llama"}
+BACKBONE |= {"sdar": "qwen3", "fast-dllm-v2": "qwen2", "illada": "llama"}
+
+
+def change(folder, **fields):
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value != "absent"}))
+    return folder
+
+
+@pytest.mark.parametrize("name", toys.ADAPTED)
+def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
+    folder, tensors = toys.adapted(tmp_path, name)
+    ran, ids = toys.poison(folder), toys.save_adapted_tokenizer(folder, name)
+    # SDAR's config has it, that of d3LLM and others not
+    mask = ids[toys.UNSAID[name]]
+    change(folder, mask_token_id="absent")
+    loaded, info = load(folder), describe(folder)
+    model, config = loaded.model, loaded.model.config
+    assert not ran.exists()
+    assert (loaded.family, loaded.published_family, config.backbone.model_type) == ("diffusion", name, BACKBONE[name])
+    assert (loaded.special.mask, config.mask_token_id, loaded.tokenizer.mask_token_id) == (mask, mask, mask)
+    end = ids["<|eot_id|>" if name == "a2d-llama" else "<|im_end|>"]
+    assert (loaded.special.eot, loaded.special.stop) == (end, (1, end))
+    blocks = {"sdar": 4, "fast-dllm-v2": 8}.get(name)
+    assert (config.block_length, config.logit_shift) == (blocks, name == "fast-dllm-v2")
+    assert model.model.rotary_emb.inv_freq[1].item() == pytest.approx(1e6 ** (-2 / config.head_dim))
+    for target, tensor in model.state_dict().items():
+        source = "model.embed_tokens.weight" if config.tie_word_embeddings and target == "lm_head.weight" else target
+        assert torch.equal(tensor, tensors[source]), target
+    written = model.generate(IDS, max_new_tokens=4)
+    assert written.shape == (1, 16) and not (written == mask).any()
+    assert info.parameters == sum(parameter.numel() for parameter in model.parameters())
+    main(["info", str(folder)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"diffusion, {name} ({info.architecture})" in said
+    assert ("attention full" if blocks is None else f"attention in blocks of {blocks} tokens") in said
+
+
+@pytest.mark.parametrize("name", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
+def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
+    """The parent in transformers' own class, from the same file under its own names."""
+    folder, _ = toys.adapted(tmp_path / "child", name)
+    child, parent = load(folder, mask_token_id=301).model, shutil.copytree(folder, tmp_path / "parent")
+    named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[BACKBONE[name]]
+    change(parent, model_type=BACKBONE[name], architectures=[named.__name__])
+    expected = named.from_pretrained(parent, dtype=torch.float32).eval()(IDS).logits
+    assert torch.allclose(child(IDS, causal=True).logits, expected, atol=1e-5)
+    assert (child(IDS).logits - expected).abs().max() > 1e-2
+    assert torch.equal(load(parent).model(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("name", toys.ADAPTED)
+def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
+    folder, _ = toys.adapted(tmp_path, name)
+    fields = {"sdar": {"block_size": "absent"}, "fast-dllm-v2": {"bd_size": "absent"}}.get(name, {})
+    change(folder, **fields)
+    notes = [note for note in load(folder, mask_token_id=301).notes if "unless block_length= is given" in note]
+    assert len(notes) == (name != "illada")
+    assert load(folder, mask_token_id=301, block_length=16).model.config.block_length == 16
+    with pytest.raises(ValueError, match="block_length must be at least 1, got 0"):
+        load(folder, block_length=0)
+
+
+def test_a_mask_that_nobody_names_is_noted(tmp_path):
+    loaded = load(toys.adapted(tmp_path, "illada")[0])
+    assert loaded.special.mask is None
+    assert "neither config.json nor a tokenizer says which id is [MASK]: pass mask_token_id=" in loaded.notes[-1]
+    assert load(tmp_path, mask_token_id=5).special.mask == 5
+
+
+@pytest.mark.parametrize("name", ["a2d-qwen3", "sdar"])
+def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, name):
+    folder, _ = toys.adapted(tmp_path, name, rope_scaling={"type": "linear", "factor": 4.0})
+    scaled = load(folder).model.model.rotary_emb.inv_freq
+    change(folder, rope_scaling=None)
+    assert torch.allclose(4 * scaled, load(folder).model.model.rotary_emb.inv_freq)
+    change(folder, rope_theta="absent", rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+    assert load(folder).model.model.rotary_emb.inv_freq[1].item() == pytest.approx(50.0 ** (-2 / 12))
+    change(folder, rope_parameters="absent")
+    with pytest.raises(ValueError, match=f"a {name} checkpoint needs 'rope_theta'"):
+        load(folder)
+
+
+def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):
+    """The original gives layers with a sliding window the same full mask."""
+    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True}
+    folder, _ = toys.adapted(tmp_path, "a2d-qwen2", **windows)
+    config = load(folder).model.config.backbone
+    assert set(config.layer_types) == {"full_attention"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("layer_norm_eps", 1e-5), ("rope_scaling", {"type": "linear"}), ("resid_pdrop", 0.1)]
+)
+def test_what_illada_cannot_be_here_is_refused_by_name(tmp_path, field, value):
+    folder, _ = toys.adapted(tmp_path, "illada", **{field: value})
+    with pytest.raises(ValueError, match=rf"illada checkpoint has {field} = .*, which sinklab has no counterpart"):
+        load(folder)
+
+
+def test_rope_that_llada_would_scale_is_refused(tmp_path):
+    folder, _ = toys.llada(tmp_path, rope_scaling={"type": "linear", "factor": 4.0})
+    with pytest.raises(ValueError, match="llada checkpoint has rope_scaling = "):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "theirs", "ours"),
+    [
+        (toys.llada, "LLaDASomethingElse", "LLaDAModelLM"),
+        (toys.dream, "DreamVLModel", "DreamModel"),
+        (lambda folder, **fields: toys.adapted(folder, "sdar", **fields), "SDARMoeForCausalLM", "SDARForCausalLM"),
+    ],
+)
+def test_another_class_of_a_known_model_type_is_refused_by_name(tmp_path, make, theirs, ours):
+    folder, _ = make(tmp_path, architectures=[theirs])
+    for call in (load, describe):
+        with pytest.raises(ValueError, match=rf"names {theirs}, but of the model_type .* sinklab loads {ours} alone"):
+            call(folder)
+    # without a class the model_type decides
+    assert load(change(folder, architectures="absent"), mask_token_id=9).family == "diffusion"
+
+
+def test_a_causal_class_is_read_for_its_own_model_type_alone(tmp_path):
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)).save_pretrained(tmp_path)
+    change(tmp_path, architectures=["Qwen2ForRewardModel"])
+    with pytest.raises(ValueError, match=r"names Qwen2ForRewardModel, .*'qwen2' sinklab loads Qwen2ForCausalLM alone"):
+        load(tmp_path)
+    change(tmp_path, architectures=["Qwen2ForCausalLM"], model_type="mistral")
+    with pytest.raises(ValueError, match=r"'mistral' model \(Qwen2ForCausalLM\), but sinklab loads"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["LLaDAForMultiModalGeneration"]}, "Lumina-DiMOO's image tokens"),
+        (
+            {"architectures": ["NemotronLabsDiffusionModel"], "model_type": "nemotron_labs_diffusion"},
+            "is a NemotronLabsDiffusionModel, which sinklab cannot load yet: .*Ministral decoder",
+        ),
+        ({"architectures": "absent", "model_type": "nemotron_labs_diffusion"}, "is a nemotron_labs_diffusion, which"),
+    ],
+)
+def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, message):
+    folder, _ = toys.llada(tmp_path)
+    change(folder, **fields)
+    for call in (load, describe):
+        with pytest.raises(ValueError, match=message):
+            call(folder)
+
+
+@pytest.mark.parametrize("make", [toys.llada, lambda folder: toys.adapted(folder, "a2d-qwen3")])
+def test_quantised_checkpoints_are_refused_by_their_config(tmp_path, make):
+    folder, _ = make(tmp_path)
+    change(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    with pytest.raises(
+        ValueError, match=r"weights are quantised \(quantization_config: .*bitsandbytes.*take the check"
+    ):
+        load(folder)
+    assert load(change(folder, quantization_config=None)).family == "diffusion"
+
+
+@pytest.mark.parametrize(("make", "head"), [(toys.llada, "model.transformer.ff_out.weight"), (None, "lm_head.weight")])
+def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path, make, head):
+    if make is toys.llada:
+        folder, tensors = toys.llada(tmp_path, weight_tying=True)
+    else:
+        folder, tensors = toys.adapted(tmp_path, "illada")
+    embedding = next(tensor for name, tensor in tensors.items() if "wte" in name or "embed_tokens" in name)
+    save_file({**tensors, head: embedding.clone()}, folder / "model.safetensors")
+    assert torch.equal(load(folder).model.lm_head.weight, embedding)
+    save_file({**tensors, head: embedding + (torch.arange(len(embedding)) == 7)[:, None]}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"ties the head to the embedding .*, but {head} of the checkpoint is another"):
+        load(folder)
+
+
+@pytest.mark.parametrize("number", [10**6, 10**12, 1e9])
+def test_numbers_of_layers_and_heads_that_cannot_be_take_no_memory(tmp_path, number):
+    for name, fields in (("llada", ("n_layers", "n_heads")), ("sdar", ("num_hidden_layers", "num_attention_heads"))):
+        folder, _ = toys.llada(tmp_path / name) if name == "llada" else toys.adapted(tmp_path / name, name)
+        before = json.loads((folder / "config.json").read_text())
+        for field in fields:
+            change(folder, **{**before, field: number})
+            for call in (load, describe):
+                with pytest.raises(ValueError, match=rf"{field} = .* cannot be: at most 4096 are read"):
+                    call(folder)
+        # fewer, which a machine could hold, but more than there are tensors
+        change(folder, **{**before, fields[0]: 900})
+        with pytest.raises(ValueError, match=rf"{fields[0]} = 900 cannot be: there are \d+ tensors; check that"):
+            load(folder)
+
+
+@pytest.fixture
+def causal(tmp_path):
+    """A Qwen2 that may have been trained to denoise: its tokenizer has a [MASK]."""
+    sizes = {"vocab_size": 310, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("where", ["config", "tokenizer", "entry"])
+def test_a_causal_folder_with_a_mask_says_so(causal, where):
+    assert load(causal).notes == ()
+    with pytest.raises(
+        ValueError, match=r"a diffusion model needs a \[MASK\], which .* does not have; pass mask_token_id"
+    ):
+        load(causal, as_diffusion=True)
+    if where == "config":
+        mask = 300
+        change(causal, mask_token_id=mask)
+    else:
+        tokenizer = copy.deepcopy(tiny_tokenizer())
+        tokenizer.mask_token = None if where == "entry" else "<|endoftext|>"
+        mask = tokenizer.convert_tokens_to_ids("<|mask|>" if where == "entry" else "<|endoftext|>")
+        tokenizer.save_pretrained(causal)
+    loaded = load(causal)
+    assert loaded.family == "autoregressive"
+    assert loaded.notes == (
+        f"it has a [MASK], id {mask}: if it was trained to denoise, load it with as_diffusion=True",
+    )
+    denoises = load(causal, as_diffusion=True)
+    assert (denoises.family, denoises.model.config.mask_token_id) == ("diffusion", mask)
+    assert load(causal, as_diffusion=True, mask_token_id=7).model.config.mask_token_id == 7

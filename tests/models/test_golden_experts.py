@@ -1,0 +1,113 @@
+"""Mixtures of experts: logits, attention, routers and experts chosen, against what the authors' code gives."""
+
+import functools
+
+import pytest
+import torch
+
+from golden_llada import golden_cases, golden_folder, golden_tensors
+from sinklab.checkpoints import load
+from sinklab.models import DiffusionLM
+from sinklab.probing import trace
+
+BACKBONES = {
+    "llada_moe": ("llada_moe", {"qwen3_moe", "llada_moe"}),
+    "llada2_moe": ("llada2", {"glm4_moe"}),
+    "llada21_moe": ("llada2", {"glm4_moe"}),
+}
+CASES = {
+    "llada_moe": {"plain", "batch", "leftpad", "rightpad"},
+    "llada2_moe": {"blockmask", "batch", "full", "no_mask"},
+    "llada21_moe": {"blockmask", "batch", "full", "no_mask"},
+}
+
+
+@functools.cache
+def loaded_of(family):
+    return load(golden_folder(family), mask_token_id=golden_cases(family)["special_ids"]["mask"])
+
+
+def case_of(family, name):
+    """The tensors of a case, by their short names."""
+    prefix = f"logits.{name}."
+    found = {key.removeprefix(prefix): value for key, value in golden_tensors(family).items() if key.startswith(prefix)}
+    return found | {"input_ids": found["input_ids"].long()}
+
+
+def logits_of(model, case):
+    with torch.inference_mode():
+        return model(case["input_ids"], case.get("attention_mask"), visible=case.get("mask")).logits
+
+
+@pytest.mark.parametrize("family", [family for family in CASES if "2" in family])
+def test_golden_blocks(family):
+    """The same without a mask that says so: in blocks as told, and in those of the family, which are longer."""
+    assert loaded_of(family).model.config.block_length == 32
+    for case in golden_cases(family)["logits"]:
+        if "block_length" in case:
+            mask_id = golden_cases(family)["special_ids"]["mask"]
+            model = load(golden_folder(family), mask_token_id=mask_id, block_length=case["block_length"]).model
+            tensors = case_of(family, case["name"])
+            tensors.pop("mask")
+            assert (logits_of(model, tensors) - tensors["logits"]).abs().max() < 5e-4, case["name"]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_golden_logits(family):
+    assert {case["name"] for case in golden_cases(family)["logits"]} == CASES[family]
+    for name in CASES[family]:
+        case = case_of(family, name)
+        off_BSV = (logits_of(loaded_of(family).model, case) - case["logits"]).abs()
+        assert off_BSV[case.get("valid", torch.ones(off_BSV.shape[:2], dtype=torch.bool))].max() < 5e-4, name
+
+
+@pytest.mark.parametrize(("family", "name"), [("llada_moe", "plain"), *((f, "blockmask") for f in CASES if "2" in f)])
+def test_golden_attention(family, name):
+    model, case = loaded_of(family).model, case_of(family, name)
+    config = model.config.backbone
+    heads, layers = range(config.num_attention_heads), range(config.num_hidden_layers)
+    with trace(model, maps=[(0, layer, head) for layer in layers for head in heads]) as recording:
+        logits_of(model, case)
+    assert len(layers) == sum(key.startswith("probs.") for key in case)
+    for layer in layers:
+        ours_HQK = torch.stack([torch.as_tensor(recording.map(0, layer, head))[0] for head in heads])
+        torch.testing.assert_close(ours_HQK, case[f"probs.{layer}"][0], rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize("family", [family for family in CASES if "2" in family])
+def test_golden_routers(family):
+    model, case, seen = loaded_of(family).model, case_of(family, "blockmask"), []
+    blocks = [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    hooks = [block.gate.register_forward_hook(lambda router, args, out: seen.append(out)) for block in blocks]
+    try:
+        logits_of(model, case)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(seen) == len(blocks) == sum(key.startswith("experts.") for key in case)
+    for number, (logits_TX, _, chosen_TC) in enumerate(seen):
+        torch.testing.assert_close(logits_TX, case[f"router_logits.{number}"][0], rtol=0, atol=5e-4)
+        assert torch.equal(chosen_TC.sort(-1).values, case[f"experts.{number}"][0].long())
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_golden_families(family):
+    loaded, ids = loaded_of(family), golden_cases(family)["special_ids"]
+    name, backbones = BACKBONES[family]
+    assert (loaded.family, loaded.published_family, loaded.tokenizer) == ("diffusion", name, None)
+    assert loaded.model.config.backbone.model_type in backbones
+    assert (loaded.special.mask, loaded.special.eos, loaded.special.pad) == (ids["mask"], ids["eos"], ids["pad"])
+    assert not loaded.model.config.logit_shift
+    assert not loaded.model.denoiser().is_fast
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_published_mixture_becomes_our_own(tmp_path, family):
+    model = loaded_of(family).model
+    model.save_pretrained(tmp_path)
+    again, through_class = load(tmp_path).model, DiffusionLM.from_pretrained(tmp_path).eval()
+    for name in CASES[family]:
+        case = case_of(family, name)
+        assert torch.equal(logits_of(again, case), logits_of(model, case))
+        # transformers' own choice of how to multiply, which rounds otherwise
+        torch.testing.assert_close(logits_of(through_class, case), logits_of(model, case), rtol=0, atol=1e-4)
