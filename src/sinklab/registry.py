@@ -287,7 +287,7 @@ schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
 backbones = Registry("backbone", *_in("sinklab.checkpoints", "dit llada_moe"))
 # llada2 brings llada_moe
-_FORMATS = "adapted causal dit dream llada llada2 families smdm"
+_FORMATS = "adapted causal dit dream gemma llada llada2 families smdm"
 families = Registry("checkpoint family", *_in("sinklab.checkpoints", _FORMATS))
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")

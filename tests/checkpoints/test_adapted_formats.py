@@ -100,6 +100,14 @@ def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, na
         load(folder)
 
 
+def test_ends_that_no_file_names_are_unknown(tmp_path):
+    """transformers' Llama would have 1 and 2."""
+    folder, _ = toys.adapted(tmp_path, "a2d-llama")
+    change(folder, bos_token_id="absent", eos_token_id="absent", rope_parameters=None)
+    special = load(folder, mask_token_id=301).special
+    assert (special.bos, special.eos, special.stop) == (None, None, ())
+
+
 def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):
     """The original gives layers with a sliding window the same full mask."""
     windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True}
