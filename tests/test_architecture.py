@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "probing": EVERYWHERE | {"attention", "sinks", "compat"},
     # the lab ring: what is run
     "records": EVERYWHERE,
-    "checkpoints": EVERYWHERE | {"attention", "sampling", "models", "compat"},
+    "checkpoints": EVERYWHERE | {"models", "compat"},
     "fast": CORE,
     "caching": CORE,
     "analysis": EVERYWHERE | {"sinks", "records"},

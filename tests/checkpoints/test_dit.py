@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 import published_toys as toys
 from sinklab import intervene, open_run
-from sinklab.checkpoints import ddpm_cache, describe, load, published_loss, published_noise, semi_ar, untrained_twins
+from sinklab.checkpoints import describe, load, untrained_twins
 from sinklab.cli import main
 from sinklab.models import DiffusionLM
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.probing.tracing import trace
 from sinklab.sampling import Canvas
+from sinklab.scoring import ddpm_cache, published_loss, published_noise, semi_ar
 from sinklab.scoring.heldout import row_losses
 from tiny_diffusion import tiny_tokenizer
 

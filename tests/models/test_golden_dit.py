@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from golden_llada import golden_cases, golden_folder, golden_tensors
-from sinklab.checkpoints import ddpm_cache, load, published_loss, published_noise, semi_ar, subs
+from sinklab.checkpoints import load
 from sinklab.diffusion import masked_token_loss
 from sinklab.probing.tracing import trace
 from sinklab.sampling import Canvas
+from sinklab.scoring import ddpm_cache, published_loss, published_noise, semi_ar, subs
 
 LOGITS = [("mdlm", "full"), ("mdlm", "short"), ("bd3lm", "train"), ("bd3lm", "sample_two"), ("bd3lm", "sample_all")]
 LOSSES = [("mdlm", "pair"), ("mdlm", "four"), ("bd3lm", "pair"), ("bd3lm", "four")]

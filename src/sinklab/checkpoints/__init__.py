@@ -5,7 +5,6 @@ from sinklab.registry import exports
 __getattr__, __dir__, __all__ = exports(
     __name__,
     convert="from_causal",
-    dit_recipes="ddpm_cache published_loss published_noise semi_ar subs",
     families="CheckpointPlan Family Published SpecialIds",
     loading="Loaded ModelInfo describe load untrained_twins",
     published="PUBLISHED",

@@ -48,7 +48,7 @@ class DiTConfig(LlamaConfig):
 
     model_type = "sinklab_dit"
     head_class = DiTHead
-    takes_additions = False
+    takes_no_sink = "a DiT (MDLM, BD3-LM) takes no added sink and no gate"
 
     condition_size: int = 128
 
