@@ -132,6 +132,8 @@ def _as_diffusion(
             f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink or gate and is not "
             f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that out"
         )
+    if plan.settings is not None and wanted:
+        raise ValueError(f"as_diffusion=True is for causal models, but {name} denoises already; leave it out")
     if plan.settings is not None or plan.whole is not None:
         return plan
     mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask

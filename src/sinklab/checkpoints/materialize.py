@@ -167,6 +167,7 @@ def tensor_plan(
     sources = {target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights) for target in names}
     new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
+    removed |= {*plan.family.unread}
     filled = TensorPlan(
         {target: sources[target] for target in names if target not in new}, new, plan.family.source(plan, HEAD)[0]
     )
