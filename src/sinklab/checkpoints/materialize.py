@@ -273,7 +273,7 @@ def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: M
     module = model.get_submodule(owner)
     empty = getattr(module, leaf)
     # the correction of a router is as precise as its class makes it
-    kept = empty.dtype if leaf == "e_score_correction_bias" else dtype
+    kept = empty.dtype if leaf.endswith("_bias") else dtype
     tensor = torch.empty(empty.shape, dtype=kept, device=device_in(devices, name))
     setattr(module, leaf, nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor)
     return tensor
