@@ -23,6 +23,7 @@ from sinklab.checkpoints import load
 from sinklab.registry import families, load_plugin
 from sinklab.testing import check_family
 from tiny_diffusion import save_tiny
+from tiny_gemma import save_gemma
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -30,7 +31,9 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
+    "bd3lm": lambda folder: toys.bd3lm(folder)[0],
     **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
+    "diffusion_gemma": save_gemma,
     "dream": lambda folder: toys.dream(folder)[0],
     "glm4_moe": lambda folder: Glm4MoeForCausalLM(
         Glm4MoeConfig(**SIZES, **EXPERTS, n_routed_experts=4)
@@ -39,6 +42,7 @@ FAMILIES = {
     "llada2": lambda folder: toys.llada2(folder)[0],
     "llada_moe": lambda folder: toys.llada_moe(folder, **OWN)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
+    "mdlm": lambda folder: toys.mdlm(folder)[0],
     "mmada": lambda folder: toys.llada(folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240)[0],
     "qwen2": lambda folder: Qwen2ForCausalLM(Qwen2Config(**SIZES)).save_pretrained(folder),
     "qwen3": lambda folder: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).save_pretrained(folder),

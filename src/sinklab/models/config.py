@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from sinklab.compat import config_keys
 from sinklab.errors import check_count, check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, sink_of
-from sinklab.registry import decoders, sinks
+from sinklab.registry import backbones, sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
@@ -52,6 +52,8 @@ def _check(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
             f"position, but is {config.sink_side!r}; leave it out"
         )
+    if (config.sink_count or config.gate != "none") and (why := getattr(config.backbone, "takes_no_sink", "")):
+        raise ValueError(f"{why}, got sink_kind={kind!r} and gate={config.gate!r}; leave them out")
     size, rows = config.backbone.vocab_size, config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
         raise ValueError(
@@ -89,7 +91,7 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
     is_dict = isinstance(given, Mapping)
     kind = given.get("model_type") if is_dict else given.model_type
     if kind not in BACKBONES:
-        one_of("the backbone's model_type", kind, (*BACKBONES, *decoders))
+        one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
     # a copy: the caller's config may belong to a causal model that is still in use
     config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
@@ -106,7 +108,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     Args:
         backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2,
-            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.registry.decoders`.
+            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.registry.backbones`.
         sink_kind: ``none``, or a kind of :data:`sinklab.registry.sinks`: ``token`` (a learned embedding run through the
             layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
             (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0);
