@@ -3,7 +3,7 @@
     python peer_process.py DRIVER.py SETTINGS.json
 
 A driver is a file with `prepare(settings) -> run` and `version(settings) -> text`; `run()` writes once and returns the
-ids of the new tokens and the number of denoising evaluations. This process loads, runs twice without a clock, says what
+ids of the new tokens and the number of denoising evaluations. This process loads, runs once without a clock, says what
 it has counted in one line of JSON, and then runs once for every line that it reads. What a driver prints goes to
 stderr.
 """
@@ -75,7 +75,6 @@ def main() -> None:
     settings = json.loads(Path(sys.argv[2]).read_text())
     driver = driver_of(sys.argv[1])
     run = driver.prepare(settings)
-    run()
     found = {**counted(run), "versions": versions(driver, settings)}
     print(json.dumps(found), file=answers, flush=True)
     for _ in sys.stdin:

@@ -13,7 +13,7 @@ run, is left out by name.
 
 For every cell (a prompt, a block length, tokens a step) a model of 8 layers × 512 wide with random float32 weights is
 written once in the peer's published format, and both sides load it. Two processes live side by side, one thread each,
-and take turns: ours first in one pair, the peer first in the next, two runs without a clock before. The ratio is
+and take turns: ours first in one pair, the peer first in the next, one run without a clock before. The ratio is
 taken within a pair, of processor time (wall time stands beside it): median and range. Network calls are counted the
 same way on both sides, by embeddings; evaluations are those that denoise. A ratio counts where every token is the same.
 A result file is written where at least two peers ran. `--quick`: tiny model, one pair, nothing written.
@@ -51,7 +51,7 @@ class Sizes:
     groups: int = 4
     mlp: int = 1536
     vocab: int = 4096
-    new_tokens: int = 128
+    new_tokens: int = 64
     prompts: tuple[int, ...] = (128, 512)
 
 

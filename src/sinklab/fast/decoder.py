@@ -28,7 +28,9 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
+from sinklab.fast.onednn import linear_for
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
+from sinklab.models.head import Head
 from sinklab.models.sinks.prefix import logits_of, with_logits
 from sinklab.registry import fast_decoders
 
@@ -199,8 +201,7 @@ def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
     """A stock linear layer as a function of its weights, or None."""
     if type(module) is not nn.Linear:
         return None
-    weight, bias = module.weight, module.bias
-    return lambda x: F.linear(x, weight, bias)
+    return linear_for(module.weight, module.bias)
 
 
 def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -319,6 +320,9 @@ class FastDecoder:
         decoder, modules = model.model, list(model.modules())
         gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
         self.model, self.decoder, self.norm = model, decoder, _norm(decoder.norm)
+        head: Any = model.lm_head
+        has_all_rows = type(head) is Head and head.vocab_size == head.out_features
+        self.head: Callable[[Tensor], Tensor] = linear_for(head.weight, head.bias) if has_all_rows else head
         self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
         self._shared = self.layers[0].heads // self.layers[0].groups
         self._is_stock = not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)

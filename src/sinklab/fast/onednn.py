@@ -1,11 +1,13 @@
-"""q · kᵀ of one head in float32: the product that costs most of a statistic, by the fastest exact kernel there is."""
+"""Products of float32 on a CPU by the fastest exact kernel there is: q · kᵀ of one head, and linear layers."""
 
 # C queries of a chunk, S keys, D head dim
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sinklab import compat
 from sinklab.attention.chunks import Product
@@ -13,6 +15,7 @@ from sinklab.registry import fast_products
 
 # Below this many scores a head, one batched product over all heads costs less than a call for each.
 WORTHWHILE = 1 << 18
+WORTHWHILE_WEIGHT = 1 << 17  # numbers in a weight
 
 
 def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int) -> Product | None:
@@ -26,6 +29,21 @@ def product_for(device: torch.device, dtype: torch.dtype, scores_of_a_head: int)
     return _onednn() if _is_exact() else None
 
 
+def linear_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x -> x · weightᵀ + bias, as `F.linear`; by oneDNN where it is the faster one (see `product_for`), nothing is to
+    be differentiated, and the weight is worth the half millisecond that oneDNN takes for every new number of rows.
+    """
+    product = _onednn() if weight.numel() >= WORTHWHILE_WEIGHT and weight.dtype == torch.float32 else None
+    if product is None or not weight.is_cpu:
+        return lambda x: F.linear(x, weight, bias)
+
+    def linear(x: Tensor) -> Tensor:
+        stands = x.is_cpu and torch.is_inference_mode_enabled() and not torch.is_autocast_enabled("cpu")
+        return product(x, weight, bias) if stands and _is_exact() else F.linear(x, weight, bias)
+
+    return linear
+
+
 def _is_exact() -> bool:
     """Whether products are required in full precision: else oneDNN may round the factors to bfloat16."""
     try:
@@ -36,7 +54,7 @@ def _is_exact() -> bool:
 
 
 @cache
-def _onednn() -> Product | None:
+def _onednn() -> Callable[..., Tensor] | None:
     """oneDNN's inner product, if this build of torch has it, this processor gains by it, and it is right."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
         return None
@@ -44,8 +62,8 @@ def _onednn() -> Product | None:
     if linear is None:
         return None
 
-    def product(q_CD: Tensor, k_SD: Tensor) -> Tensor:
-        return linear(q_CD, k_SD, None, "none", [], "")
+    def product(q_CD: Tensor, k_SD: Tensor, bias_S: Tensor | None = None) -> Tensor:
+        return linear(q_CD, k_SD, bias_S, "none", [], "")
 
     # An operator that torch does not document: it is held to the documented one before it is trusted.
     as_used: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}

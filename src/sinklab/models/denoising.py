@@ -240,12 +240,12 @@ class ModelDenoiser:
 
     def logits(self, states_BQE: Tensor, read: Read) -> Tensor:
         """Logits (M, V) from the states of the columns that are read."""
-        pick = read.pick
+        pick, head = read.pick, self._fast.head if self.is_fast else self.model.lm_head
         if pick is None:
-            return self.model.lm_head(states_BQE[0])
+            return head(states_BQE[0])
         if pick.dtype == torch.bool:
-            return self.model.lm_head(states_BQE[pick.to(states_BQE.device)])
-        return self.model.lm_head(states_BQE.flatten(0, 1).index_select(0, pick))
+            return head(states_BQE[pick.to(states_BQE.device)])
+        return head(states_BQE.flatten(0, 1).index_select(0, pick))
 
 
 class ModelSession:
