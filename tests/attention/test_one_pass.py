@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinklab.attention import (
@@ -136,6 +137,34 @@ def test_the_product_is_found_whatever_the_default_dtype() -> None:
         assert (onednn._onednn() is None) == (found is None)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_linear_layer_by_the_fast_product_stands_in_inference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = onednn._onednn() or F.linear, []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        calls.append(x.shape)
+        return real(x, weight, bias)
+
+    monkeypatch.setattr(onednn, "_onednn", lambda: product)
+    layer, x = torch.nn.Linear(512, 256), torch.randn(2, 3, 512)
+    linear = onednn.linear_for(layer.weight, layer.bias)
+    assert linear(x).requires_grad and not calls
+    with torch.inference_mode():
+        expected = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+        torch.testing.assert_close(linear(x).double(), expected, rtol=1e-5, atol=1e-5)
+        assert calls == [x.shape]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(x).dtype == torch.bfloat16
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            linear(x)
+        finally:
+            torch.set_float32_matmul_precision(before)
+        # a weight so small that it is not worth it, and one of another dtype
+        onednn.linear_for(layer.weight[1:], None)(x), onednn.linear_for(layer.weight.double(), None)(x.double())
+    assert len(calls) == 1
 
 
 class Products(TorchDispatchMode):

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from sinklab.attention import watching
 from sinklab.caching import DualCache, PrefixCache
 from sinklab.fast import decoder as fast
+from sinklab.fast import onednn
 from sinklab.models import DiffusionLM, DiffusionLMConfig
 from sinklab.sampling import Canvas, EvenQuota, Factor, Threshold, denoise, guided
 
@@ -122,6 +123,17 @@ def test_both_roads_equal_the_slow_twin(variant, batch, dtype, tolerance):
     agree([quick(*call) for call in calls], expected, tolerance)
     with watching(model):
         agree([plain(*call) for call in calls], expected, tolerance)
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "gate and sink, qwen3"])
+def test_the_lean_road_by_onednn_equals_the_slow_twin(variant, monkeypatch):
+    """Weights here are too small for it to be worth it."""
+    calls, own = [], onednn._onednn() or F.linear
+    monkeypatch.setattr(onednn, "WORTHWHILE_WEIGHT", 0)
+    monkeypatch.setattr(onednn, "_onednn", lambda: lambda *call: calls.append(call) or own(*call))
+    test_both_roads_equal_the_slow_twin(variant, 3, torch.float32, 3e-5)
+    # six evaluations of three layers with q, k, v, o, gate, up and down, and the head
+    assert len(calls) == 6 * (3 * (7 if variant == "qwen2" else 6) + 1)
 
 
 def road(model, attention_BS=None):
