@@ -87,6 +87,7 @@ class Schedule(Protocol):
     """Decides how far down the ranking a step commits.
 
     Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and they change counts.
+    Optional method `run(run, evaluate)`: the steps, in place of the loop that commits every position once.
     """
 
     @property

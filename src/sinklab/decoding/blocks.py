@@ -1,0 +1,168 @@
+"""Schedules of models that write block by block: SDAR's and LLaDA2.0's quota, and the edits of LLaDA2.1."""
+
+# B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.context import decoding
+from sinklab.errors import check_tensor, limited
+from sinklab.registry import schedules
+from sinklab.sampling.caches import Evaluate
+from sinklab.sampling.canvas import blocks
+from sinklab.sampling.loop import Choice, Run, Step, check_best, check_scores, picked
+from sinklab.sampling.rules import Candidates, UnmaskingRule
+from sinklab.sampling.schedules import Count, Threshold, Unread, commit_counts
+
+
+@schedules.register("dynamic")
+@dataclass(frozen=True)
+class Dynamic(Threshold):
+    """SDAR's and LLaDA2.0's: every candidate whose confidence is above the threshold, where that is at least the quota;
+    else as many of the best as the quota says. A block ends when no mask is left.
+
+    The quota is one token, or with `steps` an equal part of a whole block, the remainder first: also in a block that
+    the prompt has begun or the end cuts short. Raises ValueError for `steps` without a `block_length` or above it, and
+    for a block that is longer. Source: SDAR (`generate.py`), LLaDA2.0 (`generate`).
+    """
+
+    threshold: float | None = limited(0.9, at_least=0, at_most=1, remedy="SDAR uses 0.85, LLaDA2.0 0.95")
+    """None commits the quota alone (SDAR's static remasking, and with the rule left_to_right its sequential one)."""
+    steps: int | None = limited(None, at_least=1, remedy="leave it out for a quota of one token")
+    """Evaluations of a whole block that has no confident candidates."""
+    block_length: int | None = limited(None, at_least=1, remedy="leave it out for a quota of one token")
+    """Tokens of a whole block, where `steps` is given."""
+
+    name: ClassVar[str] = "dynamic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.steps is None) != (self.block_length is None) or (self.steps or 0) > (self.block_length or 0):
+            raise ValueError(
+                "steps divide the block_length tokens of a whole block, at least one each, got "
+                f"steps={self.steps} and block_length={self.block_length}; give both, or neither for one token a step"
+            )
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """At most one per position."""
+        if self.block_length is not None and max(sizes, default=0) > self.block_length:
+            raise ValueError(
+                f"the schedule {self.name!r} has a quota for blocks of {self.block_length} tokens, but one has "
+                f"{max(sizes)}; set its block_length, or decode in blocks of {self.block_length}"
+            )
+        return super().evaluations(sizes, steps)
+
+    def check_rule(self, rule: UnmaskingRule) -> None:
+        """Without a threshold any rule that ranks."""
+        if self.threshold is not None or getattr(rule, "measure", None) == "chance":
+            super().check_rule(rule)
+
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+        """By the quota, and with a threshold by the scores."""
+        quotas = [1] * evaluations
+        if self.block_length is not None and self.steps is not None:
+            quotas = commit_counts(self.block_length, self.steps).tolist()
+        threshold = self.threshold
+        if threshold is None:
+            return Unread(lambda ordered_BC, candidates_BC, nth: candidates_BC.long().sum(1).clamp(max=quotas[nth]))
+        return lambda ordered_BC, candidates_BC, nth: (ordered_BC > threshold).sum(1).clamp(min=quotas[nth])
+
+
+@schedules.register("editing")
+@dataclass(frozen=True)
+class Editing(Threshold):
+    """LLaDA2.1's: fill masks as `Dynamic` does, and in the same evaluation replace what is written in the block where
+    another token is proposed with a confidence above `editing_threshold`; [MASK] may be written back.
+
+    A row leaves a block once an evaluation of the block without masks edits nothing, or after `max_post_steps` of them.
+    A stop id ends a row with its block. Edits are commits of their steps. So that a block ends, [MASK] is never
+    proposed where it stands (the original may, and then reveals nothing), nor written back after as many evaluations
+    as the block has positions and `max_post_steps` more. Source: LLaDA2.1, `generate`.
+    """
+
+    threshold: float = limited(0.95, at_least=0, at_most=1, remedy="LLaDA2.1 uses 0.95")
+    editing_threshold: float = limited(0.9, at_least=0, at_most=1, remedy="1 edits nothing")
+    """Confidence above which a written token is replaced; what the prompt gives is never edited."""
+    max_post_steps: int = limited(16, at_least=0, remedy="0 leaves a block when its last mask is filled")
+    """Evaluations of a block in which no mask is left."""
+    num_to_transfer: int = limited(1, at_least=1)
+    """Masks that are filled at least."""
+
+    name: ClassVar[str] = "editing"
+    reads: ClassVar[tuple[str, ...]] = ("probability",)
+    lacking: ClassVar[str] = "probability of the proposed token"
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """As many as a block may take before [MASK] is no longer written back."""
+        return [size + self.max_post_steps for size in super().evaluations(sizes, steps)]
+
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+        """Masks that are filled, by the scores."""
+        least = self.num_to_transfer
+        return lambda ordered_BC, candidates_BC, nth: (ordered_BC > self.threshold).sum(1).clamp(min=least)
+
+    def run(self, run: Run, evaluate: Evaluate) -> Iterator[Step]:
+        """The steps, in place of those of the loop that commits every position once."""
+        canvas, mask_id, ends, index = run.canvas, run.canvas.mask_id, run.ends, 0
+        ids_BS, nothing_BS = canvas.ids_BS, torch.zeros_like(canvas.open_BS)
+        ended_B = nothing_BS[:, 0]
+        for block, limit in zip(blocks(run.block_BS, run.sizes), run.limits, strict=True):
+            ids_BC, evaluation, post_B = block.get(ids_BS, mask_id), 0, ended_B.long() * 0
+            active_B = block.real_BC.any(1) & ~ended_B
+            while bool(active_B.any()):
+                candidates_BC = block.real_BC & active_B[:, None]
+                place_M, places = block.places(candidates_BC, int(candidates_BC.sum()))
+                masked_BC = candidates_BC & (ids_BC == mask_id)
+                barred_BC = masked_BC if evaluation < limit else candidates_BC
+                with torch.no_grad(), decoding(run):
+                    wanted_BS = block.put(candidates_BC, nothing_BS)
+                    logits_MV = evaluate(ids_BS, wanted_BS, block.number, evaluation, places)
+                    candidates = Candidates(
+                        logits_MV, run.sampling, mask_id, candidates_BC, block.columns_BC, run.generator
+                    )
+                    barred_M = barred_BC.reshape(-1)[place_M]
+                    score_M, token_M = _proposed(run, candidates, barred_M, f"step {index} (block {block.number})")
+                    written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
+                    chosen_BC = self._chosen(run, place_M, score_M, masked_BC, written_BC != ids_BC)
+                ids_BC = torch.where(chosen_BC, written_BC, ids_BC)
+                before_BS, ids_BS, filled_BS = ids_BS, block.put(ids_BC, ids_BS), nothing_BS
+                has_masks_B = (block.real_BC & (ids_BC == mask_id)).any(1)
+                post_B = post_B + ~has_masks_B
+                active_B = active_B & (masked_BC | chosen_BC).any(1) & (has_masks_B | (post_B <= self.max_post_steps))
+                if ends is not None and not bool(active_B.any()):
+                    ids_BS, filled_BS = ends(ids_BS, canvas.open_BS & (ids_BS == mask_id))
+                    ended_B = ends.finished_B
+                choice = Choice(canvas, block, candidates_BC, place_M, score_M, chosen_BC)
+                yield Step(index, None, block.number, before_BS, ids_BS, filled_BS, choice)
+                index, evaluation = index + 1, evaluation + 1
+
+    def _chosen(self, run: Run, place_M: Tensor, score_M: Tensor, masked_BC: Tensor, differs_BC: Tensor) -> Tensor:
+        """Masks to fill and tokens to replace, bool (B, C)."""
+        masked_M, is_sure_M = masked_BC.reshape(-1)[place_M], score_M > self.editing_threshold
+        count = self.start(masked_BC.sum(1), 0, run.rule)
+        filled_BC = picked(run, score_M.masked_fill(~masked_M, -torch.inf), place_M, masked_BC, count, 0)
+        sure_BC = torch.zeros_like(masked_BC).flatten().index_copy(0, place_M, is_sure_M).view_as(masked_BC)
+        return filled_BC | (sure_BC & differs_BC & ~masked_BC)
+
+
+def _proposed(run: Run, candidates: Candidates, barred_M: Tensor, step: str) -> tuple[Tensor, Tensor]:
+    """Scores and tokens (M,) of the candidates; [MASK] is none where it is barred."""
+    logits_MV, mask_id = candidates.logits_MV, candidates.mask_id
+    expected = (len(barred_M), None)
+    check_tensor(f"what a denoiser returns at {step}", logits_MV, expected, remedy="one row per wanted position")
+    # an id beyond the vocabulary bars none
+    free = replace(candidates, mask_id=logits_MV.shape[1])
+    best_M, token_M = free.drawn
+    check_best(best_M, step)
+    score_M = run.rule(free)
+    barred_M = barred_M & (token_M == mask_id)
+    if bool(barred_M.any()):
+        token_M = torch.where(barred_M, candidates.tokens_M, token_M)
+        score_M = torch.where(barred_M, run.rule(candidates), score_M)
+    check_scores(score_M, run.rule, step)
+    return score_M.clone(), token_M.clone()
