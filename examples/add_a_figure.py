@@ -30,7 +30,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         run = sys.argv[1] if len(sys.argv) > 1 else f"{folder}/run"
         if not Path(run).exists():
-            main(["trace", "The house", "--new-tokens", "8", "--heldout", "", "--out", run])
+            main(["trace", "The house", "--new-tokens", "8", "--out", run])
         drawn = draw_all(open_run(run), f"{folder}/figures", ("png",), names=["sinks_and_norms"])
         assert drawn.written and drawn.written[0].is_file(), drawn.skipped
         print(f"{sinks_and_norms.name}: {drawn.written[0].stat().st_size} bytes")

@@ -20,7 +20,7 @@ from sinklab.records import open_run
 from tiny_diffusion import save_tiny
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-RUN = "--new-tokens 4 --block-length 4 --steps 2 --heldout '' --mask-sinks"
+RUN = "--new-tokens 4 --block-length 4 --steps 2"
 # kind -> its registry, the name that the example takes, and a command that reaches it
 REACHED = {
     "rule": ("rules", "share", f"trace Sea --edits 'mask_sinks:k=2,rule=(share:part=0.2)' --model plain --out a {RUN}"),
@@ -116,7 +116,7 @@ def test_one_of_every_kind_is_reached_by_name(here: Path, is_installed: bool) ->
 
 def test_a_plugin_is_named_on_the_command_line_alone(here: Path, capsys: pytest.CaptureFixture) -> None:
     """A run folder that names a plug-in which is not there is read, and is not reproduced; it names no file to run."""
-    assert main(["trace", "Sea", "--model", "plain", "--out", "run", *RUN.replace("''", "").split(" ")]) == 0
+    assert main(["trace", "Sea", "--model", "plain", "--out", "run", *RUN.split(" ")]) == 0
     file, before = here / "run/run.json", open_run("run").info.settings
     record = json.loads(file.read_text("utf-8"))
     for changes, message in (

@@ -61,7 +61,7 @@ def corrupt(
 
     Args:
         ids_BS: clean token ids, int64.
-        t_B: times in (0, 1]; 1 masks everything.
+        t_B: times in (0, 1], of each row or (B, S) of each token; 1 masks everything.
         mask_id: id of the mask token.
         maskable_BS: bool, False where a token must stay (prompt, padding); None allows all.
         generator: source of randomness on the device of ``ids_BS``.
@@ -73,16 +73,22 @@ def corrupt(
         ValueError: if shapes disagree or a time lies outside (0, 1].
     """
     check_tensor("ids", ids_BS, (None, None))
-    check_tensor("times", t_B, ids_BS.shape[:1], remedy="one a row of ids")
+    t_BS = _by_token(t_B, ids_BS)
     if maskable_BS is not None:
         check_tensor("maskable", maskable_BS, ids_BS.shape, remedy="as the ids")
     if not bool(((t_B > 0) & (t_B <= 1)).all()):
         raise ValueError(f"times must lie in (0, 1], but range from {t_B.min().item():.3g} to {t_B.max().item():.3g}")
     # torch.rand is in [0, 1): t = 1 masks every token for certain
-    masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_B[:, None].to(ids_BS.device)
+    masked_BS = torch.rand(ids_BS.shape, generator=generator, device=ids_BS.device) < t_BS.to(ids_BS.device)
     if maskable_BS is not None:
         masked_BS &= maskable_BS
     return ids_BS.masked_fill(masked_BS, mask_id), masked_BS
+
+
+def _by_token(t_B: Tensor, ids_BS: Tensor) -> Tensor:
+    """Times of each token, (B, S), where they are given for rows or for tokens."""
+    check_tensor("times", t_B, ids_BS.shape[: t_B.ndim or 1], remedy="one a row of ids, or one a token")
+    return t_B if t_B.ndim == 2 else t_B[:, None].expand(ids_BS.shape)
 
 
 def masked_token_loss(
@@ -103,7 +109,7 @@ def masked_token_loss(
         logits_MV: logits at the masked positions only, in the row-major order of ``masked_BS``.
         ids_BS: clean token ids.
         masked_BS: bool, True where the model saw [MASK].
-        t_B: masking probability of each row.
+        t_B: masking probability of each row, or (B, S) of each token.
         maskable_BS: bool, the tokens that could have been masked; None means all.
         reduction: ``"mean"`` (a scalar as above) or ``"row"`` (shape (B,), each row divided by its own maskable
             count). The result is float32, or float64 where the logits are.
@@ -117,7 +123,7 @@ def masked_token_loss(
     maskable_BS = torch.ones_like(masked_BS) if maskable_BS is None else maskable_BS
     for name, tensor in (("masked", masked_BS), ("maskable", maskable_BS)):
         check_tensor(name, tensor, ids_BS.shape, remedy="as the ids")
-    check_tensor("times", t_B, ids_BS.shape[:1], remedy="one a row of ids")
+    t_BS = _by_token(t_B, ids_BS)
     tokens_B = maskable_BS.sum(dim=1)
     tokens = tokens_B if reduction == "row" else tokens_B.sum()
     if not bool(tokens.all()):
@@ -125,7 +131,7 @@ def masked_token_loss(
     exact_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
     ce_M = F.cross_entropy(exact_MV, ids_BS[masked_BS], reduction="none")
     row_M = masked_BS.nonzero()[:, 0]
-    weighted_M = ce_M / t_B.to(ce_M)[row_M]
+    weighted_M = ce_M / t_BS.to(ce_M)[masked_BS]
     if reduction == "mean":
         return weighted_M.sum() / tokens
     return weighted_M.new_zeros(ids_BS.shape[0]).index_add(0, row_M, weighted_M) / tokens

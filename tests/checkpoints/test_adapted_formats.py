@@ -49,7 +49,9 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     assert written.shape == (1, 16) and not (written == mask).any()
     assert info.parameters == sum(parameter.numel() for parameter in model.parameters())
     main(["info", str(folder)])
-    assert f"diffusion, {name} ({info.architecture})" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"diffusion, {name} ({info.architecture})" in said
+    assert ("attention full" if blocks is None else f"attention in blocks of {blocks} tokens") in said
 
 
 @pytest.mark.parametrize("name", toys.ADAPTED)

@@ -273,7 +273,7 @@ def test_train_trace_and_report_make_one_river(tmp_path: Path, capsys: pytest.Ca
         ("trace --prompts p.txt --model {model}", "the file of prompts p.txt does not exist"),
         ("trace --samples 3 --model {model}", "--samples takes the first prompts of a file"),
         ("trace --statistics recieved --model {model}", "did you mean 'received'"),
-        ("trace --layers 9 --model {model} --heldout ''", "layers must be numbers from 0 to 1"),
+        ("trace --layers 9 --model {model}", "layers must be numbers from 0 to 1"),
         ("trace --edits window:radius=3 --model {model}", "unknown intervention 'window'"),
         ("mask --k 1 --epsilon 3 --model {model}", "give --k or --epsilon, not both: got 1 and 3"),
         ("mask --k 0 --model {model}", "k counts the keys to remove, at least 1, got 0"),

@@ -20,7 +20,7 @@ from sinklab.registry import interventions
 from tiny_diffusion import save_tiny
 from tiny_llama import tiny_llama
 
-QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received --mask-sinks --heldout '' --no-twin"
+QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,14 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
     command = f"trace --prompts q.jsonl --samples 2 --model {model} --out out {QUICK}"
     assert run(f"{command} --layers -1 --maps 1:0:2 --every 2") == 0
     printed = capsys.readouterr()
-    assert printed.out == "run folder: out\nnext: sinklab report out\n"
+    again = f"sinklab trace --model {model} --reproduce out --out"
+    assert printed.out.splitlines() == [
+        "run folder: out",
+        "next: sinklab report out",
+        f"what untrained twins show as well: {again} out --resume --twin",
+        f"what it writes with sinks hidden: {again} out-masked --mask-sinks 5",
+        f"what hiding them costs: sinklab curve --model {model}; head by head: sinklab ablate {model}",
+    ]
     stages = [re.sub(r"^ +\d+\.\d s  ", "", line) for line in printed.err.splitlines()]
     assert stages == [f"writing sample {number} of 2 under observation" for number in (1, 2)]
     written = open_run("out")
@@ -65,7 +72,6 @@ def test_trace_takes_prompts_from_a_file_and_resumes(model: str, capsys: pytest.
 
 @pytest.mark.slow
 def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsys: pytest.CaptureFixture) -> None:
-    quick = QUICK.removesuffix(" --no-twin")
     twins = ("attention-initialised", "attention-permuted")
     for flags, expected in (
         ("--no-twin", ()),
@@ -74,11 +80,11 @@ def test_untrained_twins_are_asked_for_left_out_and_reproduced(model: str, capsy
         ("--reproduce twin --no-twin", ()),
     ):
         folder = flags.strip("-").replace(" ", "-")
-        assert run(f"trace The --model {model} --out {folder} {'' if 'reproduce' in flags else quick} {flags}") == 0
+        assert run(f"trace The --model {model} --out {folder} {'' if 'reproduce' in flags else QUICK} {flags}") == 0
         assert open_run(folder).array_files == ("attention", *expected)
     assert ("measuring an untrained twin (permuted) on the same canvases" in capsys.readouterr().err) == bool(twins)
     # the flag that was left out may come later
-    assert run(f"trace The --model {model} --out no-twin {quick} --twin --resume") == 0
+    assert run(f"trace The --model {model} --out no-twin {QUICK} --twin --resume") == 0
     assert open_run("no-twin").array_files == ("attention", *twins)
 
 
@@ -86,7 +92,7 @@ def test_trace_watches_autoregressive_models(tmp_path: Path, capsys: pytest.Capt
     loaded = tiny_llama()
     loaded.model.save_pretrained(tmp_path / "llama")
     loaded.tokenizer.save_pretrained(tmp_path / "llama")
-    assert run("trace 'The sea' --model llama --out out --new-tokens 3 --mask-sinks 1") == 0
+    assert run("trace 'The sea' --model llama --out out --new-tokens 3 --mask-sinks 1 --heldout None") == 0
     assert "no held-out loss: it is defined for diffusion models" in capsys.readouterr().err
     written = open_run("out")
     assert written.info.model["family"] == "autoregressive"
@@ -212,3 +218,11 @@ def test_launchers_can_run_it_as_a_module(
         runpy.run_module(module, run_name="__main__")
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith("sinklab: report needs at least one run folder")
+
+
+@pytest.mark.slow
+def test_a_trace_runs_through_a_bounded_part_of_the_package(capfd: pytest.CaptureFixture) -> None:
+    walked = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "files_walked.py"))
+    walked["report"](["trace"], "rooms")
+    files, functions = map(int, re.findall(r"(\d+) (?:files|functions)", capfd.readouterr().out))
+    assert files <= walked["TARGETS"]["files"] and functions <= walked["TARGETS"]["functions"]

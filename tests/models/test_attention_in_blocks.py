@@ -155,3 +155,37 @@ def test_what_does_not_fit_is_refused():
         full.generate(ids_BS, max_new_tokens=4, cache="committed")
     with pytest.raises(ValueError, match="block_length must be at least 1"):
         tiny_lm(block_length=0)
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_an_added_sink_is_a_committed_block_of_its_own(is_filled):
+    """The same numbers as an ordinary token in front of the text, where the first block holds nothing else: because it
+    is a block of one, or because hidden padding fills it up. Beside other text it would see more than itself.
+    """
+    length, sink_id = 4, 5
+    added = tiny_lm(sink_kind="token", sink_count=1, block_length=length).double()
+    ordinary = tiny_lm(block_length=length, blocks_from="column").double()
+    ordinary.load_state_dict(added.state_dict(), strict=False)
+    ordinary.lm_head.weight = torch.nn.Parameter(added.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        ordinary.model.embed_tokens.weight[sink_id] = added.sink_embeddings[0]
+    _, masked_BS, noisy_BS = texts(added)
+    noisy_BS = noisy_BS.masked_fill(noisy_BS == sink_id, 6)
+    expected = added(noisy_BS).logits
+    fill = length - 1 if is_filled else 0
+    front_BN = torch.full((len(noisy_BS), 1 + fill), sink_id)
+    ids_BS = torch.cat([front_BN, noisy_BS], 1)
+    if is_filled:
+        real_BS = torch.ones_like(ids_BS)
+        real_BS[:, 1:length] = 0
+        found = ordinary(ids_BS, real_BS).logits[:, length:]
+    else:
+        block_S = torch.cat([torch.tensor([-1]), torch.arange(noisy_BS.shape[1]) // length])
+        ordinary.config.block_length = None
+        found = ordinary(ids_BS, visible=block_S[:, None] >= block_S[None]).logits[:, 1:]
+    torch.testing.assert_close(found, expected)
+    # the block that it would share with the first tokens of the text is another model
+    ordinary.config.block_length = length
+    shared = ordinary(torch.cat([front_BN[:, :1], noisy_BS], 1)).logits[:, 1:]
+    assert (shared - expected).abs().max() > 1e-3
+    assert masked_BS.any()

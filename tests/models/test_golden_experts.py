@@ -39,6 +39,19 @@ def logits_of(model, case):
         return model(case["input_ids"], case.get("attention_mask"), visible=case.get("mask")).logits
 
 
+@pytest.mark.parametrize("family", [family for family in CASES if "2" in family])
+def test_golden_blocks(family):
+    """The same without a mask that says so: in blocks as told, and in those of the family, which are longer."""
+    assert loaded_of(family).model.config.block_length == 32
+    for case in golden_cases(family)["logits"]:
+        if "block_length" in case:
+            mask_id = golden_cases(family)["special_ids"]["mask"]
+            model = load(golden_folder(family), mask_token_id=mask_id, block_length=case["block_length"]).model
+            tensors = case_of(family, case["name"])
+            tensors.pop("mask")
+            assert (logits_of(model, tensors) - tensors["logits"]).abs().max() < 5e-4, case["name"]
+
+
 @pytest.mark.parametrize("family", CASES)
 def test_golden_logits(family):
     assert {case["name"] for case in golden_cases(family)["logits"]} == CASES[family]

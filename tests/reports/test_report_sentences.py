@@ -143,6 +143,7 @@ def test_in_short_holds_for_runs_that_recorded_little(make_study):
     assert say.in_short([bare]) == []
     few = one(make_study("few", leave_out=("value_norm", "tokens", "heldout", "main_by_state", "share_by_state")))
     short = [spoken(text) for text in say.in_short([few])]
+    assert short.pop().startswith("No untrained twin of few")
     assert len(short) == 2 and short[0].startswith("In few, which has no added sink") and "too few for a" in short[1]
 
 

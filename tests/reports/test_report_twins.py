@@ -143,8 +143,11 @@ def test_a_run_without_twins_says_so(make, tmp_path):
     of, _ = make
     old = of("old")
     text = report(old, tmp_path / "old", figures=()).read_text("utf-8")
-    said = "No untrained twin of old was recorded: what is said of it may be true of untrained weights as well."
-    assert f'<p class="status">{said}</p>' in text
+    said = (
+        "No untrained twin of old was recorded: what is said of it may be true of untrained weights as well. "
+        "`sinklab trace --model MODEL --reproduce RUN --out RUN --resume --twin` adds twins to a run."
+    )
+    assert f"<li>{said}</li></ul>" in text, "the last of the findings"
     assert MARK not in text and "Beside untrained twins" not in text
     why = say.told("twins", as_studies(beside(of("dear")))[0])
     assert why == [said.replace("old", "dear").replace("recorded:", "recorded (it would take about 12 min):")]

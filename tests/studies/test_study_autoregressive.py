@@ -18,7 +18,7 @@ from tiny_llama import tiny_llama
 
 PROMPT = "The old man sat"
 END = ("<|endoftext|>", tiny_tokenizer().convert_tokens_to_ids("<|endoftext|>"))
-QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, mask_sinks=(), statistics=("all",), twin=False)
+QUICK = StudySettings(prompts=(PROMPT,), new_tokens=5, statistics=("all",), heldout=None)
 
 
 def eager_maps(loaded: Loaded, ids: list[int]) -> list[torch.Tensor]:

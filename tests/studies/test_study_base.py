@@ -23,7 +23,7 @@ from sinklab.testing import check_study
 from tiny_diffusion import TEXT, save_tiny, tiny_loaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "add_a_study.py"
-QUICK = {"prompts": ("The sea", "A"), "new_tokens": 4, "block_length": None, "mask_sinks": (1,), "heldout": ""}
+QUICK = {"prompts": ("The sea", "A"), "new_tokens": 4, "block_length": None, "mask_sinks": (1,)}
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,7 @@ from sinklab.studies.trace.truncation import stretches, truncation_table
 from tiny_diffusion import tiny_loaded
 
 QUICK = StudySettings(
-    prompts=("The old man sat by", "The sea"),
-    new_tokens=8,
-    steps=4,
-    block_length=None,
-    statistics=(),
-    mask_sinks=(),
-    heldout="",
-    twin=False,
+    prompts=("The old man sat by", "The sea"), new_tokens=8, steps=4, block_length=None, statistics=()
 )
 
 

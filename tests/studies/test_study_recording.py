@@ -18,16 +18,7 @@ from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.trace.study import StudySettings, study
 from tiny_diffusion import tiny_loaded, tiny_tokenizer
 
-QUICK = StudySettings(
-    prompts=("The old man",),
-    new_tokens=8,
-    steps=4,
-    block_length=4,
-    statistics=("all",),
-    mask_sinks=(),
-    heldout="",
-    twin=False,
-)
+QUICK = StudySettings(prompts=("The old man",), new_tokens=8, steps=4, block_length=4, statistics=("all",))
 
 
 class Dense:

@@ -1,4 +1,4 @@
-"""Untrained twins of a traced model: on the run's own canvases, stored with it, made where that costs little."""
+"""Untrained twins of a traced model: on the run's own canvases, stored with it, made where they are asked for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from sinklab.checkpoints import Loaded
 from sinklab.records import Run, open_run
-from sinklab.studies import twins as made
 from sinklab.studies.processes import Progress
 from sinklab.studies.trace import twins
 from sinklab.studies.trace.run import prepare
@@ -20,9 +19,8 @@ QUICK = StudySettings(
     prompts=("The old man", "The sea"),
     new_tokens=6,
     block_length=3,
-    mask_sinks=(),
-    heldout="",
     statistics=("value_norm", "main_by_state", "row_entropy"),
+    twin=True,
 )
 CASES = {
     "plain": (lambda: tiny_loaded(1), {}),
@@ -122,50 +120,32 @@ def test_a_killed_run_resumes_with_its_twins(
     assert same(open_run(tmp_path / "run"), open_run(tmp_path / "whole"))
 
 
-def reasons(run: Run) -> list[str]:
-    assert run.array_files == ("attention",)
-    return run.table("twins")["why"].unique().tolist()
-
-
 @pytest.mark.slow
-def test_twins_that_cost_much_are_made_where_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(made, "LITTLE", 0.0)
+def test_a_trace_records_alone_and_gets_its_twins_later(tmp_path: Path) -> None:
     said: list[str] = []
-    study(tiny_loaded(), tmp_path / "run", QUICK, progress=said.append)
-    (why,) = reasons(open_run(tmp_path / "run"))
-    assert why.startswith("both would take about 0 min; they are made where they are asked for (--twin")
-    assert f"no untrained twin (permuted): {why}" in said
-    assert Trace().settings_of(tmp_path / "run").twin is None
+    path = study(tiny_loaded(), tmp_path / "run", StudySettings(new_tokens=6, block_length=3), progress=said.append)
+    alone = open_run(path)
+    assert said == [f"writing sample {sample} of 3 under observation" for sample in (1, 2, 3)]
+    assert alone.array_files == ("attention",) and not {"heldout", "twins"} & {*alone.tables}
+    assert alone.table("generations")["masked_sinks"].tolist() == [0, 0, 0]
+    assert Trace().settings_of(path).twin is False
+    (line,) = [line for line in Trace().closing([alone], []) if "--twin" in line]
+    assert line.endswith(f"--reproduce {path} --out {path} --resume --twin")
     # the finished run gets them
-    study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=True), resume=True)
-    run = open_run(tmp_path / "run")
+    wanted = replace(Trace().settings_of(path), twin=True)
+    study(tiny_loaded(), path, wanted, resume=True)
+    run = open_run(path)
     assert run.array_files == ("attention", "attention-initialised", "attention-permuted")
-    assert Trace().settings_of(tmp_path / "run").twin is True, "a reproduction has them too"
-    written = (tmp_path / "run" / "twins.parquet").stat().st_mtime_ns
-    study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=True), resume=True)
-    assert (tmp_path / "run" / "twins.parquet").stat().st_mtime_ns == written
-    # of a run that writes each text many times over, little is a share
-    monkeypatch.setattr(made, "SMALL", 10.0)
-    study(tiny_loaded(), tmp_path / "share", QUICK)
-    assert open_run(tmp_path / "share").table("twins")["made"].all()
-
-
-def test_twins_can_be_left_out(tmp_path: Path) -> None:
-    study(tiny_loaded(), tmp_path / "run", replace(QUICK, twin=False))
-    assert open_run(tmp_path / "run").array_files == ("attention",)
-    assert "twins" not in open_run(tmp_path / "run").tables
+    assert Trace().settings_of(path).twin is True, "a reproduction has them too"
+    assert not any("--twin" in line for line in Trace().closing([run], []))
+    written = (path / "twins.parquet").stat().st_mtime_ns
+    study(tiny_loaded(), path, wanted, resume=True)
+    assert (path / "twins.parquet").stat().st_mtime_ns == written
 
 
 def test_a_cache_cannot_be_followed_over_steps_that_were_not_recorded(tmp_path: Path) -> None:
-    thinned = replace(QUICK, cache="dual", every=2)
-    study(tiny_loaded(), tmp_path / "run", thinned)
-    assert reasons(open_run(tmp_path / "run")) == [
-        "a cache is followed step by step, and the run did not record all of them"
-    ]
     with pytest.raises(ValueError, match=r"untrained twins follow a cache step by step.*leave out every"):
-        study(tiny_loaded(), tmp_path / "refused", replace(thinned, twin=True))
+        study(tiny_loaded(), tmp_path / "refused", replace(QUICK, cache="dual", every=2))
     assert not (tmp_path / "refused").exists()
 
 

@@ -29,15 +29,15 @@ def ids(rows: int = 24, length: int = 16) -> torch.Tensor:
 @pytest.mark.parametrize("sampler", ["iid", "low_discrepancy"])
 def test_the_noise_of_a_row_is_its_own_however_rows_are_drawn(sampler: str) -> None:
     t = row_times(3, ROWS, 8, sampler)
-    masks = row_masks(3, ROWS, t, 16)
+    masks = row_masks(3, ROWS, t.expand(-1, 16))
     torch.rand(5)
     backwards = ROWS.flip(0)
     assert torch.equal(row_times(3, backwards, 8, sampler), t.flip(0))
-    assert torch.equal(row_masks(3, backwards, t.flip(0), 16), masks.flip(0))
+    assert torch.equal(row_masks(3, backwards, t.flip(0).expand(-1, 16)), masks.flip(0))
     assert all(torch.equal(row_times(3, ROWS[n : n + 1], 8, sampler), t[n : n + 1]) for n in range(24))
     other = row_times(4, ROWS, 8, sampler)
     assert not torch.isclose(other, t).any(), "another seed, other times"
-    assert len(t.unique()) == len(row_masks(3, ROWS, torch.full((24,), 0.5), 16).unique(dim=0)) == 24
+    assert len(t.unique()) == len(row_masks(3, ROWS, torch.full((24, 16), 0.5)).unique(dim=0)) == 24
     assert t.min() > 0
     assert t.max() <= 1
 
@@ -59,13 +59,13 @@ def test_masks_are_those_of_corrupt_and_stay_out_of_prompts() -> None:
     batch = {"input_ids": ids(), "row": ROWS, "maskable": ids() % 2 == 0}
     rows = [{name: part[n] for name, part in batch.items()} for n in range(24)]
     noisy = NoisyCollator(3, 8, "iid")(rows)
-    free = row_masks(3, ROWS, noisy["t"], 16)
+    free = row_masks(3, ROWS, noisy["t"])
     assert torch.equal(noisy["masked"], free & batch["maskable"])
     assert bool((free & ~batch["maskable"]).any())
     # the same draw as corrupt makes of it with this row's generator
     from sinklab.data.rows import place_generator
 
-    _, masked = corrupt(ids()[5:6], noisy["t"][5:6], mask_id=2, generator=place_generator(3, 1, 5))
+    _, masked = corrupt(ids()[5:6], noisy["t"][5:6, 0], mask_id=2, generator=place_generator(3, 1, 5))
     assert torch.equal(masked[0], free[5])
 
 

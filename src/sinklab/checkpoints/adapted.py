@@ -6,7 +6,7 @@ dLLM's A2D, SDAR (also TraDo), Fast-dLLM v2 and iLLaDA. All but iLLaDA may atten
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen2Tokenizer, Qwen3Config
 
 from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, published
 from sinklab.registry import families
@@ -17,7 +17,8 @@ _FIELDS = FORMATS["adapted"]
 class Adapted(Family):
     """A decoder with the fields of its config; subclasses say which, and what the new objective added."""
 
-    backbone: ClassVar[type[PreTrainedConfig]] = Qwen3Config
+    backbone: ClassVar[Any] = Qwen3Config
+    """Class of its config."""
     block_field: ClassVar[str | None] = None
     """Field that holds the length of a block of its attention, where there is one."""
     blocks_from: ClassVar[str] = "text"
@@ -68,13 +69,14 @@ class A2DQwen2(A2DQwen3):
 
 
 @families.register("a2d-llama")
-class A2DLlama(A2DQwen2):
+class A2DLlama(A2DQwen3):
     """dLLM's A2D of Llama."""
 
     architectures = ("A2DLlamaLMHeadModel",)
     model_types = ("a2d-llama",)
     backbone = LlamaConfig
     end_of_turn = "<|eot_id|>"
+    published: ClassVar = {}
 
 
 @families.register("sdar")

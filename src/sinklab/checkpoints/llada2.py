@@ -1,6 +1,7 @@
-"""LLaDA2.0 and 2.1 checkpoints: a bidirectional GLM-4-MoE under other names, query, key and value in one matrix."""
+"""LLaDA2.0 and 2.1 checkpoints: a GLM-4-MoE that attends in blocks; query, key and value are in one matrix."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,6 +11,9 @@ from transformers import Glm4MoeConfig
 from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Shapes, Source, published
 from sinklab.checkpoints.llada_moe import LLaDAMoE
 from sinklab.registry import families
+
+# what the authors' code decodes in; no config has it
+BLOCK_LENGTH = 32
 
 
 @families.register("llada2")
@@ -42,7 +46,8 @@ class LLaDA2(LLaDAMoE):
             "use_qk_norm": True,
             "norm_topk_prob": fields["num_experts_per_tok"] > 1,
         }
-        return self.plan(Glm4MoeConfig(**fields), config)
+        plan = self.plan(Glm4MoeConfig(**fields), config)
+        return replace(plan, settings={**(plan.settings or {}), "block_length": BLOCK_LENGTH})
 
     def source(self, plan: CheckpointPlan, target: str) -> Source:
         """The fused projection holds all queries, then all keys, then all values."""

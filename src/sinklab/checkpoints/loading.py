@@ -239,6 +239,8 @@ class ModelInfo:
     context: int
     """Tokens; what the authors state, else what the positions allow. Advice: only the positions are enforced."""
     logit_shift: bool
+    block_length: int | None
+    """Tokens of a block of attention; None where everything is seen."""
     sink: str
     gate: str
     chat_template: str | None
@@ -323,6 +325,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         experts_per_token=chosen,
         active_parameters=total - sum(tensor[chosen:].numel() for tensor in experts),
         logit_shift=getattr(config, "logit_shift", False),
+        block_length=getattr(config, "block_length", None),
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),
     )

@@ -65,7 +65,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"the tour writes into an empty folder, but {out} holds files; pass --out with another name")
     prompts = (*PROMPTS, *MORE_PROMPTS)[: 1 if quick else None]
-    plain = StudySettings(prompts=prompts, new_tokens=24 if quick else 32, heldout="", mask_sinks=())
+    plain = StudySettings(prompts=prompts, new_tokens=24 if quick else 32, twin=True)
     diffusion = {**SAMPLING, "block_length": None if quick else 16}
     measured = resources.files("sinklab.checkpoints").joinpath("packaged", "curves")
     curves = [open_run(Path(str(measured.joinpath(name)))) for name in MODELS.values()]

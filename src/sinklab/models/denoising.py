@@ -53,17 +53,25 @@ class ModelDenoiser:
         self._geometry: CanvasGeometry | None = None
         self._block: tuple[Any, Tensor, Tensor] | None = None
 
-    def __call__(self, ids_BS: Tensor, wanted_BS: Tensor, *, places: Places | None = None) -> Tensor:
+    def __call__(
+        self, ids_BS: Tensor, wanted_BS: Tensor, *, places: Places | None = None, clean_BS: Tensor | None = None
+    ) -> Tensor:
         """Logits (M, V) at the wanted positions, everything computed afresh.
 
         Args:
             ids_BS, wanted_BS: the canvas, and the positions.
             places: the same positions in numbers; what a loop knows of them need not be read from the device.
+            clean_BS: the right ids, for a score: with attention in blocks each block then sees the clean ones before it
+                (``clean`` of the model's forward). Where attention is full it changes nothing.
 
         Raises:
             ValueError: if shapes disagree, a row is all padding, or the canvas is longer than the context.
         """
         with torch.inference_mode():
+            if clean_BS is not None and self.model.config.block_length is not None:
+                self.geometry(ids_BS, wanted_BS)
+                with running(torch.cat([ids_BS, clean_BS], dim=1)):
+                    return self.model(ids_BS, self.attention_BS, logits_to_keep=wanted_BS, clean=clean_BS).logits
             return self.full_pass(ids_BS, wanted_BS, self.read(wanted_BS, places))
 
     def session(self) -> ModelSession:

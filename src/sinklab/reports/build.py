@@ -347,14 +347,13 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
-    notes = ("status", "edited", "twins") if is_study else ("status", "edited")
     return {
         "title": words["title"],
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
         "parts": parts_of(runs),
-        "status": [line for run in runs for name in notes for line in say.told(name, run)],
+        "status": [line for run in runs for name in ("status", "edited") for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
         "explored": bool(explored),

@@ -133,7 +133,8 @@ def in_short(runs: list[Any]) -> list[str]:
     short += told_of(recorded, "motion") + told_of(recorded, "classes", "explained")
     # Of runs with an added sink, where there are any.
     short += [text for study in added or recorded for text in told("norms", study)[:1]]
-    return short + told_of(runs, "removals") + [text for study in runs for text in told("heldout", study)[-1:]]
+    short += told_of(runs, "removals") + [text for study in runs for text in told("heldout", study)[-1:]]
+    return short + told_of(recorded, "twins")
 
 
 def are_many(trainings: list[Training]) -> bool:

@@ -164,7 +164,8 @@ def _bound_of(loaded: Loaded, ids_RS: Tensor, seed: int) -> Callable[[slice], Te
     denoiser = model.denoiser()
 
     def score(part: slice) -> Tensor:
-        logits_MV = denoiser(noisy_RS[part].to(model.device), masked_RS[part].to(model.device))
+        given = [rows_RS[part].to(model.device) for rows_RS in (noisy_RS, masked_RS, ids_RS)]
+        logits_MV = denoiser(*given[:2], clean_BS=given[2])
         return masked_token_loss(
             logits_MV.cpu(), ids_RS[part], masked_RS[part], t_R[part], maskable_BS=maskable_RS[part], reduction="row"
         )

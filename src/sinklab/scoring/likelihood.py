@@ -154,29 +154,34 @@ class Scorer:
         ids_BS = clean_BS.masked_fill(masked_BS, mask_id)
         labels_M, rows_M = clean_BS[wanted_BS], wanted_BS.nonzero()[:, 0]
         if not self.cfg_scale:
-            return self._evaluate(ids_BS, real_BS, wanted_BS, places), labels_M, rows_M
+            return self._evaluate(ids_BS, real_BS, wanted_BS, clean_BS, places), labels_M, rows_M
         # both readings of a row in one forward
         bare_BS = ids_BS.masked_fill(torch.arange(clean_BS.shape[1]) < torch.tensor(begins)[:, None], mask_id)
-        twice = torch.cat([ids_BS, bare_BS]), real_BS.repeat(2, 1), wanted_BS.repeat(2, 1), [*places, *places]
+        # without the context it stays hidden from later blocks too
+        bare_clean_BS = torch.where(bare_BS == ids_BS, clean_BS, bare_BS)
+        flags = real_BS.repeat(2, 1), wanted_BS.repeat(2, 1)
+        twice = torch.cat([ids_BS, bare_BS]), *flags, torch.cat([clean_BS, bare_clean_BS]), [*places, *places]
         cond_MV, bare_MV = map(at_least_float32, self._evaluate(*twice).chunk(2))
         return bare_MV + (1 + self.cfg_scale) * (cond_MV - bare_MV), labels_M, rows_M
 
-    def _evaluate(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, places: Sequence[Place]) -> Tensor:
+    def _evaluate(
+        self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor, places: Sequence[Place]
+    ) -> Tensor:
         run = self._denoised if self.denoises else self._continued
         with edited(self.model, self.edits, places, measure=self.measure) as log:
             if log is not None and needs_clean_pass(self.edits):
                 with log.probing():
-                    run(ids_BS, real_BS, torch.zeros_like(wanted_BS))
-            logits_MV = run(ids_BS, real_BS, wanted_BS)
+                    run(ids_BS, real_BS, torch.zeros_like(wanted_BS), clean_BS)
+            logits_MV = run(ids_BS, real_BS, wanted_BS, clean_BS)
         self.taken_BN2 = 0 if log is None else taken(log)
         return logits_MV
 
-    def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+    def _denoised(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, clean_BS: Tensor) -> Tensor:
         device = self.model.device
         denoiser = self._unpadded if bool(real_BS.all()) else self.model.denoiser(real_BS.long().to(device))
-        return denoiser(ids_BS.to(device), wanted_BS.to(device))
+        return denoiser(ids_BS.to(device), wanted_BS.to(device), clean_BS=clean_BS.to(device))
 
-    def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor) -> Tensor:
+    def _continued(self, ids_BS: Tensor, real_BS: Tensor, wanted_BS: Tensor, _: Tensor) -> Tensor:
         # the last token of each row is not read
         ids_BS, real_BS, wanted_BS = ids_BS[:, :-1], real_BS[:, 1:], wanted_BS[:, 1:]
         given: dict[str, Any] = {} if bool(real_BS.all()) else {"attention_mask": real_BS.long().to(self.model.device)}

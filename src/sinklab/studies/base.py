@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 
 
 def heldout_text(given: str | None) -> str:
-    """The corpus of held-out text that was given, or the excerpt inside the package."""
-    return given or str(resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl"))
+    """The corpus of held-out text that was given, or the excerpt inside the package (None, "" or "excerpt")."""
+    packaged = resources.files("sinklab.checkpoints").joinpath("packaged", "heldout.jsonl")
+    return str(packaged) if not given or given == "excerpt" else given
 
 
 def labels_of(study: str) -> dict[str, dict[str, Any]]:

@@ -16,26 +16,23 @@ if TYPE_CHECKING:
 
 LITTLE = 60.0
 """Seconds: twins that take less are made without being asked for."""
-SMALL = 0.2
-"""Share of what the run itself computes: the same."""
 MAKING = 1e-7
 """Seconds that it takes to initialise or permute a parameter."""
 SHARED = " (an untrained twin shows as much)"
 """Behind what a sentence says, where that is so."""
 
 
-def too_long(work: Work, one: float, own: float = 0.0) -> str:
+def too_long(work: Work, one: float) -> str:
     """Why no twins are made, as far as time goes, in words; empty where they are asked for, or take little.
 
     Args:
         work: settings.twin says what was asked for; None is where it costs little.
         one: seconds that all takes with one twin, once that is made.
-        own: seconds that the run itself computes.
     """
     if work.settings.twin:
         return ""
     seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
-    if seconds < LITTLE or seconds < SMALL * own:
+    if seconds < LITTLE:
         return ""
     return (
         f"both would take about {seconds / 60:.0f} min; they are made where they are asked for (--twin, in Python "

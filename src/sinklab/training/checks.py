@@ -60,6 +60,7 @@ def _check_together(settings: TrainSettings) -> None:
             "an autoregressive run trains a plain decoder, without sink, gate or window and causal throughout; leave "
             f"out {', '.join(given)}"
         )
+    _check_blocks(settings)
     if settings.train_only != "all" and settings.init_from is None:
         raise ValueError(
             f"train_only={settings.train_only!r} leaves the backbone as it is, so there must be one: give init_from"
@@ -83,6 +84,24 @@ def _check_together(settings: TrainSettings) -> None:
         )
 
 
+def _check_blocks(settings: TrainSettings) -> None:
+    if settings.objective != "block_diffusion":
+        given = [name for name in BLOCKS if getattr(settings, name) != getattr(TrainSettings(), name)]
+        if given:
+            raise ValueError(f"{', '.join(given)} belong to objective='block_diffusion'; give that, or leave them out")
+        return
+    if settings.block_length is None and settings.init_from is None:
+        raise ValueError("objective='block_diffusion' needs the tokens of a block; give block_length, such as 16")
+    hiding = {"anneal": 0.0, "window": None, "documents": "joined"}
+    if other := [name for name, plain in hiding.items() if getattr(settings, name) != plain]:
+        raise ValueError(
+            f"with objective='block_diffusion' blocks alone say who sees whom; leave out {', '.join(other)}"
+        )
+
+
+BLOCKS = ("block_length", "t_per", "clean_attention")
+
+
 def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
     """Rows that a process runs at a time, and how many times it does so in a step.
 
@@ -100,7 +119,8 @@ def micro_batches(settings: TrainSettings, ranks: int) -> tuple[int, int]:
 
 def variant(settings: TrainSettings, *more: str) -> dict[str, Any]:
     """The settings that make the model's variant, and more of them, as its config names them."""
-    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate", *more)}
+    blocks = ("block_length", "clean_attention") if settings.objective == "block_diffusion" else ()
+    return {key: getattr(settings, key) for key in ("sink_kind", "sink_count", "sink_side", "gate", *blocks, *more)}
 
 
 @contextmanager

@@ -39,7 +39,10 @@ def started_from(settings: TrainSettings) -> Loaded:
     theirs = read_plan(name)[0].settings
     if theirs is not None:
         _refuse_other_variant(name, theirs, fields)
+        _keep_blocks(name, theirs.get("block_length"), settings.objective, fields)
         loaded = load(name, **fields)
+    elif settings.objective == "block_diffusion" and settings.block_length is None:
+        raise ValueError(f"{name} is causal, so objective='block_diffusion' needs --block-length, such as 16")
     elif settings.objective == "autoregressive":
         loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
     else:
@@ -55,6 +58,21 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
     source = {"name": loaded.name, "revision": loaded.revision, "family": loaded.published_family}
     source["sha256"] = weights_hash(loaded.model.state_dict())
     return {"init_from": source, "notes": list(loaded.notes)}
+
+
+def _keep_blocks(name: str, theirs: int | None, objective: str, fields: dict[str, Any]) -> None:
+    """Where no block length is given, that of the model it is; nobody loses blocks silently."""
+    if objective == "block_diffusion":
+        if fields["block_length"] is None and theirs is None:
+            raise ValueError(
+                f"{name} has full attention, so objective='block_diffusion' needs --block-length, such as 16"
+            )
+        fields["block_length"] = fields["block_length"] or theirs
+    elif theirs is not None:
+        raise ValueError(
+            f"{name} has attention in blocks of {theirs}, which is trained with --objective block_diffusion, but the "
+            f"objective is {objective!r}"
+        )
 
 
 def _refuse_other_variant(name: str, theirs: dict[str, Any], fields: dict[str, Any]) -> None:

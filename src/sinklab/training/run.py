@@ -126,7 +126,8 @@ def _trainer(
     settings: TrainSettings, args: Any, text: Text, model: Any, checkpoint: Path | None, say: Callable[[str], object]
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
     """The Trainer, and what it fills."""
-    autoregressive = settings.objective == "autoregressive"
+    autoregressive, sampler = settings.objective == "autoregressive", cast(TimeSampler, settings.time_sampler)
+    shared = model.config.block_length if settings.t_per == "block" else None
     causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
     # every step of an autoregressive run
     clean = NEVER if autoregressive else causal
@@ -142,7 +143,7 @@ def _trainer(
         model=model,
         args=args,
         train_dataset=text.training,
-        data_collator=NoisyCollator(settings.seed, settings.batch, cast(TimeSampler, settings.time_sampler), clean),
+        data_collator=NoisyCollator(settings.seed, settings.batch, sampler, clean, shared),
         objective=Objective(
             Phases(causal, anneal, settings.seed, autoregressive, settings.window),
             model.config.mask_token_id,
@@ -150,6 +151,7 @@ def _trainer(
             settings.batch,
             settings.head_chunk,
             {"auto": None, "on": True, "off": False}[settings.liger],
+            in_blocks=model.config.block_length is not None,
         ),
         heldout=text.heldout,
         together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),

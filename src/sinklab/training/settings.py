@@ -103,8 +103,15 @@ class DataSettings(Checked):
 class ObjectiveSettings(Checked):
     """The training objective."""
 
-    objective: str = limited("diffusion", one_of=("diffusion", "autoregressive"))
-    """diffusion, or autoregressive: the causal twin, saved as a plain Hugging Face model."""
+    objective: str = limited("diffusion", one_of=("diffusion", "block_diffusion", "autoregressive"))
+    """diffusion; block_diffusion: attention in blocks, each denoised behind the clean ones before it (BD3-LM); or
+    autoregressive: the causal twin, saved as a plain Hugging Face model."""
+    block_length: int | None = limited(None, at_least=1)
+    """With block_diffusion: tokens of a block."""
+    t_per: str = limited("row", one_of=("row", "block"))
+    """With block_diffusion: a diffusion time is drawn for each row (dLLM) or each block (BD3-LM)."""
+    clean_attention: str = limited("block", one_of=("block", "causal"))
+    """With block_diffusion: finished blocks attend from both sides inside the block, or causal, from left to right."""
     causal_start: float = limited(0.0, at_least=0, at_most=1)
     """Fraction of the steps spent as a causal language model first; small budgets go much further with 0.4."""
     anneal: float = limited(0.0, at_least=0, at_most=1)

@@ -30,13 +30,14 @@ from sinklab.training.recorders import Recorder
 _TIME, _MASK, _STEP_TIMES, _VISIBLE = range(4)
 
 
-def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler) -> Tensor:
-    """Diffusion time t_B of each row of the run.
+def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler, blocks: int = 1) -> Tensor:
+    """Diffusion times (B, blocks) of each row of the run.
 
     Args:
         seed: of the run.
         rows_B: ordinals of the rows; row n belongs to step n // batch.
         batch: rows of an optimizer step, over all ranks.
+        blocks: times of a row.
         sampler: ``iid`` draws from (seed, row) alone; ``low_discrepancy`` spreads the rows of a step evenly, drawing
             from (seed, step) and the row's place in its step.
 
@@ -44,19 +45,20 @@ def row_times(seed: int, rows_B: Tensor, batch: int, sampler: TimeSampler) -> Te
         ValueError: if the sampler is unknown or ``batch`` < 1.
     """
     if sampler == "iid":
-        drawn = [sample_times(1, generator=place_generator(seed, _TIME, row)) for row in rows_B.tolist()]
-        return torch.cat(drawn)
+        drawn = [sample_times(blocks, generator=place_generator(seed, _TIME, row)) for row in rows_B.tolist()]
+        return torch.stack(drawn)
     steps: dict[int, Tensor] = {}
     for step in {row // batch for row in rows_B.tolist()}:
         generator = place_generator(seed, _STEP_TIMES, step)
-        steps[step] = sample_times(batch, sampler=sampler, generator=generator)
+        steps[step] = sample_times(batch * blocks, sampler=sampler, generator=generator).view(batch, blocks)
     return torch.stack([steps[row // batch][row % batch] for row in rows_B.tolist()])
 
 
-def row_masks(seed: int, rows_B: Tensor, t_B: Tensor, length: int) -> Tensor:
+def row_masks(seed: int, rows_B: Tensor, t_BS: Tensor) -> Tensor:
     """Bool (B, S): what :func:`sinklab.diffusion.corrupt` masks in each row under a generator of (seed, row)."""
+    length = t_BS.shape[1]
     drawn = [torch.rand(length, generator=place_generator(seed, _MASK, row)) for row in rows_B.tolist()]
-    return torch.stack(drawn) < t_B[:, None]
+    return torch.stack(drawn) < t_BS
 
 
 def visible_keys(seed: int, step: int, share: float, length: int) -> Tensor:
@@ -77,7 +79,7 @@ def neighbours(window: int | None, length: int) -> Tensor | None:
 
 @dataclass(frozen=True)
 class NoisyCollator:
-    """Rows of the run to a batch with its noise: adds ``t`` (B,) and ``masked`` (B, S), drawn where the data is loaded.
+    """Rows of the run to a batch with its noise: adds ``t`` and ``masked`` (B, S), drawn where the data is loaded.
 
     No noise is drawn for rows of the first ``clean_steps`` steps, which are spent as a causal language model.
     """
@@ -86,6 +88,8 @@ class NoisyCollator:
     batch: int
     sampler: TimeSampler
     clean_steps: int = 0
+    block_length: int | None = None
+    """Tokens that share a diffusion time; None for the row."""
 
     def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""
@@ -93,11 +97,14 @@ class NoisyCollator:
         rows_B = batch["row"]
         if int(rows_B[0]) // self.batch < self.clean_steps:
             return batch
-        t_B = row_times(self.seed, rows_B, self.batch, self.sampler)
-        masked_BS = row_masks(self.seed, rows_B, t_B, batch["input_ids"].shape[1])
+        length = batch["input_ids"].shape[1]
+        shared = self.block_length or length
+        t_BN = row_times(self.seed, rows_B, self.batch, self.sampler, math.ceil(length / shared))
+        t_BS = t_BN.repeat_interleave(shared, 1)[:, :length]
+        masked_BS = row_masks(self.seed, rows_B, t_BS)
         if "maskable" in batch:
             masked_BS &= batch["maskable"]
-        return batch | {"t": t_B, "masked": masked_BS}
+        return batch | {"t": t_BS, "masked": masked_BS}
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,8 @@ def diffusion_loss(
     t_B = sample_times(ids_BS.shape[0], sampler=time_sampler, generator=generator)
     noisy_BS, masked_BS = corrupt(ids_BS.cpu(), t_B, mask_id=model.config.mask_token_id, generator=generator)
     noisy_BS, masked_BS = noisy_BS.to(ids_BS.device), masked_BS.to(ids_BS.device)
-    logits_MV = model(noisy_BS, logits_to_keep=masked_BS).logits
+    clean = {} if model.config.block_length is None else {"clean": ids_BS}
+    logits_MV = model(noisy_BS, logits_to_keep=masked_BS, **clean).logits
     return masked_token_loss(logits_MV, ids_BS, masked_BS, t_B)
 
 
@@ -188,6 +196,8 @@ class Objective:
     """Rows of an optimizer step, over all processes."""
     head_chunk: int = 4096
     liger: bool | None = None
+    in_blocks: bool = False
+    """Attention is in blocks: each is denoised behind the clean ones before it."""
 
     def call(self, batch: Mapping[str, Tensor], step: int, tokens: Tensor | float) -> dict[str, Any]:
         """Arguments of the model for a micro-batch of this step with ``tokens`` tokens in its loss."""
@@ -206,12 +216,11 @@ class Objective:
                 labels_BS = F.pad(labels_BS[:, 1:], (0, 1), value=IGNORE_INDEX)
             weights_BS = torch.ones(ids_BS.shape, device=ids_BS.device) / tokens
         else:
-            masked_BS, weights_B = batch["masked"], 1 / (batch["t"].float() * tokens)
+            masked_BS, weights_BS = batch["masked"], 1 / (batch["t"].float() * tokens)
             labels_BS = ids_BS.masked_fill(~masked_BS, IGNORE_INDEX)
             ids_BS = ids_BS.masked_fill(masked_BS, self.mask_id)
-            weights_BS = weights_B[:, None].expand(ids_BS.shape).contiguous()
         asked: dict[str, Any] = {"input_ids": ids_BS, "labels": labels_BS, "label_weights": weights_BS}
-        asked |= {"causal": True} if causal else {}
+        asked |= {"causal": True} if causal else {"clean": batch["input_ids"]} if self.in_blocks else {}
         return asked | sight(batch, self.phases.visible(step, ids_BS.shape[1]))
 
     def counted(self, batch: Mapping[str, Tensor], step: int) -> Tensor:

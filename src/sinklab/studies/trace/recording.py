@@ -73,7 +73,7 @@ class Recorder:
         # the last row of a text that grows is one query, whose state is known
         self._needs_states = by_state and not self._by_last_row
         self._steps: list[dict[str, np.ndarray]] = []
-        self._tables = defaultdict[str, list[pd.DataFrame]](list)
+        self._tables = defaultdict[str, list[dict[str, Any]]](list)
         self.maps: dict[str, np.ndarray] = {}
         self.queries: dict[int, int] = {}
         """Step -> queries that ran."""
@@ -175,29 +175,28 @@ class Recorder:
             per_key["received_from_masked"] = even_share(received_LHK, *counts)[0].mean(1)
         per_key |= {name: _first(recording, name, row) for name in ("value_norm", "key_norm") if name in self._axes}
         for state in np.unique(state_S):
-            here_S, rows = state_S == state, {"step": step["step_number"], "layer": self._selection.layers}
-            rows |= {"state": STATES[state], "positions": here_S.sum()}
+            here_S, rows = state_S == state, {"step": step["step_number"], "layer": np.array(self._selection.layers)}
+            rows |= {"state": np.array(STATES[state], object), "positions": here_S.sum()}
             rows |= {name: values_LK[:, -len(state_S) :][:, here_S].mean(1) for name, values_LK in per_key.items()}
-            self._tables["states"].append(pd.DataFrame(rows))
+            self._tables["states"].append(rows)
 
     def _of_table(self, name: str, values: np.ndarray, step: dict[str, Any], state_S: np.ndarray) -> None:
         """A row per layer and what stands on the axes between; of positions, their state and whether they are sinks."""
         columns = self._kinds[name].columns
         places = np.indices(values.shape[:-1]).reshape(values.ndim - 1, -1)
-        rows = pd.DataFrame(dict(zip(self._axes[name], places, strict=False)))
-        rows = rows.assign(**dict(zip(columns, values.reshape(-1, len(columns)).T, strict=True)))
+        rows = {"step": step["step_number"], **dict(zip(self._axes[name], places, strict=False))}
+        rows |= dict(zip(columns, values.reshape(-1, len(columns)).T, strict=True))
         if "position" in columns:
             sinks_LHK = find_sinks(step["received"], DEFAULT, step["visible"], step["positions"])
             sinks_LS, place = sinks_LHK.mean(1)[:, -len(state_S) :], rows["position"].astype(int)
             after = pd.Index(self._selection.layers).get_indexer(np.array(self._selection.layers) + 1)[rows["layer"]]
-            rows = rows.assign(
-                state=np.array(STATES)[state_S[place]],
-                sink_heads=sinks_LS.mean(0)[place],
-                sink_heads_any=sinks_LS.mean(),
-                sink_heads_next=np.where(after < 0, np.nan, sinks_LS[after, place]),
-            )
+            rows |= {
+                "state": np.array(STATES, object)[state_S[place]],
+                "sink_heads": sinks_LS.mean(0)[place],
+                "sink_heads_any": sinks_LS.mean(),
+                "sink_heads_next": np.where(after < 0, np.nan, sinks_LS[after, place]),
+            }
         rows["layer"] = np.array(self._selection.layers)[rows["layer"]]
-        rows.insert(0, "step", step["step_number"])
         self._tables[statistics.name_of(self._kinds[name])].append(rows)
 
     def tables(self, sample: int) -> dict[str, pd.DataFrame]:
@@ -209,9 +208,12 @@ class Recorder:
         the same in the layer that reads the hidden state, NaN where that was not recorded. NaN as well where fewer than
         8 masked queries ran.
         """
-        tables = {name: pd.concat(frames, ignore_index=True) for name, frames in self._tables.items()}
-        for table in tables.values():
-            table.insert(0, "sample", sample)
+        tables = {}
+        for name, parts in self._tables.items():
+            # of each step some columns hold one number for all rows
+            wide = [np.broadcast_arrays(np.array(sample), *rows.values()) for rows in parts]
+            columns = map(np.concatenate, zip(*wide, strict=True))
+            tables[name] = pd.DataFrame(dict(zip(("sample", *parts[0]), columns, strict=True)))
         return tables
 
     def dims(self, name: str) -> tuple[str, ...]:

@@ -76,22 +76,22 @@ class StudySettings(DecodingSettings, Checked):
     """Also decode each sample with the stretch around its main sink (a sixteenth of the positions) hidden in the second
     half of the steps, and with one where few heads have a sink; score the tokens of the uncut text with either hidden.
     """
-    mask_sinks: tuple[int, ...] = (5,)
+    mask_sinks: tuple[int, ...] = ()
     """Also decode each sample with this many most attended keys of the previous step hidden per layer and head, and
     keep the text.
     """
+    heldout: str | None = ""
+    """Also score this corpus with the most attended keys hidden; "excerpt" is that in the package, None the same where
+    the model can be scored on it."""
     ks: tuple[int, ...] = (0, 1, 5, 10)
     """Numbers of hidden keys per layer and head for the held-out loss."""
-    heldout: str | None = None
-    """Corpus for the held-out loss; None uses the excerpt in the package, "" skips the loss."""
     heldout_rows: int = 48
     """Rows of held-out text."""
     heldout_length: int = 256
     """Tokens in a row of held-out text."""
-    twin: bool | None = limited(None, free=True)
+    twin: bool = limited(False, free=True)
     """Trace two untrained twins on the same canvases too, of the model freshly initialised and with its weights
-    permuted; what they show as well is no finding. When left out, where both take less than a minute or a fifth of the
-    run."""
+    permuted; what they show as well is no finding. With --resume, of a run that is there."""
 
     def __post_init__(self) -> None:
         DecodingSettings.__post_init__(self)
@@ -141,7 +141,7 @@ class MaskSettings(Checked):
     """With --source carried: the largest number of keys hidden from a head at once."""
     also: tuple[Any, ...] = field(default=(), metadata={"registry": interventions})
     """Further interventions, as text such as window_attention:radius=16."""
-    study: StudySettings = field(default_factory=lambda: StudySettings(mask_sinks=(), heldout=""))
+    study: StudySettings = field(default_factory=StudySettings)
     """What to write and record, in both runs."""
 
     def __post_init__(self) -> None:
@@ -174,10 +174,12 @@ class Trace(Study):
     The run folder holds run.json, Parquet tables and safetensors arrays; `sinklab report` turns it into a page, pandas
     reads it as it is. Each sample is saved when it is complete: an interrupted run can be read, and --resume continues
     it. Autoregressive models are traced too, on top of their own KV cache. Under `accelerate launch` the prompts are
-    sharded over the processes and their folders merged.
+    sharded over the processes and their folders merged. More is asked for: untrained twins (--twin), texts with sinks
+    hidden (--mask-sinks), and held-out loss with sinks hidden (--heldout).
 
     Try
         sinklab trace "The house stood at the end of a" --out runs/house && sinklab report runs/house
+        sinklab trace "The house stood at the end of a" --twin --mask-sinks 5 --heldout excerpt --out runs/more
         sinklab trace --model tiny-sink --new-tokens 96 --rule random --out runs/sink
         sinklab trace --model tiny-sink --cache dual --statistics all --layers 0 -1 --every 4 --out runs/dual
         sinklab trace --prompts questions.jsonl --samples 30 --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16
@@ -202,8 +204,15 @@ class Trace(Study):
         return describe(loaded, plan.selection.layers, plan.selection.heads)
 
     def closing(self, runs: list[Run], drawn: list[Path]) -> list[str]:
-        """The command that shows the run."""
-        return [f"next: sinklab report {runs[0].path}"]
+        """The commands that go on from here: to see the run, to hold it against untrained twins, to hide its sinks."""
+        path, name = runs[0].path, runs[0].info.model["name"]
+        again = f"sinklab trace --model {name} --reproduce {path} --out"
+        lines = [f"next: sinklab report {path}"]
+        if "twins" not in runs[0].tables:
+            lines.append(f"what untrained twins show as well: {again} {path} --resume --twin")
+        if not runs[0].info.settings["mask_sinks"]:
+            lines.append(f"what it writes with sinks hidden: {again} {path}-masked --mask-sinks 5")
+        return [*lines, f"what hiding them costs: sinklab curve --model {name}; head by head: sinklab ablate {name}"]
 
 
 @studies.register("mask")
@@ -245,12 +254,12 @@ class Mask(Trace):
 
 
 study = Trace()
-"""Trace a model while it writes, score it with its sinks hidden, and keep everything: one part per sample.
+"""Trace a model while it writes and keep everything: one part per sample.
 
 Arrays ``attention`` (and ``maps``); tables ``tokens``, ``steps``, ``states`` (what masked, committed and prompt
 positions receive, and their norms), ``massive_activations``, ``generations`` (``removals`` and ``clipped`` under edits,
-``truncation``, ``truncated`` and ``recovery`` with ``truncate``), and ``heldout`` for diffusion models. Under
-``accelerate launch`` the samples are sharded over the processes and their folders merged at the end.
+``truncation``, ``truncated`` and ``recovery`` with ``truncate``), and ``heldout`` where it is
+asked for. Under ``accelerate launch`` the samples are sharded over the processes and their folders merged at the end.
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes through its own cache.

@@ -1,6 +1,5 @@
 """Untrained twins of a traced model, teacher-forced on the canvases that the run stepped through."""
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,45 +33,17 @@ CANVASES = 16
 
 
 def finish(work: Work) -> None:
-    """What needs all samples: the held-out text scored with sinks hidden, and the untrained twins."""
-    started = time.perf_counter()
-    score(work)
-    write_twins(work, time.perf_counter() - started)
+    """What needs all samples, where it is asked for: the held-out text scored with sinks hidden, and untrained twins.
 
-
-def write_twins(work: Work, scoring: float) -> None:
-    """Trace both twins on the run's canvases and score them on its held-out text, where that costs little or is wanted.
-
-    Each has arrays and tables of its own, such as ``attention-permuted``; the table ``twins``, written last, says which
-    there are, or why not.
-
-    Args:
-        scoring: seconds that it took to score the held-out text.
+    Each twin is traced on the run's canvases and scored on its held-out text. It has arrays and tables of its own, such
+    as ``attention-permuted``; the table ``twins``, written last, says which there are, or why not.
     """
-    settings, run = work.settings, work.run
-    done = open_run(run.path)
-    if settings.twin is False or "attention" not in done.array_files:
+    score(work)
+    run, done = work.run, open_run(work.run.path)
+    if not work.settings.twin or "attention" not in done.array_files:
         return
-    if run.has("twins") and (settings.twin is None or done.table("twins")["made"].all()):
-        return
-    twins.write_twins(work, _hindrance(work, done, scoring), lambda twin, kind: _write_twin(work, twin, done, kind))
-
-
-def _hindrance(work: Work, done: Run, scoring: float) -> str:
-    """Why no twin is made, in words; empty where nothing speaks against it."""
-    settings, tokens, steps = work.settings, done.table("tokens"), done.table("steps")
-    recorded = tokens.drop_duplicates(["sample", "step"])
-    if len(recorded) < len(steps) and settings.values()["cache"] is not None:
-        return "a cache is followed step by step, and the run did not record all of them"
-    if settings.twin:
-        return ""
-    # the trained model traces some canvases once more
-    some = done.table("tokens", part=0).query(f"step <= {tokens['step'].unique()[:CANVASES][-1]}")
-    started = time.perf_counter()
-    retraced(work.plan.tasks[0], some, work.plan.selection)
-    canvases = (time.perf_counter() - started) * len(tokens) / len(some)
-    own = canvases * (1 + len(settings.mask_sinks) + settings.truncate) * len(steps) / len(recorded) + scoring
-    return twins.too_long(work, canvases * (1 + settings.truncate / 2) + scoring, own)
+    if not run.has("twins") or not done.table("twins")["made"].all():
+        twins.write_twins(work, "", lambda twin, kind: _write_twin(work, twin, done, kind))
 
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:

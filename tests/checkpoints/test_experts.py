@@ -1,0 +1,376 @@
+"""Mixtures of experts: their tensors, their arithmetic written out, and everything that is done with a loaded model."""
+
+# T tokens, E hidden size, X experts, C chosen experts
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_weight_files import MEASURE
+from torch.nn import functional as F
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import published_toys as toys
+from sinklab.checkpoints import describe, load, untrained_twins, weights
+from sinklab.models import DiffusionLM, DiffusionLMConfig
+from sinklab.probing import MaskSinks, intervene, trace
+
+IDS = torch.arange(3, 21).view(1, 18)
+OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
+MAKES = {
+    "llada_moe": toys.llada_moe,
+    "llada_moe-own": lambda folder, **fields: toys.llada_moe(folder, **{**OWN, **fields}),
+    "llada2": toys.llada2,
+}
+every_make = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+
+
+def gated(tensors, here, x_TE):
+    gate, up, down = (tensors[f"{here}{kind}_proj.weight"].to(x_TE) for kind in ("gate", "up", "down"))
+    return (F.silu(x_TE @ gate.T) * (x_TE @ up.T)) @ down.T
+
+
+def mixed(tensors, here, x_TE, weights_TX):
+    """Every expert on every token, by its weight, which is 0 where it was not chosen."""
+    return sum(
+        weights_TX[:, [expert]] * gated(tensors, f"{here}experts.{expert}.", x_TE)
+        for expert in range(weights_TX.shape[1])
+    )
+
+
+def llada_moe_block(tensors, config, layer, x_TE):
+    here = f"model.layers.{layer}."
+    scores_TX = (x_TE @ tensors[here + "mlp.gate.weight"].to(x_TE).T).softmax(-1)
+    if config["moe_router_enable_expert_bias"]:
+        scores_TX = scores_TX + tensors[here + "mlp.expert_bias"].to(x_TE)
+    least = scores_TX.sort(-1).values[:, [-config["num_experts_per_tok"]]]
+    out_TE = mixed(tensors, here + "mlp.", x_TE, scores_TX * (scores_TX >= least))
+    is_shared = config["shared_expert_intermediate_size"] is not None
+    return out_TE + gated(tensors, here + "shared_expert.", x_TE) if is_shared else out_TE
+
+
+def llada2_block(tensors, config, layer, x_TE):
+    here, count = f"model.layers.{layer}.mlp.", config["num_experts"]
+    scores_TX = torch.sigmoid(x_TE @ tensors[here + "gate.weight"].to(x_TE).T)
+    rows = []
+    for scores_X in scores_TX:
+        ranked_X = scores_X.detach() + tensors[here + "gate.expert_bias"]
+        groups = ranked_X.view(config["n_group"], -1)
+        best = groups.topk(2).values.sum(-1).topk(config["topk_group"]).indices.tolist()
+        allowed = [expert for expert in range(count) if expert // groups.shape[1] in best]
+        chosen = sorted(allowed, key=lambda expert: -ranked_X[expert])[: config["num_experts_per_tok"]]
+        weights_X = scores_X * torch.tensor([expert in chosen for expert in range(count)])
+        rows.append(weights_X / weights_X.sum() * config["routed_scaling_factor"])
+    return mixed(tensors, here, x_TE, torch.stack(rows)) + gated(tensors, here + "shared_experts.", x_TE)
+
+
+def raw(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_experts_arrive_in_one_tensor(tmp_path):
+    folder, tensors = toys.llada_moe(tmp_path, **OWN)
+    model = load(folder).model
+    assert model.config.backbone.model_type == "llada_moe"
+    first, dense, last = (layer.mlp for layer in model.model.layers)
+    here = "model.layers.2."
+    for expert in range(6):
+        gate, up, down = (tensors[f"{here}mlp.experts.{expert}.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
+        assert torch.equal(last.experts.gate_up_proj[expert], torch.cat([gate, up]))
+        assert torch.equal(last.experts.down_proj[expert], down)
+    assert torch.equal(last.gate.weight, tensors[here + "mlp.gate.weight"])
+    assert torch.equal(last.gate.expert_bias, tensors[here + "mlp.expert_bias"])
+    assert torch.equal(last.shared_expert.up_proj.weight, tensors[here + "shared_expert.up_proj.weight"])
+    assert torch.equal(dense.up_proj.weight, tensors["model.layers.1.mlp.up_proj.weight"])
+    assert not hasattr(dense, "shared_expert") and hasattr(first, "shared_expert")
+
+
+def test_query_key_and_value_are_taken_apart(tmp_path):
+    folder, tensors = toys.llada2(tmp_path, use_qkv_bias=True)
+    model = load(folder).model
+    attention, here = model.model.layers[1].self_attn, "model.layers.1.attention."
+    for what in ("weight", "bias"):
+        parts = [getattr(getattr(attention, f"{kind}_proj"), what) for kind in "qkv"]
+        assert [len(part) for part in parts] == [64, 32, 32]
+        assert torch.equal(torch.cat(parts), tensors[f"{here}query_key_value.{what}"])
+    assert torch.equal(attention.o_proj.weight, tensors[here + "dense.weight"])
+    assert torch.equal(attention.k_norm.weight, tensors[here + "key_layernorm.weight"])
+    gate = model.model.layers[1].mlp.gate
+    assert torch.equal(gate.e_score_correction_bias, tensors["model.layers.1.mlp.gate.expert_bias"])
+    # half of the head is turned
+    assert model.model.rotary_emb.inv_freq.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("make", "reference", "fields"),
+    [
+        (toys.llada_moe, llada_moe_block, {}),
+        (toys.llada_moe, llada_moe_block, OWN),
+        (toys.llada_moe, llada_moe_block, {**OWN, "moe_router_enable_expert_bias": False}),
+        (toys.llada2, llada2_block, {}),
+        (toys.llada2, llada2_block, {"num_experts_per_tok": 2, "topk_group": 1, "routed_scaling_factor": 1.0}),
+    ],
+    ids=["softmax", "shared and bias", "shared", "groups", "one group"],
+)
+def test_a_layer_of_experts_is_what_is_written(tmp_path, make, reference, fields):
+    folder, tensors = make(tmp_path, **fields)
+    block = load(folder, dtype=torch.float64).model.model.layers[2].mlp
+    x_TE = torch.randn(40, 32, dtype=torch.float64)
+    outcomes = []
+    for function in (lambda x: block(x[None])[0], lambda x: reference(tensors, raw(folder), 2, x)):
+        given_TE = x_TE.clone().requires_grad_()
+        out_TE = function(given_TE)
+        out_TE.square().sum().backward()
+        outcomes.append((out_TE.detach(), given_TE.grad))
+    # routers go through float32
+    for ours, theirs in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert len(block.gate(x_TE)[2].unique()) >= 4, "one set of experts would not show how they are chosen"
+    assert block.gate.weight.grad.abs().max() > 0
+
+
+def test_one_expert_is_not_weighed_against_itself(tmp_path):
+    folder, _ = toys.llada2(tmp_path, num_experts_per_tok=1)
+    weights_TC = load(folder).model.model.layers[1].mlp.gate(torch.randn(9, 32))[1]
+    assert weights_TC.unique().numel() == 9 and weights_TC.max() < 2.5
+
+
+@every_make
+def test_a_mixture_is_a_model_like_any_other(tmp_path, make):
+    folder, _ = make(tmp_path)
+    model = load(folder).model
+    with torch.inference_mode(), trace(model, ("received",)) as recording:
+        traced = model(IDS).logits
+    with torch.inference_mode():
+        assert torch.equal(model(IDS).logits, traced)
+        rows = torch.cat([IDS, IDS.flip(1)])
+        mask = torch.ones_like(rows)
+        mask[1, :5] = 0
+        together = model(rows, mask).logits
+        torch.testing.assert_close(together[:1], traced, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(together[1:, 5:], model(IDS.flip(1)[:, 5:]).logits, rtol=1e-4, atol=1e-4)
+        with intervene(model, MaskSinks(k=2)):
+            # the second step loses what received most in the first
+            first, masked = model(IDS).logits, model(IDS).logits
+    assert torch.equal(first, traced)
+    received = recording.array("received")
+    assert received.shape[-3:] == (3, 4, 18)
+    assert received.sum(-1) == pytest.approx(18, rel=1e-4)
+    assert not torch.allclose(masked, traced, atol=1e-3)
+
+
+@every_make
+def test_the_fast_decoder_leaves_experts_to_the_model(tmp_path, make):
+    folder, _ = make(tmp_path)
+    model = load(folder).model
+    assert not model.denoiser().is_fast
+    settings = {"max_new_tokens": 8, "block_length": 4, "seed": 0}
+    written = model.generate(IDS[:, :6], **settings)
+    assert written.shape == (1, 14) and not (written == 59).any()
+    for cache in ("prefix", "dual"):
+        assert torch.equal(model.generate(IDS[:, :6], cache=cache, refresh_every=1, **settings), written), cache
+
+
+def test_finished_blocks_of_a_mixture_are_kept(tmp_path):
+    folder, _ = toys.llada2(tmp_path)
+    assert load(folder).model.config.block_length == 32
+    model = load(folder, block_length=4).model
+    settings = {"max_new_tokens": 8, "seed": 0}
+    written = model.generate(IDS[:, :6], cache="none", **settings)
+    assert torch.equal(model.generate(IDS[:, :6], cache="committed", **settings), written)
+    assert torch.equal(model.generate(IDS[:, :6], **settings), written)
+
+
+@every_make
+def test_a_sink_and_a_gate_start_on_a_mixture(tmp_path, make):
+    folder, _ = make(tmp_path / "m")
+    model = load(folder, sink_kind="token", sink_count=1, gate="elementwise").model
+    model(IDS).logits.square().mean().backward()
+    assert model.sink_embeddings.grad.abs().max() > 0 and model.gates[2].weight.grad.abs().max() > 0
+    model.save_pretrained(tmp_path / "again")
+    again = load(tmp_path / "again").model
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    plain = load(tmp_path / "again", sink_kind="none", sink_count=0, gate="none").model
+    assert torch.equal(plain(IDS).logits, load(folder).model(IDS).logits)
+    through_class = DiffusionLM.from_pretrained(tmp_path / "again").eval()
+    torch.testing.assert_close(through_class(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@every_make
+def test_untrained_twins_of_experts(tmp_path, make):
+    loaded = load(make(tmp_path)[0])
+    ours, twins = loaded.model.state_dict(), untrained_twins(loaded)
+    assert list(twins) == ["initialised", "permuted"]
+    for name, tensor in ours.items():
+        permuted = twins["permuted"].model.state_dict()[name]
+        assert torch.equal(permuted.flatten().sort().values, tensor.flatten().sort().values), name
+        if tensor.numel() > 4:
+            assert not torch.equal(permuted, tensor), name
+    fresh = twins["initialised"].model.state_dict()
+    for name in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):
+        assert abs(fresh[f"model.layers.2.mlp.{name}"].std().item() / 0.02 - 1) < 0.2, name
+    assert all((tensor == 0).all() for name, tensor in fresh.items() if name.endswith("bias"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "experts"),
+    [(Qwen3MoeForCausalLM, Qwen3MoeConfig, "num_experts"), (Glm4MoeForCausalLM, Glm4MoeConfig, "n_routed_experts")],
+)
+def test_a_causal_mixture_is_the_start_of_a_diffusion_model(tmp_path, kind, config, experts):
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, experts: 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 12, "num_experts_per_tok": 2}
+    causal = kind(config(**sizes)).eval()
+    model = DiffusionLM.from_backbone(causal, mask_token_id=59).eval()
+    torch.testing.assert_close(model(IDS, causal=True).logits, causal(IDS).logits)
+    assert not torch.allclose(model(IDS).logits, causal(IDS).logits, atol=1e-4)
+    causal.save_pretrained(tmp_path)
+    start = load(tmp_path, as_diffusion=True, mask_token_id=59).model
+    torch.testing.assert_close(start(IDS, causal=True).logits, causal(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_are_read_in_pieces(tmp_path, monkeypatch):
+    folder, tensors = toys.llada_moe(tmp_path, shards=3, **OWN)
+    expected = load(folder).model(IDS).logits
+    monkeypatch.setattr(weights, "PIECE_BYTES", 500)
+    sizes, original = [], weights.Safetensors.pieces
+
+    def watched(self, name):
+        for rows, piece in original(self, name):
+            sizes.append(piece.numel() * piece.element_size())
+            yield rows, piece
+
+    monkeypatch.setattr(weights.Safetensors, "pieces", watched)
+    assert torch.equal(load(folder).model(IDS).logits, expected)
+    assert max(sizes) <= 500
+    assert sum(sizes) == 4 * sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_host_holds_the_experts_once(tmp_path, dtype):
+    fields = {"hidden_size": 256, "expert_intermediate_size": 192, "num_experts": 64, "vocab_size": 2000}
+    big, _ = toys.llada_moe(tmp_path / "big", shards=3, moe_layer_freq=[1] * 8, num_hidden_layers=8, **fields)
+    small, _ = toys.llada_moe(tmp_path / "small")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(big), str(small), dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    ratio, size = map(float, done.stdout.split())
+    assert size > 150e6
+    assert 0.9 < ratio < 1.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.experts.5.up_proj.weight"), r"missing: model\.layers\.1\.mlp\.experts\.5"),
+        (lambda t: t.update({"model.layers.1.mlp.experts.8.up_proj.weight": torch.ones(12, 32)}), "unexpected: .*s.8"),
+        (
+            lambda t: t.update({"model.layers.1.mlp.experts.5.up_proj.weight": torch.ones(11, 32)}),
+            r"mismatched: model\.layers\.1\.mlp\.experts\.5\.up_proj\.weight has shape \(11, 32\)",
+        ),
+        (
+            lambda t: t.update({"model.layers.1.attention.query_key_value.weight": torch.ones(136, 32)}),
+            r"mismatched: model\.layers\.1\.attention\.query_key_value\.weight has shape \(136, 32\)",
+        ),
+    ],
+)
+def test_wrong_experts_are_named_as_the_checkpoint_names_them(tmp_path, change, message):
+    folder, tensors = toys.llada2(tmp_path)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_the_mask_that_no_config_names(tmp_path):
+    rows = {"vocab_size": 156900, "hidden_size": 8, "head_dim": 4, "mask_token_id": None, "intermediate_size": 8}
+    folder, _ = toys.llada2(tmp_path / "a", **rows, num_hidden_layers=1, num_attention_heads=2)
+    info = describe(folder)
+    assert info.special.mask == 156895
+    assert "[MASK] is id 156895" in info.notes[0]
+    folder, _ = toys.llada_moe(tmp_path / "b", mask_token_id=None)
+    assert describe(folder).special.mask is None and describe(folder).notes == ()
+
+
+def test_the_sizes_of_llada_moe(tmp_path):
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 16, "moe_layer_freq": [1] * 16, "vocab_size": 157184}
+    sizes |= {"num_attention_heads": 16, "num_key_value_heads": 16, "dense_intermediate_size": 8192}
+    sizes |= {"expert_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8}
+    expert, rest = 3 * 2048 * 1024, 4 * 2048**2 + 2 * 128 + 2 * 2048 + 64 * 2048
+    ends = 2 * 157184 * 2048 + 2048
+    _check_sizes(tmp_path, {**toys.LLADA_MOE, **sizes}, *(ends + 16 * (rest + count * expert) for count in (64, 8)))
+    # what its authors call 7B with 1.4B active, which leaves out the embedding
+    assert round((ends + 16 * (rest + 8 * expert) - 157184 * 2048) / 1e9, 1) == 1.4
+
+
+def test_the_sizes_of_llada2_mini(tmp_path):
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 20, "vocab_size": 157184, "num_attention_heads": 16}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 5120, "num_experts": 256, "n_group": 8}
+    sizes |= {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_shared_experts": 1}
+    expert, rest = 3 * 2048 * 512, (16 + 2 * 4 + 16) * 128 * 2048 + 2 * 128 + 2 * 2048
+    ends = 2 * 157184 * 2048 + 2048 + rest + 3 * 2048 * 5120
+    counts = (ends + 19 * (rest + 256 * 2048 + (count + 1) * expert) for count in (256, 8))
+    _check_sizes(tmp_path, {**toys.LLADA2, **sizes}, *counts)
+
+
+def _check_sizes(folder, config, parameters, active):
+    (folder / "config.json").write_text(json.dumps(config))
+    info = describe(folder)
+    assert (info.parameters, info.active_parameters) == (parameters, active)
+    assert (info.experts, info.experts_per_token) == (config["num_experts"], 8)
+    line = f"experts          {info.experts} a layer, 8 for each token: {active:,} parameters active"
+    assert line in info.lines()
+    assert info.as_dict()["experts"] == info.experts
+
+
+def test_a_dense_model_has_no_experts():
+    info = describe("tiny")
+    assert (info.experts, info.experts_per_token, info.active_parameters) == (0, 0, info.parameters)
+    assert not any(line.startswith("experts") for line in info.lines())
+
+
+def test_the_chat_format_is_the_authors(tmp_path):
+    folder, _ = toys.llada2(tmp_path, vocab_size=300)
+    toys.save_llada_tokenizer(folder)
+    tokenizer = load(folder).tokenizer
+    said = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
+    head = "<role>SYSTEM</role>{}<|role_end|><role>HUMAN</role>a<|role_end|>"
+    assert said == head.format("detailed thinking off") + "<role>ASSISTANT</role>"
+    chat = [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]
+    said = tokenizer.apply_chat_template(chat, tokenize=False)
+    assert said == head.format("b") + "<role>ASSISTANT</role>c<|role_end|>"
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [
+        (toys.llada_moe, "clip_qkv", 8.0),
+        (toys.llada_moe, "qk_layernorm", False),
+        (toys.llada_moe, "partial_rotary_factor", 0.5),
+        (toys.llada_moe, "expert_intermediate_size", None),
+        (toys.llada2, "use_bias", True),
+        (toys.llada2, "use_qk_norm", False),
+        (toys.llada2, "use_sliding_window", True),
+        (toys.llada2, "num_shared_experts", None),
+        (toys.llada2, "n_group", None),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(tmp_path, make, field, value):
+    folder, _ = make(tmp_path)
+    (folder / "config.json").write_text(json.dumps(raw(folder) | {field: value}))
+    with pytest.raises(ValueError, match=field):
+        load(folder)
+
+
+def test_a_decoder_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match=r"the backbone's model_type .*glm4_moe, llada_moe, but is 'gpt2'"):
+        DiffusionLMConfig(backbone={"model_type": "gpt2"})
