@@ -49,13 +49,21 @@ class Dynamic(Threshold):
             )
 
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """At most one per position."""
+        """As many as the quota takes."""
         if self.block_length is not None and max(sizes, default=0) > self.block_length:
             raise ValueError(
                 f"the schedule {self.name!r} has a quota for blocks of {self.block_length} tokens, but one has "
                 f"{max(sizes)}; set its block_length, or decode in blocks of {self.block_length}"
             )
-        return super().evaluations(sizes, steps)
+        done = [sum(self._quotas[: step + 1]) for step in range(len(self._quotas))]
+        most = super().evaluations(sizes, steps)
+        return [1 + sum(tokens < size for tokens in done) if done else size for size in most]
+
+    @property
+    def _quotas(self) -> list[int]:
+        """Tokens of each step of a whole block; none without `steps`: one token each."""
+        given = self.steps is not None and self.block_length is not None
+        return commit_counts(self.block_length, self.steps).tolist() if given else []
 
     def check_rule(self, rule: UnmaskingRule) -> None:
         """Without a threshold any rule that ranks."""
@@ -64,10 +72,7 @@ class Dynamic(Threshold):
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
         """By the quota, and with a threshold by the scores."""
-        quotas = [1] * evaluations
-        if self.block_length is not None and self.steps is not None:
-            quotas = commit_counts(self.block_length, self.steps).tolist()
-        threshold = self.threshold
+        quotas, threshold = self._quotas or [1] * evaluations, self.threshold
         if threshold is None:
             return Unread(lambda ordered_BC, candidates_BC, nth: candidates_BC.long().sum(1).clamp(max=quotas[nth]))
         return lambda ordered_BC, candidates_BC, nth: (ordered_BC > threshold).sum(1).clamp(min=quotas[nth])

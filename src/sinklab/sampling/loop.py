@@ -139,7 +139,7 @@ class Step:
 
     @cached_property
     def committed_BS(self) -> Tensor:
-        """bool, the positions this step committed a proposal to; one that edits also replaces tokens committed before."""
+        """bool, the positions this step committed a proposal to: also one in place of a token, where edits are made."""
         return self.choice.block.put(self.choice.chosen_BC, torch.zeros_like(self.choice.canvas.open_BS))
 
     @cached_property
@@ -358,9 +358,7 @@ def _scored(
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 
 
-def picked(
-    run: Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int
-) -> Tensor:
+def picked(run: Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int) -> Tensor:
     """The best candidates, as many as the count says, bool (B, C)."""
     alg_temp = getattr(run.rule, "alg_temp", None)
     key_M = perturbed(score_M, alg_temp, run.generator) if alg_temp else score_M
