@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 
 from sinklab.checkpoints import load
 from sinklab.records import open_run
-from sinklab.studies.caches.figures import draw_caches
+from sinklab.reports.printed import save_figure
+from sinklab.studies.caches.figures import caches_figure
 from sinklab.studies.caches.study import CacheSettings, cache_fidelity
 
 RUNS = Path(os.environ.get("SINKLAB_STUDY", "runs/sink_caches"))
@@ -60,7 +62,7 @@ def tables() -> None:
             "protection": _records(done.table("protection")),
         }
         if not folder.name.endswith("-written"):
-            draw_caches(done, RESULTS / f"{folder.name}.png")
+            save_figure(partial(caches_figure, done), RESULTS / folder.name)
     (RESULTS / "results.json").write_text(json.dumps(results, indent=1) + "\n")
 
 

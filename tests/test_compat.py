@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers import initialization as init
 
 from sinklab import compat
@@ -24,6 +24,15 @@ def test_an_attention_is_chosen_without_a_look_at_the_hub():
     config = LlamaConfig(**CONFIG.to_dict())
     compat.choose_attention(config, "sdpa")
     assert LlamaForCausalLM(config).config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_is_built_follows_the_choice_of_experts():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 6, "num_hidden_layers": 1}
+    sizes |= {"vocab_size": 20, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts_per_tok=2)).double()
+    compat.choose_experts(model.config, "eager")
+    # the grouped product of torch takes no float64
+    assert model(torch.arange(6)[None]).logits.isfinite().all()
 
 
 def test_layers_that_may_not_be_divided_are_named():

@@ -2,11 +2,12 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 import published_toys as toys
 from sinklab.checkpoints import describe, load
@@ -54,6 +55,19 @@ def test_a_published_folder_loads_and_is_described(tmp_path, name, capsys):
     assert ("attention full" if blocks is None else f"attention in blocks of {blocks} tokens") in said
 
 
+@pytest.mark.parametrize("name", ["a2d-qwen3", "a2d-qwen2", "a2d-llama"])
+def test_a_model_that_looks_to_the_left_alone_is_its_parent(tmp_path, name):
+    """The parent in transformers' own class, from the same file under its own names."""
+    folder, _ = toys.adapted(tmp_path / "child", name)
+    child, parent = load(folder, mask_token_id=301).model, shutil.copytree(folder, tmp_path / "parent")
+    named = {"qwen3": Qwen3ForCausalLM, "qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}[BACKBONE[name]]
+    change(parent, model_type=BACKBONE[name], architectures=[named.__name__])
+    expected = named.from_pretrained(parent, dtype=torch.float32).eval()(IDS).logits
+    assert torch.allclose(child(IDS, causal=True).logits, expected, atol=1e-5)
+    assert (child(IDS).logits - expected).abs().max() > 1e-2
+    assert torch.equal(load(parent).model(IDS).logits, expected)
+
+
 @pytest.mark.parametrize("name", toys.ADAPTED)
 def test_the_length_of_blocks_is_said_or_noted(tmp_path, name):
     folder, _ = toys.adapted(tmp_path, name)
@@ -84,6 +98,14 @@ def test_rope_is_scaled_as_the_config_says_or_its_base_is_asked_for(tmp_path, na
     change(folder, rope_parameters="absent")
     with pytest.raises(ValueError, match=f"a {name} checkpoint needs 'rope_theta'"):
         load(folder)
+
+
+def test_ends_that_no_file_names_are_unknown(tmp_path):
+    """transformers' Llama would have 1 and 2."""
+    folder, _ = toys.adapted(tmp_path, "a2d-llama")
+    change(folder, bos_token_id="absent", eos_token_id="absent", rope_parameters=None)
+    special = load(folder, mask_token_id=301).special
+    assert (special.bos, special.eos, special.stop) == (None, None, ())
 
 
 def test_windows_of_a_layer_are_not_those_of_a2d(tmp_path):

@@ -163,6 +163,16 @@ def test_a_mixture_is_a_model_like_any_other(tmp_path, make):
     assert not torch.allclose(masked, traced, atol=1e-3)
 
 
+@pytest.mark.parametrize(("name", "bias"), [("llada_moe-own", "expert_bias"), ("llada2", "e_score_correction_bias")])
+def test_what_corrects_a_router_stays_float32(tmp_path, name, bias):
+    folder, tensors = MAKES[name](tmp_path)
+    model = load(folder, dtype=torch.bfloat16).model
+    found = getattr(model.model.layers[2].mlp.gate, bias)
+    assert torch.equal(found, next(t for n, t in tensors.items() if n.startswith("model.layers.2") and "bias" in n))
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
+    assert model(IDS).logits.dtype == torch.bfloat16
+
+
 @every_make
 def test_the_fast_decoder_leaves_experts_to_the_model(tmp_path, make):
     folder, _ = make(tmp_path)

@@ -23,6 +23,7 @@ from sinklab.checkpoints import load
 from sinklab.registry import families, load_plugin
 from sinklab.testing import check_family
 from tiny_diffusion import save_tiny
+from tiny_gemma import save_gemma
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -31,6 +32,7 @@ EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
     **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
+    "diffusion_gemma": save_gemma,
     "dream": lambda folder: toys.dream(folder)[0],
     "glm4_moe": lambda folder: Glm4MoeForCausalLM(
         Glm4MoeConfig(**SIZES, **EXPERTS, n_routed_experts=4)

@@ -17,7 +17,7 @@ from sinklab.studies.battery.study import of_kind
 from tiny_diffusion import save_tiny, tiny_loaded, tiny_tokenizer
 from tiny_llama import tiny_llama
 
-SMALL = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 2, "ks": (5,), "new_tokens": 4}
+SMALL = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 2, "ks": (5,), "new_tokens": 4, "twin": False}
 
 
 def battery(models: tuple[str, ...], out: Path, *, settings: Any = None, resume: bool = False) -> None:
@@ -49,7 +49,7 @@ def test_models_of_both_kinds_are_scored_side_by_side(
     said = next(line for line in lines if line.startswith("ar: most attended keys, protocol paper: "))
     assert " keys a head (" in said
     # seven tokens cannot lose five random columns beside five sinks
-    assert "ar: 1 of 6 parts left out, questions too short for so many columns" in lines
+    assert "ar: 1 of 6 parts left out, questions too short for so many keys" in lines
     assert lines[-1] == f"tables and figures: {tmp_path / 'out' / 'report'} (7 files)"
     runs = [open_run(tmp_path / "out" / name) for name in ("dlm", "ar")]
     assert [run.info.settings["conditions"] for run in runs] == [["pure", "blocks-2"], ["greedy"]]
@@ -66,10 +66,9 @@ def test_the_command_line_reaches_every_setting(
     models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sinklab.studies.battery.figures.write_battery_figures", lambda *_: [])
-    options = (
-        "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --new-tokens 3"
-    )
+    options = "--skills copying --levels 1 2 --problems 1 --ks 2 --controls clean_pass --conditions random --no-twin"
     arguments = ["battery", models[0], "--out", str(tmp_path / "out"), "--seed", "4", "--batch", "2", *options.split()]
+    arguments += ["--new-tokens", "3"]
     assert main(arguments) == 0
     assert f"run folders: {tmp_path / 'out' / 'dlm'}" in capsys.readouterr().out
     info = open_run(tmp_path / "out" / "dlm").info

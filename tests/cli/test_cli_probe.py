@@ -14,7 +14,7 @@ from sinklab.studies.contents import ContentsSettings, Probe, figures
 from sinklab.studies.contents.figures import contents_figure, contents_places, contents_sentences
 from tiny_diffusion import TEXT, save_tiny
 
-SMALL = {"new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "draws": 20, "layers": (0, 2)}
+SMALL = {"twin": False, "new_tokens": 8, "block_length": 4, "every": 2, "folds": 3, "draws": 20, "layers": (0, 2)}
 
 
 def probe(
@@ -50,8 +50,9 @@ def test_the_command_says_what_was_found(
     assert lines[0].endswith("the strongest keys of each head, sinks or not, in 4 texts.")
     assert [line.split()[0] for line in lines[1:5]] == ["block", "future", "committed", "prompt"]
     assert "Added sinks: " in lines[5] and lines[5].endswith("a constant.")
-    assert lines[6] == f"run folder: {tmp_path / 'run'}"
-    assert lines[7] == "figures: contents-future.png"
+    assert lines[6].startswith("No untrained twin")
+    assert lines[7] == f"run folder: {tmp_path / 'run'}"
+    assert lines[8] == "figures: contents-future.png"
     assert (tmp_path / "run" / "contents-future.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="is taken"):
         probe((), model, tmp_path / "run", inputs, settings)
@@ -134,7 +135,7 @@ def test_through_the_command_line(model: str, prompts: Path, tmp_path: Path, cap
 
     arguments = ["probe", "--model", model, "--prompts", str(prompts), "--out", str(tmp_path / "run")]
     arguments += ["--epsilon", "500", "--new-tokens", "8", "--block-length", "4", "--every", "4", "--folds", "3"]
-    assert main([*arguments, "--draws", "10", "--layers", "2"]) == 0
+    assert main([*arguments, "--draws", "10", "--layers", "2", "--no-twin"]) == 0
     assert "run folder: " in capsys.readouterr().out
     assert main([*arguments, "--cache", "dual", "--resume"]) == 2
     assert "decode without a cache" in capsys.readouterr().err

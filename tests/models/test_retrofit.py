@@ -167,7 +167,7 @@ def test_other_weights_are_noted_and_other_shapes_refused(tmp_path):
     assert load(tmp_path / "own", sink=file, sink_kind="none", sink_count=0).model.config.sink_kind == "kv"
     tiny_llama().model.save_pretrained(tmp_path / "causal")
     with pytest.raises(
-        ValueError, match="a sink file is for diffusion models, and this one is a causal llama; make it on"
+        ValueError, match="a sink file is for a DiffusionLM, and this one is a llama; a causal model becomes on"
     ):
         load(tmp_path / "causal", sink=file)
 

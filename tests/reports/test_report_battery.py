@@ -184,6 +184,21 @@ def test_sentences_say_the_gate_and_the_curves(runs: list[Run]) -> None:
     assert lines[4].startswith("ar: most attended keys, protocol paper: 96.2% at 0, 46.2% at 1 hidden; -50.0 (")
 
 
+def test_what_an_untrained_twin_loses_as_well_is_marked(tmp_path: Path) -> None:
+    """Of 20: the model loses 12 and 3 more than to random keys; its twin 4 and none more."""
+    marks: Marks = {("pure", "none", 0, "copying", 1): 20}
+    marks |= {("pure", "sinks", 5, "copying", 1): 8, ("pure", "random", 5, "copying", 1): 11}
+    run = planted(tmp_path / "run", marks)
+    assert battery_sentences(run)[-1].startswith("No untrained twin of run was measured")
+    theirs = planted(tmp_path / "twin", {key: min(right, 4) - 4 * bool(key[2]) for key, right in marks.items()})
+    with RunWriter(tmp_path / "run", kind="battery", model={"name": "x"}, settings={}, seed=0, resume=True) as writer:
+        writer.table("accuracy-permuted", theirs.table("accuracy"))
+        writer.table("twins", pd.DataFrame({"twin": ["initialised", "permuted"], "made": [False, True], "why": ""}))
+    said = battery_sentences(open_run(tmp_path / "run"))
+    assert len(said) == 3 and "points (an untrained twin shows as much), -15.0 (" in said[1]
+    assert said[1].endswith("against as many random keys"), "the twin loses as much to random keys"
+
+
 def test_sentences_and_legends_say_the_dose(tmp_path: Path) -> None:
     marks: Marks = {("pure", "none", 0, "copying", 1): 20, ("pure", "matched", 5, "copying", 1): 10}
     marks["pure", "equal_mass", 5, "copying", 1] = 18
@@ -268,7 +283,7 @@ def test_figures_are_written_and_left_out_where_nothing_was_hidden(tmp_path: Pat
     bare = planted(tmp_path / "bare", {("pure", "none", 0, "copying", 1): 3})
     assert write_battery_figures([bare], tmp_path / "none") == []
     assert battery_scores(bare)["removed"].isna().all()
-    with pytest.raises(NotRecorded, match=r"needs right answers and hidden columns, and .*bare has none"):
+    with pytest.raises(NotRecorded, match=r"needs right answers and hidden keys, and .*bare has none"):
         battery_by_removed(bare)
 
 

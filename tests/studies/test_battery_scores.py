@@ -14,6 +14,7 @@ import torch
 
 from sinklab.analysis.intervals import mcnemar, paired_share_interval, wilson
 from sinklab.checkpoints import Loaded
+from sinklab.checkpoints.loading import UNTRAINED
 from sinklab.data.battery import LEVELS, SKILLS, Problem, problems
 from sinklab.probing import MaskSinks
 from sinklab.probing.intervention import InterventionLog, RemovalRecord
@@ -275,7 +276,7 @@ def test_intervals_and_the_test_are_those_of_the_books() -> None:
 
 def small(**changes: Any) -> BatterySettings:
     fields = {"skills": ("arithmetic", "copying"), "levels": (1,), "problems": 3, "ks": (2,), "new_tokens": 4}
-    return BatterySettings(**{**fields, "controls": ("sinks", "random"), **changes})
+    return BatterySettings(**{**fields, "controls": ("sinks", "random"), "twin": False, **changes})
 
 
 def test_a_run_folder_holds_answers_accuracy_and_removed_shares(tmp_path: Path) -> None:
@@ -341,7 +342,9 @@ def test_an_interrupted_run_goes_on_and_comes_to_the_same(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_the_study_conforms() -> None:
-    small = BatterySettings(skills=("copying",), levels=(1,), problems=2, ks=(2,), controls=("random",), new_tokens=2)
+    small = BatterySettings(
+        skills=("copying",), levels=(1,), problems=2, ks=(2,), controls=("random",), new_tokens=2, twin=False
+    )
     check_study(Battery(), tiny_loaded(), small)
 
 
@@ -412,3 +415,17 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="a battery is scored by one process"):
         score_battery(tiny_loaded(), tmp_path / "run", small())
+
+
+@pytest.mark.slow
+def test_untrained_twins_answer_the_same_problems(tmp_path: Path) -> None:
+    asked = {"skills": ("copying", "planning"), "levels": (1,), "problems": 3, "ks": (2,), "new_tokens": 4}
+    settings = BatterySettings(**asked, controls=("sinks",), twin=True)
+    run = open_run(score_battery(tiny_loaded(1), tmp_path / "run", settings))
+    assert run.table("twins")["made"].all()
+    for kind, make in UNTRAINED.items():
+        alone = open_run(score_battery(make(tiny_loaded(1), 0), tmp_path / kind, replace(settings, twin=False)))
+        assert "twins" not in alone.tables
+        for name in ("answers", "accuracy"):
+            assert run.table(f"{name}-{kind}").equals(alone.table(name))
+    assert not run.table("answers-permuted")["written"].equals(run.table("answers")["written"])

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.records import Run, open_run
+from sinklab.records import Run, RunWriter, open_run
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.task import Task
+from sinklab.studies.contents.figures import contents_sentences
 from sinklab.studies.contents.lens import LogitLens
 from sinklab.studies.contents.run import READ
 from sinklab.studies.contents.samples import sample_text
@@ -23,7 +24,15 @@ from tiny_llama import tiny_llama
 
 PROMPTS = tuple(TEXT[start : start + 12] for start in range(0, 48, 8))
 SETTINGS = ContentsSettings(
-    prompts=PROMPTS, new_tokens=12, block_length=4, choose="strongest", every=2, folds=3, classes=4, draws=50
+    prompts=PROMPTS,
+    new_tokens=12,
+    block_length=4,
+    choose="strongest",
+    every=2,
+    folds=3,
+    classes=4,
+    draws=50,
+    twin=False,
 )
 
 
@@ -232,6 +241,60 @@ def test_sampling_does_not_change_what_is_written() -> None:
     task = Task(loaded, encode(loaded, PROMPTS[0]), replace(SETTINGS, temperature=0.0), 3)
     kept = sample_text(task, SETTINGS, (0, 1, 2), np.random.default_rng(0), lambda: None)
     assert kept.final_S[kept.open_S].tolist() == list(task.moments())[-1].written.tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, {"logit_shift": True}, {"sink_kind": "token", "sink_count": 1}])
+def test_on_what_it_wrote_itself_a_model_is_sampled_as_it_was(changes: dict) -> None:
+    loaded = tiny_loaded(**changes)
+    task = Task(loaded, encode(loaded, PROMPTS[0]), SETTINGS, 3)
+    once, again = (
+        sample_text(task, SETTINGS, (0, 2), np.random.default_rng(0), lambda: None, whole)
+        for whole in ((), list(task.moments()))
+    )
+    assert again.final_S.tolist() == once.final_S.tolist() and again.looks == once.looks
+    for name, array in once.arrays()[0].items():
+        torch.testing.assert_close(again.arrays()[0][name], array, equal_nan=True)
+
+
+@pytest.mark.slow
+def test_untrained_twins_read_the_texts_of_the_run(run: Run, tmp_path: Path) -> None:
+    if run.info.model["sink_count"]:
+        return
+    told: list[str] = []
+    path = sink_contents(tiny_loaded(), tmp_path / "run", replace(SETTINGS, twin=True), progress=told.append)
+    done = open_run(path)
+    assert done.table("twins")["made"].all() and told.count("reading the states") == 3
+    for kind in ("initialised", "permuted"):
+        looks = done.table(f"looks-{kind}")
+        assert looks.drop(columns=["sinks", "pairs"]).equals(run.table("looks").drop(columns=["sinks", "pairs"]))
+        mine, theirs = (done.table(name).query("population == 'sink'") for name in ("samples", f"samples-{kind}"))
+        written = {(row.text, row.position): row.token for row in mine.itertuples()}
+        both = [row for row in theirs.itertuples() if (row.text, row.position) in written]
+        assert both and all(row.token == written[row.text, row.position] for row in both), "the texts are the run's"
+        assert set(done.table(f"probes-{kind}")["target"]) == set(TARGETS)
+        assert not done.table(f"lens-{kind}")["value"].equals(done.table("lens")["value"])
+    assert "No untrained twin" not in " ".join(contents_sentences([done]))
+    assert contents_sentences([run])[-1].startswith("No untrained twin of")
+
+
+def test_what_an_untrained_twin_shows_as_well_is_marked(tmp_path: Path) -> None:
+    """Four differences, two of them told; the largest is in a twin too, where both signs count."""
+    targets, names = ["token", "block", "next", "position"], ("probes", "probes-permuted")
+    values = dict(zip(names, ([0.5, -0.4, 0.01, 0.02], [-0.2, -0.1, 0.01, 0.02]), strict=True))
+    with RunWriter(tmp_path, kind="contents", model={"name": "x"}, settings=vars(SETTINGS), seed=0) as writer:
+        looks = {"place": ["future"], "sinks": [1], "positions": [10], "pairs": [1]}
+        writer.table("looks", pd.DataFrame(looks))
+        writer.table("texts", pd.DataFrame({"text": [0]}))
+        writer.table("lens", pd.DataFrame({"place": ["future"]}))
+        writer.table("twins", pd.DataFrame({"twin": ["permuted"], "made": [True], "why": [""]}))
+        for name in names:
+            rows = pd.DataFrame({"place": "future", "population": "difference", "target": targets, "layer": 1})
+            value = np.array(values[name])
+            writer.table(name, rows.assign(value=value, low=value - 0.15, high=value + 0.15))
+    said = next(line for line in contents_sentences([open_run(tmp_path)]) if line.startswith("future"))
+    mark = " (an untrained twin shows as much)"
+    assert f"where there is none){mark}; the largest is token at layer 1, +0.50 [+0.35, +0.65]{mark}; " in said
+    assert said.endswith("the lowest is block at layer 1, -0.40 [-0.55, -0.25].")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-_OBSERVED: ContextVar[bool] = ContextVar("sinklab_attention_observed", default=True)
+_OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
 # By id: how many `watching(…)` blocks hold a module, itself or inside another. No context variable: what watches is a
@@ -45,17 +45,20 @@ def _during(variable: ContextVar, value: object) -> Iterator[None]:
         variable.reset(token)
 
 
-def unobserved() -> AbstractContextManager[None]:
-    """Hide the attention calls made inside the block from every trace and intervention.
+def unobserved(but_of: nn.Module | None = None) -> AbstractContextManager[None]:
+    """Hide the attention calls made inside the block from every trace and intervention, but for those `but_of` a part.
 
     A sink prefix is run through the layers alone to get its keys and values: that pass is bookkeeping of the model, not
-    a step of the text, and editing or recording it would be wrong.
+    a step of the text, and editing or recording it would be wrong. An encoder's pass is no step of its decoder either:
+    only who traces or edits the encoder itself (or a part of it) sees it.
     """
-    return _during(_OBSERVED, False)
+    return _during(_OBSERVED, but_of or False)
 
 
-is_observed: Callable[[], bool] = _OBSERVED.get
-"""Whether an attention call made now is to be seen: False inside `unobserved()`."""
+def is_observed(model: nn.Module | None = None) -> bool:
+    """Whether an attention call made now is to be seen by who watches this model: False inside `unobserved()`."""
+    seen = _OBSERVED.get()
+    return seen if isinstance(seen, bool) else any(model is part for part in seen.modules())
 
 
 @contextmanager
@@ -108,6 +111,8 @@ class RunningCanvas:
     """Token ids of the whole canvas, as the model reads them."""
     columns: slice | Tensor | None
     """The canvas positions whose queries run, in the order of the queries: a slice, int64 (Q,), or None for all."""
+    state_BS: Tensor | None = None
+    """State of every position (its number in `sinks.states.STATES`, int8, −1 for padding), where ids do not tell it."""
 
     @cached_property
     def columns_Q(self) -> Tensor:
@@ -119,12 +124,15 @@ class RunningCanvas:
         return every_S[slice(None) if self.columns is None else self.columns]
 
 
-def running(ids_BS: Tensor, columns: slice | Tensor | None = None) -> AbstractContextManager[None]:
+def running(
+    ids_BS: Tensor, columns: slice | Tensor | None = None, state_BS: Tensor | None = None
+) -> AbstractContextManager[None]:
     """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
 
     Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
+    `state_BS`: the states of positions, from who renoises and has no [MASK] to tell them by.
     """
-    return _during(_RUNNING, RunningCanvas(ids_BS, columns))
+    return _during(_RUNNING, RunningCanvas(ids_BS, columns, state_BS))
 
 
 running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get

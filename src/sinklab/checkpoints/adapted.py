@@ -30,10 +30,12 @@ class Adapted(Family):
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """The decoder, with full attention in every layer: that of one in blocks is the model's, not the layer's."""
-        named = [*_FIELDS["needed"], *([] if "rope_parameters" in config else ["rope_theta"])]
+        named = [*_FIELDS["needed"], *([] if config.get("rope_parameters") else ["rope_theta"])]
         fields = self.fields(config, {name: name for name in named})
-        fields |= {name: config[name] for name in _FIELDS["same_fields"] if name in config}
-        backbone = self.backbone(**fields, pad_token_id=None)
+        fields |= {name: config[name] for name in _FIELDS["same_fields"] if config.get(name) is not None}
+        # not the backbone's own defaults; its padding's row would be frozen
+        ends = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+        backbone = self.backbone(**fields, **ends, pad_token_id=None)
         block = config.get(self.block_field) if self.block_field else None
         special = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
         settings = {**special, "logit_shift": self.logit_shift, "block_length": block, "blocks_from": self.blocks_from}
@@ -64,7 +66,7 @@ class A2DQwen2(A2DQwen3):
 
     architectures = ("A2DQwen2LMHeadModel",)
     model_types = ("a2d-qwen2",)
-    backbone = Qwen2Config
+    backbone: ClassVar[Any] = Qwen2Config
     published: ClassVar = {}
 
 
@@ -99,7 +101,7 @@ class FastDLLM(Adapted):
 
     architectures = ("Fast_dLLM_QwenForCausalLM",)
     model_types = ("Fast_dLLM_Qwen",)
-    backbone = Qwen2Config
+    backbone: ClassVar[Any] = Qwen2Config
     block_field = "bd_size"
     logit_shift = True
     first_alone = True
@@ -117,6 +119,6 @@ class ILLaDA(Adapted):
     architectures = ("ILLaDAForCausalLM",)
     model_types = ("illada",)
     represented: ClassVar = {"layer_norm_eps": (None,), "rope_scaling": (None,), "resid_pdrop": (0, None)}
-    backbone = LlamaConfig
+    backbone: ClassVar[Any] = LlamaConfig
     mask_token = "<[MASK]>"
     published: ClassVar = published("illada")

@@ -59,6 +59,7 @@ class Qwen3(Causal):
 class Qwen3Moe(Qwen3):
     """Qwen3's mixtures of experts."""
 
+    architectures = ("Qwen3MoeForCausalLM",)
     model_types = ("qwen3_moe",)
 
 
@@ -66,4 +67,5 @@ class Qwen3Moe(Qwen3):
 class Glm4Moe(Causal):
     """GLM-4.5's mixtures of experts, without the layers that predict further tokens."""
 
+    architectures = ("Glm4MoeForCausalLM",)
     model_types = ("glm4_moe",)

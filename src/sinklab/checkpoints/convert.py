@@ -28,7 +28,7 @@ def from_causal(
     revision: str | None = None,
     **settings: Any,
 ) -> Loaded:
-    """A causal Llama, Qwen2 or Qwen3 checkpoint as the start of a diffusion language model.
+    """A causal checkpoint of Llama, Qwen2, Qwen3 or GLM-4-MoE as the start of a diffusion language model.
 
     Every weight is kept: with ``causal=True``, and without sink or gate, the model's logits are those of the causal
     model. A sink starts as in the paper; a gate starts near 0.5, which halves the attention of a trained backbone, or

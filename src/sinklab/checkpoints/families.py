@@ -90,6 +90,9 @@ class CheckpointPlan:
     """Fields of :class:`DiffusionLMConfig` besides the backbone; None for an autoregressive model."""
     notes: tuple[str, ...] = ()
     """What was assumed."""
+    whole: PreTrainedConfig | None = None
+    """Config of the model that transformers' own class runs (`Family.own_class`), the backbone's being a part of it;
+    None for a causal decoder, and for what :class:`DiffusionLM` runs."""
 
 
 class Family:
@@ -105,6 +108,8 @@ class Family:
     """Module of the model -> module in the checkpoint, where they differ; ``{}`` stands for the layer."""
     published: ClassVar[Mapping[str, Published]] = {}
     """Name on the Hub -> what is known of it."""
+    own_class: ClassVar[str] = ""
+    """Class of transformers that runs its models as they are; empty where :class:`DiffusionLM` does."""
     end_of_turn: ClassVar[str] = ""
     """Token that ends a turn of a chat, where the tokenizer has it."""
     mask_token: ClassVar[str] = ""
@@ -150,6 +155,10 @@ class Family:
         pattern = re.sub(r"(?<=\.)\d+", "{}", module)
         theirs = self.tensor_names.get(pattern)
         return (target if theirs is None else theirs.format(layer and layer[0]) + dot + leaf), None
+
+    def details(self, plan: CheckpointPlan) -> dict[str, str]:
+        """What `info` says of a checkpoint besides what all have: a name of at most 16 letters -> what there is."""
+        return {}
 
     def missing_config(self, folder: Path) -> str:
         """What to do about a folder of this family without ``config.json``; empty where nothing points to it."""
@@ -318,6 +327,6 @@ def configured(plan: CheckpointPlan, overrides: Mapping[str, Any], name: str) ->
     if "backbone" in overrides:
         raise ValueError("the backbone comes from the checkpoint and cannot be set; leave out backbone=")
     if plan.settings is None:
-        return plan.backbone
+        return plan.whole or plan.backbone
     with blamed_on(name):
         return DiffusionLMConfig(backbone=plan.backbone, **{**plan.settings, **overrides})

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, Qwen3Mo
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from sinklab.checkpoints.families import FORMATS, CheckpointPlan, Family, Shapes, Source, published
-from sinklab.registry import decoders, families
+from sinklab.registry import backbones, families
 
 
 class LLaDAMoEConfig(Qwen3MoeConfig):
@@ -32,7 +32,7 @@ class BiasedRouter(qwen3_moe.Qwen3MoeTopKRouter):
     def __init__(self, config: LLaDAMoEConfig) -> None:
         super().__init__(config)
         self.expert_bias: Tensor
-        self.register_buffer("expert_bias", torch.zeros(self.num_experts))
+        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
 
     def forward(self, x_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (T, X), and weights and numbers (T, C) of the experts chosen."""
@@ -47,7 +47,7 @@ def _add_shared(block: Any, args: tuple, out: Tensor) -> Tensor:
     return out + block.shared_expert(args[0])
 
 
-@decoders.register("llada_moe")
+@backbones.register("llada_moe")
 class LLaDAMoEDecoder(qwen3_moe.Qwen3MoeModel):
     """Qwen3-MoE's decoder with what its own config cannot say."""
 

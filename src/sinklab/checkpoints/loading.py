@@ -1,7 +1,7 @@
 """One line to load a model, one to see what it is and needs, one for its untrained twins. No checkpoint's code is run.
 
-Read are packaged models, our own format, the published families in this folder, those of plug-ins, and Llama, Qwen2 and
-Qwen3 as autoregressive baselines.
+Read are packaged models, our own format, the published families in this folder, those of plug-ins, and as
+autoregressive baselines Llama, Qwen2, Qwen3 and GLM-4-MoE.
 """
 
 import copy
@@ -127,7 +127,12 @@ def _as_diffusion(
     plan: CheckpointPlan, name: str, wanted: bool, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None
 ) -> CheckpointPlan:
     """The plan, of a diffusion model where a causal one is to become one."""
-    if plan.settings is not None:
+    if plan.whole is not None and (wanted or settings):
+        raise ValueError(
+            f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink or gate and is not "
+            f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that out"
+        )
+    if plan.settings is not None or plan.whole is not None:
         return plan
     mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
     if not wanted:
@@ -171,6 +176,8 @@ def _filled(
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
     devices = materialize.plan_devices(model, device_map, dtype)
+    if plan.whole is not None and len(devices) > 1:
+        raise ValueError(f"{name} shares weights between its parts, which one device must hold; pass device='cuda'")
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
@@ -190,7 +197,8 @@ def _assembled(
     # baselines write with the settings their authors publish; ours take theirs as arguments
     if not is_diffusion and (folder / "generation_config.json").is_file():
         with refused(f"the generation_config.json of {name} is damaged; repair or remove it"):
-            model.generation_config = GenerationConfig.from_pretrained(str(folder))
+            kind: Any = getattr(model, "generation_config_class", None) or GenerationConfig
+            model.generation_config = kind.from_pretrained(str(folder))
     row, facts = published.facts_of(name, raw, plan, config, tokenizer)
     tokens.adopt(config, tokenizer, facts["special"])
     if is_diffusion and row and row.context:
@@ -244,6 +252,8 @@ class ModelInfo:
     sink: str
     gate: str
     chat_template: str | None
+    details: dict[str, str]
+    """What there is besides, in the family's own words (`Family.details`)."""
     notes: tuple[str, ...]
     """What was assumed."""
 
@@ -306,7 +316,9 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     # a tied head is the same tensor, and parameters() yields it once
     total = sum(parameter.numel() for parameter in model.parameters())
     experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
-    chosen = backbone.num_experts_per_tok if experts else 0
+    chosen = getattr(backbone, "num_experts_per_tok", None) or getattr(backbone, "top_k_experts", 0)
+    # where layers differ, a config of transformers says per layer what this one has
+    layer = backbone if plan.whole is None else backbone.per_layer_config[0]
     return ModelInfo(
         name=name,
         **published.facts_of(name, raw, plan, config, None)[1],
@@ -314,8 +326,8 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         backbone=backbone.model_type,
         layers=backbone.num_hidden_layers,
         heads=heads,
-        kv_heads=backbone.num_key_value_heads or heads,
-        head_dim=getattr(backbone, "head_dim", None) or backbone.hidden_size // heads,
+        kv_heads=layer.num_key_value_heads or heads,
+        head_dim=getattr(layer, "head_dim", None) or backbone.hidden_size // heads,
         hidden=backbone.hidden_size,
         intermediate=backbone.intermediate_size,
         vocabulary=backbone.vocab_size,
@@ -328,6 +340,7 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
         block_length=getattr(config, "block_length", None),
         sink=f"{config.sink_count} ({config.sink_kind}, {config.sink_side})" if sink_of(config) else "none",
         gate=getattr(config, "gate", "none"),
+        details=plan.family.details(plan),
     )
 
 

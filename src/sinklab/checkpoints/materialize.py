@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -125,7 +126,10 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
     Raises:
         ValueError: if transformers cannot build it, with the ``name`` of the checkpoint.
     """
+    known = families.known_families().values()
+    own = [one.own_class for one in known if one.own_class and config.model_type in one.model_types]
     build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM.from_config
+    build = getattr(transformers, own[0]) if own else build
     for one in (config, getattr(config, "backbone", None)):
         if one is not None:
             # another name may be a repository of compiled kernels, to be fetched and imported
@@ -135,9 +139,8 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
 
 
 def names_to_fill(model: PreTrainedModel) -> list[str]:
-    """Tensors that a checkpoint of this model has; a head tied to the embedding is none."""
-    tied = {HEAD} if model.config.tie_word_embeddings else set()
-    return [name for name in model.state_dict() if name not in tied]
+    """Tensors that a checkpoint of this model has; one that is tied to another (the head) is none."""
+    return [name for name in model.state_dict() if name not in model.all_tied_weights_keys]
 
 
 def tensor_plan(
@@ -239,11 +242,13 @@ def fill(
         else:
             whole = weights.whole(source)
             tensor.copy_(take(whole) if take else whole)
-    compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
+    if hasattr(model.model, "rotary_emb"):
+        compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     if dtype == torch.float64 or "cpu" in {torch.device(device).type for device in devices.values()}:
         # one by one: torch multiplies groups in narrower types alone, and on a CPU not of every width
         choose_experts(model.model.config, "eager")
     model.tie_weights()
+    compute_buffers(model, devices)
     if model.config.tie_word_embeddings and plan.head in weights.shapes:
         _check_tied(model, weights, plan.head)
     for target in sorted(plan.new):
@@ -266,11 +271,23 @@ def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: M
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     empty = getattr(module, leaf)
-    is_parameter = isinstance(empty, nn.Parameter)
-    # a buffer, as the correction of a router, is as precise as its class makes it
-    tensor = torch.empty(empty.shape, dtype=dtype if is_parameter else empty.dtype, device=device_in(devices, name))
-    setattr(module, leaf, nn.Parameter(tensor) if is_parameter else tensor)
+    # the correction of a router is as precise as its class makes it
+    kept = empty.dtype if leaf == "e_score_correction_bias" else dtype
+    tensor = torch.empty(empty.shape, dtype=kept, device=device_in(devices, name))
+    setattr(module, leaf, nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor)
     return tensor
+
+
+def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:
+    """Give buffers that no checkpoint holds, and that are on the meta device still, what the model's class computes."""
+    absent = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_meta]
+    for name, buffer in absent:
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, torch.empty_like(buffer, device=device_in(devices, name)))
+    if absent:
+        for tensor in model.state_dict(keep_vars=True).values():
+            mark_initialized(tensor, True)
+        model.initialize_weights()
 
 
 def compute_rotary(decoder: Any, device: torch.device | str) -> None:

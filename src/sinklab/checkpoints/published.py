@@ -83,10 +83,11 @@ def facts_of(
     """What is known of a checkpoint by its name, and what `Loaded` and `ModelInfo` both say of it."""
     row, notes = row_of(name, raw.get("_name_or_path"), plan)
     is_diffusion = isinstance(config, DiffusionLMConfig)
+    config = config if plan.whole is None else plan.backbone
     limits = [row.context if row else None, getattr(config, "context", None)]
     limits.append(config.text_positions if is_diffusion else config.max_position_embeddings)
     return row, {
-        "family": "diffusion" if is_diffusion else "autoregressive",
+        "family": "diffusion" if is_diffusion or plan.whole else "autoregressive",
         "published_family": plan.family.name,
         "special": special_ids(config, tokenizer, row, plan.family),
         # what the authors state, and no more than the positions allow

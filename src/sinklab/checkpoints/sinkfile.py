@@ -147,7 +147,7 @@ def attach_sink(model: Any, file: str | Path) -> tuple[str, ...]:
     config = model.config
     if not isinstance(config, DiffusionLMConfig):
         raise ValueError(
-            f"a sink file is for diffusion models, and this one is a causal {config.model_type}; make it one with "
+            f"a sink file is for a DiffusionLM, and this one is a {config.model_type}; a causal model becomes one with "
             "as_diffusion=True"
         )
     if config.sink_count:

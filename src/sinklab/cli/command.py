@@ -68,11 +68,13 @@ class Reading:
     def load(self, model: str) -> Loaded:
         """The model; of several processes on one machine each takes a GPU of its own."""
         from sinklab.checkpoints.loading import load
+        from sinklab.scoring.requests import needs_mask
 
         device = self.device
         if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-        return load(model, **dataclasses.asdict(self) | {"device": device})
+        needs_mask(loaded := load(model, **dataclasses.asdict(self) | {"device": device}), "this command")
+        return loaded
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from sinklab.compat import config_keys
 from sinklab.errors import check_count, check_limits, limited, near, one_of
 from sinklab.models.sinks.base import SIDES, sink_of
-from sinklab.registry import decoders, sinks
+from sinklab.registry import backbones, sinks
 
 BACKBONES = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 SPECIAL = ("pad_token_id", "eos_token_id", "bos_token_id")
@@ -89,7 +89,7 @@ def _bidirectional(backbone: PreTrainedConfig | Mapping[str, Any] | None) -> Pre
     is_dict = isinstance(given, Mapping)
     kind = given.get("model_type") if is_dict else given.model_type
     if kind not in BACKBONES:
-        one_of("the backbone's model_type", kind, (*BACKBONES, *decoders))
+        one_of("the backbone's model_type", kind, (*BACKBONES, *backbones))
     # a copy: the caller's config may belong to a causal model that is still in use
     config: Any = AutoConfig.for_model(**given) if is_dict else copy.deepcopy(given)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
@@ -106,7 +106,7 @@ class DiffusionLMConfig(PreTrainedConfig):
 
     Args:
         backbone: config of the Hugging Face decoder (a config object, or its ``to_dict()``), of type llama, qwen2,
-            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.registry.decoders`.
+            qwen3, or of a mixture of experts: qwen3_moe, glm4_moe, or one of :data:`sinklab.registry.backbones`.
         sink_kind: ``none``, or a kind of :data:`sinklab.registry.sinks`: ``token`` (a learned embedding run through the
             layers, Eq. 5–6); ``zero`` (the same with its value states forced to zero in every layer, Table 5); ``kv``
             (learned keys and values of each layer, without rotary positions: it takes none, and the text starts at 0);

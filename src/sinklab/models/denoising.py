@@ -83,16 +83,17 @@ class ModelDenoiser:
         return None if self.plain else fast_path(fast_decoders, self.model)
 
     def in_blocks(self, canvas: Canvas, block_length: int | None = None) -> Canvas:
-        """The canvas with its decoding blocks where those of attention are, each of them in parts of ``block_length``;
-        where attention is full, as it is.
+        """The canvas with its decoding blocks where those of attention are, each of them in parts of ``block_length``
+        where that is shorter; where attention is full, as it is.
 
         Raises:
-            ValueError: for a ``block_length`` that does not divide a block of attention.
+            ValueError: for a shorter ``block_length`` that does not divide a block of attention.
         """
         size = self.model.config.block_length
         if size is None or canvas.block_BS is not None:
             return canvas
-        if size % (block_length or size):
+        block_length = min(block_length or size, size)
+        if size % block_length:
             raise ValueError(
                 f"a block of attention is decoded as a whole or in equal parts, but block_length is {block_length} and "
                 f"the model attends in blocks of {size}; leave block_length out, or give a divisor of {size}"

@@ -1,4 +1,4 @@
-"""A diffusion language model: any Llama, Qwen2 or Qwen3 decoder made bidirectional, with an optional sink and gate."""
+"""A diffusion language model: a decoder of `config.BACKBONES` made bidirectional, with an optional sink and gate."""
 
 # B batch, S sequence, N sinks, D and E hidden size, V vocabulary, M wanted positions (row-major), K keys = N + S,
 # A attention width (heads × head dim)

@@ -237,7 +237,7 @@ class Tap(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention or not (self._stack and is_observed()):
+        if func is not F.scaled_dot_product_attention or not (self._stack and is_observed(self.model)):
             return func(*args, **kwargs)
         path = self._stack[-1]
         # Gradient checkpointing replays layers inside the backward pass: they need their edits and are no new forward.

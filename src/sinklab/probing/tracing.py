@@ -90,7 +90,8 @@ class FrameRecorder(Listener):
                     "its arguments, and no denoiser announced its canvas): decode with model.denoiser(), or pass "
                     "input_ids"
                 )
-            frame.state_BS = position_states(self.states.canvas, ids_BS)
+            told_BS = None if running is None else running.state_BS
+            frame.state_BS = position_states(self.states.canvas, ids_BS) if told_BS is None else told_BS
             frame.state_BQ = self.states.of(frame.state_BS, frame.columns_Q)
         view = CallView(call, heads, frame.state_BQ, call.unrolled(out))
         with torch.no_grad():

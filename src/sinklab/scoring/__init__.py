@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = exports(
     heldout="EditedLosses HeldoutRows edited_losses heldout_curve heldout_rows row_losses",
     likelihood="exact rolling score",
     prompts="Prompt encode read_prompts",
+    renoising="ANNOUNCED CanvasDenoiser RenoisedStep Renoising renoise",
     settings="LikelihoodSettings Scored",
     writing="Writing WritingRequest",
 )

@@ -50,14 +50,16 @@ class Request:
 def needs_mask(loaded: Loaded, what: str) -> None:
     """Raise ValueError for a diffusion model without a mask token, and say what needs one."""
     config: Any = loaded.model.config
-    if loaded.family == "diffusion" and config.mask_token_id is None:
+    if loaded.family == "diffusion" and getattr(config, "mask_token_id", None) is None:
         raise ValueError(
-            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config"
+            f"{what} needs a model with a mask token, but {loaded.name} has mask_token_id None; set it in its config, "
+            "or write with sinklab.scoring.renoise where the model knows noise in its place (DiffusionGemma)"
         )
 
 
 def limit_of(loaded: Loaded) -> int:
     """Tokens that a text may have: what the authors state, else what the positions allow."""
+    needs_mask(loaded, "a text to be read")
     config: Any = loaded.model.config
     positions = config.text_positions if loaded.family == "diffusion" else config.max_position_embeddings
     return min(loaded.context or positions, positions)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sinklab.studies.base import Work, columns_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
 
@@ -22,39 +20,23 @@ SHARED = " (an untrained twin shows as much)"
 """Behind what a sentence says, where that is so."""
 
 
-def too_long(work: Work, one: float) -> str:
-    """Why no twins are made, as far as time goes, in words; empty where they are asked for, or take little.
-
-    Args:
-        work: settings.twin says what was asked for; None is where it costs little.
-        one: seconds that all takes with one twin, once that is made.
-    """
-    if work.settings.twin:
-        return ""
-    seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
-    if seconds < LITTLE:
-        return ""
-    return (
-        f"both would take about {seconds / 60:.0f} min; they are made where they are asked for (--twin, in Python "
-        "twin=True)"
-    )
-
-
-def write_twins(work: Work, hindrance: str, write: Callable[[Loaded, str], None]) -> None:
+def write_twins(work: Work, seconds: Callable[[], float], write: Callable[[Loaded, str], None]) -> None:
     """Make both twins of the model, one after the other, and write what they show; then the table ``twins``: which
-    there are, or why not. Nothing where none is wanted.
+    there are, or why not. Nothing where none is wanted, or those that can be made are there.
 
     Args:
-        work: of the run, open.
-        hindrance: why none is made; empty where nothing speaks against it.
+        work: of the run, open. settings.twin says what was asked for; None is where both take little.
+        seconds: measures what all takes with one twin, once that is made; asked where it matters.
         write: takes a twin and its name, of which `of_twin` makes the names of its tables.
     """
     from sinklab.checkpoints.loading import UNTRAINED
+    from sinklab.records.reading import open_run
     from sinklab.records.storage import weights_hash
 
-    if work.settings.twin is False:
+    wanted, run = work.settings.twin, work.run
+    if wanted is False or (run.has("twins") and (not wanted or open_run(run.path).table("twins")["made"].all())):
         return
-    rows, seed = [], work.settings.seed or 0
+    rows, seed, hindrance = [], work.settings.seed or 0, "" if wanted else _too_long(work, seconds())
     for kind, make in UNTRAINED.items():
         why, own_hash = hindrance, None
         if not why:
@@ -69,7 +51,18 @@ def write_twins(work: Work, hindrance: str, write: Callable[[Loaded, str], None]
         if why:
             work.progress.stage(f"no untrained twin ({kind}): {why}")
         rows.append({"twin": kind, "made": not why, "seed": seed, "weights_sha256": own_hash, "why": why})
-    work.run.table("twins", columns_of(rows))
+    run.table("twins", columns_of(rows))
+
+
+def _too_long(work: Work, one: float) -> str:
+    """Why no twins are made that nobody asked for, in words; empty where they take little."""
+    seconds = 2 * (one + MAKING * work.loaded.model.num_parameters())
+    if seconds < LITTLE:
+        return ""
+    return (
+        f"both would take about {seconds / 60:.0f} min; they are made where they are asked for (--twin, in Python "
+        "twin=True)"
+    )
 
 
 def twins_of(run: Run) -> list[str]:
@@ -78,10 +71,13 @@ def twins_of(run: Run) -> list[str]:
     return [] if made is None else made.loc[made["made"], "twin"].tolist()
 
 
-def no_twins(names: str, made: pd.DataFrame | None) -> str:
-    """What is said of models without twins; made: the table ``twins``."""
-    why = "" if made is None else f" ({made['why'].iloc[0]})"
-    return f"No untrained twin of {names} was measured{why}: what is said may be true of untrained weights as well."
+def no_twins(runs: Mapping[str, Run]) -> list[str]:
+    """What is said of those of these models that have no twins; nothing where all have."""
+    alone = {label: run for label, run in runs.items() if not twins_of(run)}
+    tables = [run.table("twins") for run in alone.values() if "twins" in run.tables]
+    why = f" ({tables[0]['why'].iloc[0]})" if tables else ""
+    said = f"was measured{why}: what is said may be true of untrained weights as well."
+    return [f"No untrained twin of {' and '.join(alone)} {said}"] if alone else []
 
 
 def shared(own: float, others: Iterable[float]) -> str:

@@ -63,8 +63,7 @@ def _of_one(run: Run) -> list[str]:
         f"{len(cells)} {unit}s, the others cannot be told from no change; most in "
         f"{_cell(most)}, by {_change(most)} nats per token{shared(_furthest(cells), beside)}."
     )
-    alone = [] if twins_of(run) else [no_twins(name, run.table("twins") if "twins" in run.tables else None)]
-    return [told, _together(run, unit), *alone]
+    return [told, _together(run, unit), *no_twins({name: run})]
 
 
 def _clean(cells: pd.DataFrame) -> float:

@@ -100,20 +100,19 @@ def summarize(work: Work) -> None:
     """Write the table ``map`` of all rows, and both tables of untrained twins."""
     done, plan = open_run(work.run.path), work.plan
     work.run.table("map", ablation_map(done.table("ablation")))
-    if work.run.has("twins") and (work.settings.twin is None or done.table("twins")["made"].all()):
-        return
 
     def write(twin: Loaded, kind: str) -> None:
         rows = pd.concat([scored(work, twin, part, plan.cells) for part in range(len(plan.batches))])
         work.run.table(of_twin("ablation", kind), rows.reset_index(drop=True))
         work.run.table(of_twin("map", kind), ablation_map(rows))
 
-    started = time.perf_counter()
-    if work.settings.twin is None:
+    def seconds() -> float:
+        started = time.perf_counter()
         scored(work, work.loaded, 0, plan.cells[:1])
-    # the clean pass and one cell
-    forward = (time.perf_counter() - started) / 2
-    twins.write_twins(work, twins.too_long(work, forward * (1 + len(plan.cells)) * len(plan.batches)), write)
+        # the clean pass and one cell
+        return (time.perf_counter() - started) / 2 * (1 + len(plan.cells)) * len(plan.batches)
+
+    twins.write_twins(work, seconds, write)
 
 
 def ablation_map(rows: pd.DataFrame) -> pd.DataFrame:

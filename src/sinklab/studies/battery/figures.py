@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from sinklab.analysis.doses import MATCHED, no_phenomenon
 from sinklab.analysis.estimates import mean_over
 from sinklab.probing.dose import DOSE_COLUMNS, Dose
+from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.reports.drawing import Look, drawn_as, line
@@ -27,6 +28,7 @@ from sinklab.reports.tables import WRITERS
 from sinklab.studies.base import hidden_words
 from sinklab.studies.battery.study import ALL, BESIDE
 from sinklab.studies.battery.study import CONTROLS as NAMED
+from sinklab.studies.twins import no_twins, shared, twins_of
 
 GATE = 0.9
 """A drop can only be seen where more than this share is right with nothing hidden."""
@@ -38,6 +40,8 @@ class Series(Reader):
     """One model under one condition: a curve, which shares its colour with none."""
 
     condition: str
+    twin: str = ""
+    """Whose numbers these are: of the run's own model, or of this untrained twin on the same problems."""
 
     @property
     def accuracy(self) -> pd.DataFrame:
@@ -46,7 +50,7 @@ class Series(Reader):
 
     def rows(self, name: str) -> pd.DataFrame:
         """Its rows of a table of the run, with the series in front."""
-        table = self.run.table(name)
+        table = self.run.table(of_twin(name, self.twin))
         table = table[table["condition"] == self.condition].drop(columns="condition")
         table.insert(0, "series", self.label)
         return table
@@ -192,7 +196,7 @@ def _able(right: pd.DataFrame, least: float) -> pd.Index:
 
 
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
-    """What the runs show, a line per curve: the gate, accuracy over the columns hidden, and what was left out."""
+    """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was left out."""
     runs = [runs] if isinstance(runs, Run) else list(runs)
     gate, lines = battery_gate(runs), []
     for one in as_series(runs):
@@ -204,9 +208,8 @@ def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
         lines += [_sentence(one, control) for control in one.controls]
     for run in (run for run in runs if "skipped" in run.tables):
         left, asked = len(run.table("skipped")), len(run.parts("answers"))
-        words = f"{left} of {left + asked} parts left out, questions too short for so many columns"
-        lines.append(f"{run.path.name}: {words}")
-    return lines
+        lines.append(f"{run.path.name}: {left} of {left + asked} parts left out, questions too short for so many keys")
+    return lines + no_twins({run.path.name: run for run in runs})
 
 
 def _sentence(one: Series, control: str) -> str:
@@ -214,13 +217,15 @@ def _sentence(one: Series, control: str) -> str:
     curve = one.curve(control)
     curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
     if len(curve) < 2:
-        return f"{one.label}: {CONTROLS[control]}: no number of columns that all questions are long enough for"
+        return f"{one.label}: {CONTROLS[control]}: no number of keys that all questions are long enough for"
     shares = ", ".join(f"{row.share:.1%} at {row.k}" for row in curve.itertuples())
     most = curve.iloc[-1]
-    words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points"
+    beside = [replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)]
+    marks = {name: shared(most[name], [row[name] for row in beside]) for name in ("delta", "beyond")}
+    words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points{marks['delta']}"
     if pd.notna(most["beyond"]):
         others = "other keys of equal mass" if "equal_mass" in BESIDE[control][0] else "as many random keys"
-        words += f", {_points(most, 'beyond')} against {others}"
+        words += f", {_points(most, 'beyond')} against {others}{marks['beyond']}"
     scores = battery_scores([one])
     dose = scores[(scores["control"] == control) & (scores["k"] == most["k"]) & (scores["skill"] == ALL)].iloc[0]
     if dose["matched"] < MATCHED:
@@ -267,10 +272,10 @@ def battery_by_skill(
     levels: Sequence[int] = (0,),
     theme: str = "light",
 ) -> Figure:
-    """Accuracy over the number of hidden columns, a panel per skill and one for all of them.
+    """Accuracy over the number of hidden keys, a panel per skill and one for all of them.
 
     A colour is a model under a condition, a kind of line what was hidden; bars are Wilson intervals. Where the
-    questions of some levels are too short for so many columns, the curve is of the others: it ends there.
+    questions of some levels are too short for so many keys, the curve is of the others: it ends there.
 
     Args:
         runs: of the battery; every condition is a curve.
@@ -300,7 +305,7 @@ def battery_by_skill(
         # the lowest panel of each column, which may have an empty place below
         for axes in grid.flat[max(0, len(panels) - width) : len(panels)]:
             axes.tick_params(labelbottom=True)
-            axes.set_xlabel("hidden columns")
+            axes.set_xlabel("keys masked per head")
         _legend(figure, series, controls, look)
     return figure
 
@@ -308,8 +313,8 @@ def battery_by_skill(
 def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme: str = "light") -> Figure:
     """Accuracy, as a share of that with nothing hidden, over the share of attention that was taken away.
 
-    A text of few columns loses more with each: this is the scale on which models of different canvases compare. Over
-    all skills and levels; a point per number of hidden columns.
+    A text of few keys loses more with each: this is the scale on which models of different canvases compare. Over
+    all skills and levels; a point per number of hidden keys.
 
     Raises:
         NotRecorded: for runs that are none of the battery, and where nothing was hidden or right.
@@ -319,7 +324,7 @@ def battery_by_removed(runs: Runs, *, labels: Sequence[str] | None = None, theme
     scores = scores[(scores["skill"] == ALL) & scores["removed"].notna() & (scores["clean"] > 0)]
     if scores.empty:
         raise NotRecorded(
-            f"This figure needs right answers and hidden columns, and {series[0].run.path} has none of one or the "
+            f"This figure needs right answers and hidden keys, and {series[0].run.path} has none of one or the "
             "other. Score a model that is able, with ks above 0."
         )
     controls = [name for name in CONTROLS if name in set(scores["control"])]

@@ -1,7 +1,8 @@
-"""The reasoning battery: problems of every skill and level, answered with and without columns hidden."""
+"""The reasoning battery: problems of every skill and level, answered with and without keys hidden."""
 
 # B batch rows, L layers, H heads
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,12 @@ from sinklab.checkpoints.loading import Loaded
 from sinklab.data.battery import Problem, is_right, problems
 from sinklab.probing.intervention import InterventionLog
 from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.records.info import of_twin
 from sinklab.records.reading import open_run
 from sinklab.scoring.answers import write_batch
 from sinklab.scoring.prompts import encode
 from sinklab.scoring.writing import Writing, WritingRequest, ended, stop_ids
+from sinklab.studies import twins
 from sinklab.studies.base import Work, check_fits, columns_of
 from sinklab.studies.battery.study import ALL, BESIDE, CONTROLS, BatterySettings, Condition
 from sinklab.studies.processes import Progress
@@ -30,7 +33,7 @@ WATCHED = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """One part of a run: a skill and level under a condition, with k columns hidden."""
+    """One part of a run: a skill and level under a condition, with k keys hidden."""
 
     condition: Condition
     control: str
@@ -64,7 +67,7 @@ class Cell:
         return (*self.condition.edits, edit)
 
     def misfit(self, loaded: Loaded, new_tokens: int) -> str | None:
-        """Why so many columns cannot be hidden where columns are first chosen; None where they can."""
+        """Why so many keys cannot be hidden where keys are first chosen; None where they can."""
         if not self.k:
             return None
         config: Any = loaded.model.config
@@ -72,7 +75,7 @@ class Cell:
         keys = min(len(request.ids) for request in asked_of(loaded, self.problems, 0))
         keys += new_tokens + config.sink_count if loaded.family == "diffusion" else 0
         drawn = "random" in self.control
-        # a control takes as many columns again beside the sinks it stands for
+        # a control takes as many keys again beside the sinks it stands for
         if self.k < keys and (not drawn or 2 * self.k <= keys):
             return None
         return f"{self.k} {'random keys beside as many others' if drawn else 'keys'} of {keys}"
@@ -80,7 +83,7 @@ class Cell:
 
 @dataclass
 class Removed:
-    """Adds up, by layer, what hiding columns took away; only steps and rows that were still being written count."""
+    """Adds up, by layer, what hiding keys took away; only steps and rows that were still being written count."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Name -> sums and counts, (2, L) float64."""
@@ -199,7 +202,7 @@ def _check_conditions(loaded: Loaded, settings: BatterySettings, conditions: Seq
 
 
 def write_answers(work: Work) -> None:
-    """Write the cells that are missing; what k columns do not fit into is named in the table ``skipped``."""
+    """Write the cells that are missing; what k keys do not fit into is named in the table ``skipped``."""
     skipped = list[dict[str, Any]]()
     count = work.progress.counter(len(work.samples))
     for stage, parts in itertools.groupby(work.samples, lambda part: work.plan[part].stage):
@@ -216,24 +219,45 @@ def write_answers(work: Work) -> None:
 
 
 def _write_cell(work: Work, part: int, cell: Cell) -> None:
-    rows, removed, size, some = list[dict[str, Any]](), Removed(), work.settings.batch, cell.problems
-    for start in range(0, len(some), size):
-        # the same draws whatever the condition and however many columns, so that these alone differ
-        seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
-        rows += answer(work.loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed)
+    removed = Removed()
+    answers = _answers(work, work.loaded, cell, removed)
     if taken := removed.rows():
         work.run.table("removed", columns_of(cell.facts | row for row in taken), part=part)
     # last, so that it marks the end
-    answers = columns_of(cell.facts | {"problem": place} | row for place, row in enumerate(rows))
-    work.run.table("answers", answers, part=part)
+    work.run.table("answers", columns_of(answers), part=part)
+
+
+def _answers(work: Work, loaded: Loaded, cell: Cell, removed: Removed) -> list[dict[str, Any]]:
+    """Rows of the table ``answers``, of a model or its twin."""
+    rows, size, some = list[dict[str, Any]](), work.settings.batch, cell.problems
+    for start in range(0, len(some), size):
+        # the same draws whatever the condition and however many keys, so that these alone differ
+        seed = request_number(work.settings.seed, f"{cell.skill} {cell.level} {start}")
+        rows += answer(loaded, cell, some[start : start + size], work.settings.new_tokens, seed, removed)
+    return [cell.facts | {"problem": place} | row for place, row in enumerate(rows)]
 
 
 def count_right(work: Work) -> None:
-    """Write the table ``accuracy`` of all answers, and ``phenomenon``: what sinks do with nothing hidden."""
+    """Write the table ``accuracy`` of all answers, also of untrained twins that answer the same problems, and
+    ``phenomenon``: what sinks do with nothing hidden.
+    """
     work.run.table("accuracy", columns_of(accuracy(open_run(work.run.path).table("answers"))))
     work.progress.stage("watching some answers with nothing hidden")
     rows = [row for cell in work.plan if not cell.k for row in _watched(work, cell)]
     work.run.table("phenomenon", columns_of(rows))
+    cells = [cell for cell in work.plan if cell.misfit(work.loaded, work.settings.new_tokens) is None]
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        _answers(work, work.loaded, cells[0], Removed())
+        return (time.perf_counter() - started) * len(cells)
+
+    def write(twin: Loaded, kind: str) -> None:
+        answers = [row for cell in cells for row in _answers(work, twin, cell, Removed())]
+        work.run.table(of_twin("answers", kind), columns_of(answers))
+        work.run.table(of_twin("accuracy", kind), columns_of(accuracy(answers)))
+
+    twins.write_twins(work, seconds, write)
 
 
 def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
@@ -248,7 +272,7 @@ def _watched(work: Work, cell: Cell) -> list[dict[str, Any]]:
 def accuracy(answers: Any) -> list[dict[str, Any]]:
     """Shares of right answers and paired differences; rows over all levels have level 0, over all skills "all".
 
-    A difference compares only problems that were answered on both sides: questions too short for k columns are left
+    A difference compares only problems that were answered on both sides: questions too short for k keys are left
     out of both. `clean` is the share of the same problems with nothing hidden, and `delta` the difference to it;
     `beyond` is the difference to as many random keys, or others of equal mass, over `beyond_n` problems, where such a
     control was run.

@@ -134,6 +134,9 @@ class BatterySettings(Checked):
     """Problems that are written together; draws of a random control or order depend on it."""
     seed: int = 0
     """Seed of the choice of problems and of all draws."""
+    twin: bool | None = limited(None, free=True)
+    """Let two untrained twins answer the same problems too, the model freshly initialised and with its weights
+    permuted; what they show as well is no finding. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,7 +233,8 @@ Tables: ``answers``, every text that was written; ``accuracy``, shares with Wils
 the differences to nothing hidden (`delta`) and to the control (`BESIDE`; `beyond`) on the same problems, each with its
 interval and `_p` of the exact McNemar test, by skill and level, over all levels (level 0) and all skills;
 ``removed``, by layer what was taken away (`share` of attention, number of `keys`) and what it was when chosen
-(`mass` held, keys `chosen`, `sinks` by the rule among them, `matched` heads); ``skipped``, where k keys do not fit.
+(`mass` held, keys `chosen`, `sinks` by the rule among them, `matched` heads); ``skipped``, where k keys do not fit; and
+of untrained twins ``answers-permuted``, ``accuracy-permuted``, …
 
 Args:
     loaded: a diffusion model, or an autoregressive one, which writes greedily.

@@ -9,12 +9,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.reports.printed import save_figure
 from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import theme_named, themed, whole_numbers
 from sinklab.studies.base import labels_of
+from sinklab.studies.twins import no_twins, shared, twins_of
 
 PLACES, LENS, PROBES = (labels_of("contents")[name] for name in ("places", "lens", "probes"))
 LEAST = -0.5
@@ -141,28 +143,43 @@ def contents_sentences(runs: list[Run]) -> list[str]:
         lines.append(counted + (f". {_differences(run, place)}" if place in there else "; nothing to compare."))
     if "added_sinks" in run.tables:
         lines.append(_added(run.table("added_sinks")))
-    return lines
+    return lines + no_twins({_label(run): run})
 
 
 def _differences(run: Run, place: str) -> str:
-    if "probes" not in run.tables:
-        return "Too little for a probe."
-    frame = run.table("probes")
-    frame = frame[(frame["place"] == place) & (frame["population"] == "difference")]
-    # embeddings of masks are all alike: nothing can differ there
-    frame = frame[frame["low"] < frame["high"]]
+    frame = _told(run, place)
     if frame.empty:
         return "Too little for a probe."
+    beside = [_told(run, place, kind) for kind in twins_of(run)]
     more, less = frame[frame["low"] > 0], frame[frame["high"] < 0]
     text = (
         f"Of {len(frame)} differences between what probes read at sinks and beside them, {len(more)} are above 0 and "
         f"{len(less)} below it at 95 % (some {0.05 * len(frame):.0f} would be where there is none)"
     )
+    text += shared(_clear(frame), map(_clear, beside))
     for rows, word in ((more.nlargest(1, "value"), "largest"), (less.nsmallest(1, "value"), "lowest")):
         for row in rows.itertuples():
             text += f"; the {word} is {row.target} at layer {row.layer}, {row.value:+.2f}"
             text += f" [{row.low:+.2f}, {row.high:+.2f}]"
+            same = [one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"] for one in beside]
+            text += shared(row.value, [value for values in same for value in values])
     return text + "."
+
+
+def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
+    """Differences of probes at a place, of the model or its twin of a kind."""
+    name = of_twin("probes", kind)
+    if name not in run.tables:
+        return pd.DataFrame({"target": [], "layer": [], "value": [], "low": [], "high": []})
+    frame = run.table(name)
+    frame = frame[(frame["place"] == place) & (frame["population"] == "difference")]
+    # embeddings of masks are all alike: nothing can differ there
+    return frame[frame["low"] < frame["high"]]
+
+
+def _clear(frame: pd.DataFrame) -> float:
+    """The share of differences that are told from 0."""
+    return float(((frame["low"] > 0) | (frame["high"] < 0)).mean())
 
 
 def _added(frame: pd.DataFrame) -> str:

@@ -3,9 +3,11 @@
 # N sampled states of one place and layer (or added sinks), D hidden size, L layers, C target columns, G texts,
 # R resamples, T sampled steps
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,13 +19,15 @@ from sinklab.analysis.linear_probes import Score
 from sinklab.checkpoints.loading import Loaded
 from sinklab.data.corpora import read_corpus
 from sinklab.data.rows import pack
+from sinklab.records.info import of_twin
 from sinklab.records.reading import Run, open_run
 from sinklab.scoring.prompts import Prompt, encode
 from sinklab.scoring.task import Task
-from sinklab.scoring.writing import sample_seed
+from sinklab.scoring.writing import Moment, sample_seed
+from sinklab.studies import twins
 from sinklab.studies.base import Work, columns_of, heldout_text, text_of
 from sinklab.studies.contents.lens import MEASURES, LogitLens, residual_states
-from sinklab.studies.contents.samples import PLACES, POPULATIONS, Sampled, sample_text
+from sinklab.studies.contents.samples import PLACES, POPULATIONS, sample_text
 from sinklab.studies.contents.study import TARGETS, ContentsSettings
 from sinklab.studies.processes import Meter, Progress
 
@@ -58,17 +62,20 @@ class Slice:
         return {key: torch.tensor(rows[name].to_numpy(float)) for key, rows in self.columns.items()}
 
 
-def slices(run: Run, samples: pd.DataFrame, layer: int) -> list[Slice]:
-    """The sampled states of one layer by place, from the table `samples`; memory is that of this layer's states."""
+def slices(run: Run, samples: pd.DataFrame, layer: int, kind: str = "") -> list[Slice]:
+    """The sampled states of one layer by place, from the table `samples` of the model or its twin of a kind; memory is
+    that of this layer's states.
+    """
     table = samples[samples["layer"] == layer].reset_index(drop=True)
     if table.empty:
         return []
-    parts, texts = run.parts("states"), table.groupby("text", sort=True)["step"]
-    states_ND = torch.cat([torch.from_numpy(run.array("states", f"layer{layer}", int(text))) for text in texts.groups])
+    name = of_twin("states", kind)
+    parts, texts = run.parts(name), table.groupby("text", sort=True)["step"]
+    states_ND = torch.cat([torch.from_numpy(run.array(name, f"layer{layer}", int(text))) for text in texts.groups])
     # half-way round, and so of another part of the corpus
     another = dict(zip(parts, [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]], strict=True))
     own, other = (
-        {name: torch.cat([_mean(run, name, of[text], step_N) for text, step_N in texts]) for name in MEANS}
+        {mean: torch.cat([_mean(run, (name, mean, of[text]), step_N) for text, step_N in texts]) for mean in MEANS}
         for of in ({text: text for text in parts}, another)
     )
     made = []
@@ -81,12 +88,12 @@ def slices(run: Run, samples: pd.DataFrame, layer: int) -> list[Slice]:
     return sorted(made, key=lambda part: PLACES.index(part.place))
 
 
-def _mean(run: Run, name: str, text: int, step_N: pd.Series) -> Tensor:
-    """Rows of "committed" or "next" of a text at these steps, (N, D); NaN where it was not sampled then."""
-    number_T = run.array("states", "step_number", text)
+def _mean(run: Run, where: tuple[str, str, int], step_N: pd.Series) -> Tensor:
+    """Rows of states' "committed" or "next" of a text at these steps, (N, D); NaN where it was not sampled then."""
+    number_T = run.array(where[0], "step_number", where[2])
     row_N = np.searchsorted(number_T, step_N).clip(max=len(number_T) - 1)
     known_N1 = torch.from_numpy(number_T[row_N] == step_N.to_numpy())[:, None]
-    return torch.from_numpy(run.array("states", name, text))[row_N].where(known_N1, torch.nan)
+    return torch.from_numpy(run.array(*where))[row_N].where(known_N1, torch.nan)
 
 
 def scored(
@@ -215,20 +222,24 @@ def _one_hot(value_N: Tensor, classes_C: Tensor) -> Tensor:
     return torch.cat([hot_NC, ~hot_NC.any(1, keepdim=True)], 1).double()
 
 
-def contents_tables(
-    run: Run, settings: ContentsSettings, layers: tuple[int, ...], texts: int, progress: Callable[[], object]
-) -> dict[str, dict[str, list[Any]]]:
-    """The tables `lens` and `probes` of a run whose texts are all sampled; `progress` is called after every layer."""
+def write_readings(work: Work, kind: str = "") -> None:
+    """The tables `lens` and `probes` of a run whose texts are all sampled, or of its untrained twin of a kind."""
+    done, settings, texts = open_run(work.run.path), work.settings, len(work.plan.tasks)
+    work.progress.stage("reading the states")
+    progress = work.progress.counter(len(work.plan.layers))
     count_RG = probes.resamples(texts, settings.draws, settings.seed or 0)
     fold_G = probes.folds_of(torch.arange(texts), settings.folds, settings.seed or 0)
     found: dict[str, list[dict[str, Any]]] = {"lens": [], "probes": []}
-    samples = run.table("samples") if "samples" in run.tables else None
-    for layer in layers:
-        for part in [] if samples is None else slices(run, samples, layer):
+    name = of_twin("samples", kind)
+    samples = done.table(name) if name in done.tables else None
+    for layer in work.plan.layers:
+        for part in [] if samples is None else slices(done, samples, layer, kind):
             found["lens"] += lens_rows(part, count_RG)
             found["probes"] += probe_rows(part, fold_G, settings, count_RG)
         progress()
-    return {name: columns_of(rows) for name, rows in found.items() if rows}
+    for name, rows in found.items():
+        if rows:
+            work.run.table(of_twin(name, kind), columns_of(rows))
 
 
 @dataclass(frozen=True)
@@ -246,10 +257,14 @@ def prepare(loaded: Loaded, settings: ContentsSettings, progress: Progress) -> P
     Raises:
         ValueError: for an autoregressive model, a cache, fewer texts than folds, and what the decoder refuses.
     """
-    layers, config = _layers(loaded, settings), cast(Any, loaded.model.config)
+    layers, tasks = _layers(loaded, settings), _tasks(loaded, settings)
+    return Plan(tasks, layers, _lens(loaded, settings))
+
+
+def _lens(loaded: Loaded, settings: ContentsSettings) -> LogitLens:
+    config: Any = loaded.model.config
     vocabulary = config.text_vocab_size if settings.text_only else None
-    tasks = _tasks(loaded, settings)
-    return Plan(tasks, layers, LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary))
+    return LogitLens.of(loaded.model, hidden_ids=(config.mask_token_id,), vocabulary=vocabulary)
 
 
 def _layers(loaded: Loaded, settings: ContentsSettings) -> tuple[int, ...]:
@@ -309,38 +324,61 @@ def write_texts(work: Work) -> None:
     meter = Meter(work.progress, len(work.samples), settings.steps or settings.new_tokens)
     for text in work.samples:
         meter.stage(f"writing text {text + 1} of {len(tasks)} and sampling states")
-        random = np.random.default_rng([settings.seed or 0, text])
-        kept = sample_text(tasks[text], settings, work.plan.layers, random, meter.step)
+        _sample(work, text, tasks[text], work.plan.lens, meter.step)
         meter.end()
-        _write_text(work, text, kept)
 
 
-def _write_text(work: Work, text: int, kept: Sampled) -> None:
-    """Everything about one text; the text itself last, so that it marks the end."""
-    task, run = work.plan.tasks[text], work.run
+def _sample(
+    work: Work,
+    text: int,
+    task: Task,
+    lens: LogitLens,
+    step: Callable[[], object],
+    whole: Sequence[Moment] = (),
+    kind: str = "",
+) -> None:
+    """Write everything about one text; the text itself last, so that it marks the end."""
+    random = np.random.default_rng([work.settings.seed or 0, text])
+    kept, run = sample_text(task, work.settings, work.plan.layers, random, step, whole), work.run
     if kept.rows:
         arrays, dims = kept.arrays()
-        run.arrays("states", arrays, dims, dtype="float32", part=text)
+        run.arrays(of_twin("states", kind), arrays, dims, dtype="float32", part=text)
         shift = int(bool(task.loaded.model.config.logit_shift))
-        run.table("samples", kept.table(text, work.plan.lens, shift), part=text)
+        run.table(of_twin("samples", kind), kept.table(text, lens, shift), part=text)
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():
         if rows:
-            run.table(name, columns_of({"text": text, **row} for row in rows), part=text)
+            run.table(of_twin(name, kind), columns_of({"text": text, **row} for row in rows), part=text)
+    if kind:
+        return
     written = kept.final_S[kept.open_S]
-    whole = {"text": text, "prompt": task.prompt.text, "completion": text_of(task.loaded, written), "seed": task.seed}
-    run.table("texts", columns_of([whole | {"token_ids": written.tolist()}]), part=text)
+    about = {"text": text, "prompt": task.prompt.text, "completion": text_of(task.loaded, written), "seed": task.seed}
+    run.table("texts", columns_of([about | {"token_ids": written.tolist()}]), part=text)
 
 
 def read_states(work: Work) -> None:
-    """Write what the lens and probes read in all texts."""
+    """Write what the lens and probes read in all texts, and in those texts as untrained twins read them."""
     run, plan, done = work.run, work.plan, open_run(work.run.path)
     if "added" in done.tables and not run.has("added_sinks"):
         run.table("added_sinks", _added_sinks(done, work.loaded, plan.lens))
+    started = time.perf_counter()
     if not (run.has("lens") and run.has("probes")):
-        work.progress.stage("reading the states")
-        count = work.progress.counter(len(plan.layers))
-        for name, columns in contents_tables(done, work.settings, plan.layers, len(plan.tasks), count).items():
-            run.table(name, columns)
+        write_readings(work)
+    reading = time.perf_counter() - started
+    # once for both twins: what the model read, step by step
+    moments = lru_cache(None)(lambda text: list(plan.tasks[text].moments()))
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        moments(0)
+        return reading + (time.perf_counter() - started) * len(plan.tasks)
+
+    def write(twin: Loaded, kind: str) -> None:
+        lens = _lens(twin, work.settings)
+        for text, task in enumerate(plan.tasks):
+            _sample(work, text, replace(task, loaded=twin), lens, lambda: None, moments(text), kind)
+        write_readings(work, kind)
+
+    twins.write_twins(work, seconds, write)
 
 
 def _added_sinks(run: Run, loaded: Loaded, lens: LogitLens) -> dict[str, list[Any]]:

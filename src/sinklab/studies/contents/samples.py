@@ -3,8 +3,9 @@
 # L layers, H heads, K keys (sink columns first), S text positions, P pairs
 # N sampled states, D hidden size, L layers, S canvas positions, K keys, T sampled steps
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -199,30 +200,57 @@ class Sampled:
 
 
 def sample_text(
-    task: Task, settings: ContentsSettings, layers: tuple[int, ...], random: np.random.Generator, step: Any
+    task: Task,
+    settings: ContentsSettings,
+    layers: tuple[int, ...],
+    random: np.random.Generator,
+    step: Any,
+    whole: Sequence[Moment] = (),
 ) -> Sampled:
-    """Write a text and sample its states at every n-th step; `step` is called after each evaluation."""
+    """Write a text and sample its states at every n-th step; `step` is called after each evaluation.
+
+    Args:
+        whole: the steps of a text that another model wrote, which this one reads instead of writing its own.
+    """
     kept = Sampled(task, settings, layers, random)
-
-    @contextmanager
-    def watch(index: int) -> Iterator[tuple[Recording, ResidualStates] | None]:
-        if index % settings.every:
-            yield None
-            return
-        model = task.loaded.model
-        # a second forward of the step (guidance) is not measured
-        with residual_states(model) as states, trace(model, ("received",), steps=(0,)) as recording:
-            yield recording, states
-
-    with task.writing() as writer:
-        for one in writer.steps(watch):
-            moment = one.moment()
-            if one.seen is not None:
-                kept.sample(moment, *one.seen)
-            step()
+    for moment, seen in _read(task, settings, whole) if whole else _written(task, settings):
+        if seen is not None:
+            kept.sample(moment, *seen)
+        step()
     kept.open_S, kept.final_S = moment.state_S != PROMPT, moment.ids_S.copy()
     kept.final_S[kept.open_S] = moment.written
     return kept
+
+
+Watched = tuple[Recording, ResidualStates] | None
+
+
+@contextmanager
+def _watched(task: Task, settings: ContentsSettings, index: int) -> Iterator[Watched]:
+    """What the model does at a step, where it is sampled."""
+    if index % settings.every:
+        yield None
+        return
+    model = task.loaded.model
+    # a second forward of the step (guidance) is not measured
+    with residual_states(model) as states, trace(model, ("received",), steps=(0,)) as recording:
+        yield recording, states
+
+
+def _written(task: Task, settings: ContentsSettings) -> Iterator[tuple[Moment, Watched]]:
+    with task.writing() as writer:
+        for one in writer.steps(partial(_watched, task, settings)):
+            yield one.moment(), one.seen
+
+
+def _read(task: Task, settings: ContentsSettings, whole: Sequence[Moment]) -> Iterator[tuple[Moment, Watched]]:
+    model: Any = task.loaded.model
+    for moment in whole:
+        with torch.inference_mode(), _watched(task, settings, moment.index) as seen:
+            if seen is not None:
+                ids_1S = torch.from_numpy(moment.ids_S)[None].to(model.device)
+                model.denoiser()(ids_1S, ids_1S == model.config.mask_token_id)
+        yield moment, seen
 
 
 def _looks(step: int, layer: int, place_S: np.ndarray, sink_S: np.ndarray, pairs_P2: np.ndarray) -> list[dict]:

@@ -84,6 +84,9 @@ class ContentsSettings(DecodingSettings, Checked):
     """States wider than this are turned onto their leading principal directions before a probe is fitted."""
     draws: int = limited(1000, at_least=1)
     """Resamples of the texts behind an interval."""
+    twin: bool | None = limited(None, free=True)
+    """Let two untrained twins read the same texts too, the model freshly initialised and with its weights permuted;
+    what they show as well is no finding. When left out, where both take less than a minute."""
 
     def __post_init__(self) -> None:
         DecodingSettings.__post_init__(self)
@@ -106,7 +109,8 @@ class Probe(Study):
     layer and place (prompt, committed, block, future), with the same token where there is one, as near as can be. The
     logit lens says what the model's own head reads in them; ridge probes, tested on texts they have not seen, say what
     else can be: the token finally written there, how much is still masked, the position, the block, what is written,
-    what comes next. Everything is in a run folder, with a figure a place beside it; intervals are over texts.
+    what comes next. Everything is in a run folder, with a figure a place beside it; intervals are over texts. What
+    untrained twins show as well is marked.
 
     Sinks are few: where none is found among the masked positions, --choose strongest takes in each head the key of each
     place that receives most.
@@ -142,7 +146,8 @@ sink_contents = Probe()
 
 Tables ``samples`` (a row a sampled state), ``looks`` (sinks of each place, step and layer), ``texts``, ``lens`` and
 ``probes`` (means and scores with 95 % intervals over texts; "difference" is sinks less matched positions), and
-``added`` for models with added sinks; arrays ``states``, one part a text. A state of layer l is what enters it: the
+``added`` for models with added sinks; arrays ``states``, one part a text; and of untrained twins that read the same
+texts, under names such as ``probes-permuted``. A state of layer l is what enters it: the
 keys and values of its attention are made of it; the last one leaves the last layer.
 
 Args:

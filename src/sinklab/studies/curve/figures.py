@@ -127,9 +127,7 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
         sentences.append(
             f"Verdicts are corrected for the {len(verdicts)} that are judged here (Holm), intervals are not."
         )
-    if alone := [curve for curve in curves if curve.main is not None and not curve.twins]:
-        sentences.append(no_twins(" and ".join(curve.label for curve in alone), alone[0].table("twins")))
-    return sentences
+    return sentences + no_twins({curve.label: curve.run for curve in curves if curve.main is not None})
 
 
 def write_masking_curves(

@@ -38,8 +38,8 @@ def score(work: Work) -> None:
         f"scoring {len(work.plan.ids_RS)} rows of {work.settings.length} tokens with {work.loaded.name}"
     )
     write_scores(work, work.loaded)
-    hindrance = twins.too_long(work, time.perf_counter() - started)
-    twins.write_twins(work, hindrance, lambda twin, kind: write_scores(work, twin, kind))
+    taken = time.perf_counter() - started
+    twins.write_twins(work, lambda: taken, lambda twin, kind: write_scores(work, twin, kind))
 
 
 def write_scores(work: Work, loaded: Loaded, kind: str = "") -> None:

@@ -39,11 +39,9 @@ def finish(work: Work) -> None:
     as ``attention-permuted``; the table ``twins``, written last, says which there are, or why not.
     """
     score(work)
-    run, done = work.run, open_run(work.run.path)
-    if not work.settings.twin or "attention" not in done.array_files:
-        return
-    if not run.has("twins") or not done.table("twins")["made"].all():
-        twins.write_twins(work, "", lambda twin, kind: _write_twin(work, twin, done, kind))
+    done = open_run(work.run.path)
+    if "attention" in done.array_files:
+        twins.write_twins(work, lambda: 0.0, lambda twin, kind: _write_twin(work, twin, done, kind))
 
 
 def _write_twin(work: Work, twin: Loaded, done: Run, kind: str) -> None:

@@ -1,0 +1,249 @@
+"""Writing by renoising: what transformers' own generate writes, seen and edited step by step."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+import sinklab
+from sinklab.attention import is_observed, unobserved
+from sinklab.checkpoints import from_causal, save_sink, untrained_twins
+from sinklab.checkpoints.gemma import DiffusionGemma
+from sinklab.cli import main
+from sinklab.probing import MaskSinks, intervene, trace
+from sinklab.scoring import ANNOUNCED, Renoising, renoise
+from sinklab.scoring.renoising import accepted
+from tiny_diffusion import tiny_model
+from tiny_gemma import CANVAS, IMAGE, ROWS, WINDOW, save_gemma, tiny_gemma
+
+PROMPT = torch.tensor([[2, 9, 14, 30, 7, 21, 11, 5]])
+SHORT = Renoising(max_new_tokens=2 * CANVAS, max_denoising_steps=4, entropy_bound=0.5)
+# rows whose canvases are done at different steps
+UNEVEN = Renoising(
+    max_new_tokens=3 * CANVAS,
+    max_denoising_steps=6,
+    entropy_bound=0.4,
+    t_min=0.2,
+    t_max=1.5,
+    stability_threshold=0,
+    confidence_threshold=0.6,
+    seed=3,
+)
+DECODER = [f"model.decoder.layers.{layer}.self_attn" for layer in range(3)]
+
+
+def written(model, settings=SHORT, ids=PROMPT, **how):
+    return list(renoise(model, ids, settings, **how))[-1].ids_BS
+
+
+def generation_config(model, settings):
+    given = dict(vars(settings), eos_token_id=list(settings.eos_token_id) or None)
+    bound = given.pop("entropy_bound")
+    torch.manual_seed(given.pop("seed"))
+    sampler = {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": bound}
+    return type(model.generation_config)(**given, sampler_config=sampler)
+
+
+# transformers' generate imports torch's compiler, which torch warns of
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("ends", [(), tuple(range(3, 9))])
+def test_it_writes_what_generate_of_transformers_writes(ends, padded):
+    model = tiny_gemma()
+    ids, mask = torch.cat([PROMPT, PROMPT.flip(1)]), torch.ones(2, PROMPT.shape[1], dtype=torch.bool)
+    mask[1, :3] = not padded
+    settings = replace(UNEVEN, eos_token_id=ends, pad_token_id=0 if ends else None)
+    given = {"generation_config": generation_config(model, settings), "attention_mask": mask}
+    theirs = model.generate(ids, **given).sequences
+    ours = list(renoise(model, ids, settings, mask if padded else None))
+    assert torch.equal(ours[-1].ids_BS, theirs)
+    assert any(bool(step.filled_BS.any()) for step in ours) == bool(ends)
+    assert not torch.equal(written(model, Renoising(max_new_tokens=CANVAS, seed=4), ids), theirs[:, : 8 + CANVAS])
+
+
+def test_a_row_whose_canvas_is_done_waits_for_the_others():
+    waited = 0
+    for before, after in pairwise(renoise(tiny_gemma(), torch.cat([PROMPT, PROMPT.flip(1)]), UNEVEN)):
+        done_B, told = before.choice.done_B & (before.block == after.block), after.choice
+        waited += int(done_B.sum())
+        assert told.done_B[done_B].all() and not told.accepted_BL[done_B].any()
+        assert torch.equal(told.after_BL[done_B], told.before_BL[done_B])
+        assert torch.equal(told.best_BL[done_B], before.choice.best_BL[done_B])
+        if before.block == after.block:
+            # noise: what was not accepted when the row was last evaluated for itself
+            noisy_BL, was_asked_B1 = before.choice.noisy_BL, before.choice.accepted_BL.any(1, keepdim=True)
+            assert torch.equal(told.noisy_BL, torch.where(was_asked_B1, ~before.choice.accepted_BL, noisy_BL))
+    assert waited >= 3
+
+
+def test_nothing_is_locked_and_every_other_place_is_noise():
+    steps = list(renoise(tiny_gemma(), PROMPT, SHORT))
+    assert [step.block for step in steps] == [0] * 4 + [1] * 4
+    assert [step.index for step in steps] == list(range(8)) and {step.total for step in steps} == {None}
+    lost = 0
+    for before, after in pairwise(steps):
+        assert before.committed_BS[:, -CANVAS:].any() and not before.committed_BS[:, :-CANVAS].any()
+        if before.block == after.block:
+            assert torch.equal(after.before_BS, before.ids_BS)
+            assert torch.equal(after.masked_BS[:, -CANVAS:], ~before.committed_BS[:, -CANVAS:])
+            lost += int((before.committed_BS & ~after.committed_BS).sum())
+        else:
+            assert after.masked_BS[:, -CANVAS:].all()
+            assert torch.equal(after.before_BS[:, :-CANVAS], before.ids_BS)
+        assert before.confidence_BS[:, :-CANVAS].isnan().all() and (before.confidence_BS[:, -CANVAS:] <= 0).all()
+    assert lost > 0
+
+
+def test_places_are_accepted_by_rising_entropy():
+    entropy_BL = torch.tensor([[0.3, 0.05, 0.2, 4.0], [9.0, 8.0, 7.0, 6.0]])
+    assert accepted(entropy_BL, 0.1).tolist() == [[False, True, True, False], [False, False, False, True]]
+    assert accepted(entropy_BL, 0.0).sum(1).tolist() == [1, 1]
+    assert accepted(entropy_BL, 100.0).all()
+
+
+def test_a_trace_sees_every_step_of_the_decoder_and_its_columns():
+    model, plain = tiny_gemma(), written(tiny_gemma())
+    with trace(model, ("received", "value_norm")) as recording, trace(model.model.encoder) as encoder:
+        for step in renoise(model, PROMPT, SHORT):
+            recording.mark(step)
+    # its own kernel, its own numbers
+    assert torch.equal(step.ids_BS, plain)
+    assert recording.layers == DECODER and recording.prefix == 0
+    assert recording.forwards_per_step == [1] * 8
+    keys = [PROMPT.shape[1] + CANVAS * (number + 1) for number in (0,) * 4 + (1,) * 4]
+    assert [part.shape for part in recording.received] == [(1, 3, 4, number) for number in keys]
+    for received_BLHK, columns_Q, number in zip(recording.received, recording.columns, keys, strict=True):
+        assert columns_Q.tolist() == list(range(number - CANVAS, number))
+        torch.testing.assert_close(received_BLHK.sum(-1), torch.full((1, 3, 4), float(CANVAS)), rtol=0, atol=1e-4)
+        # a sliding layer sees the last window − 1 of what stands already, and the whole canvas
+        outside = number - CANVAS - (WINDOW - 1)
+        assert (received_BLHK[:, :2, :, :outside] == 0).all() and (received_BLHK[:, :2, :, outside:] > 0).all()
+        assert (received_BLHK[:, 2] > 0).all()
+    assert [part.shape[-1] for part in encoder.received] == [PROMPT.shape[1], PROMPT.shape[1] + CANVAS]
+    assert encoder.columns[1].tolist() == list(range(8, 8 + CANVAS))
+    # causal: of the second canvas's queries none sees behind itself
+    assert encoder.visible_by_layer[1][0, 2].tolist() == [CANVAS] * 9 + [5, 4, 3, 2, 1]
+
+
+def test_a_place_with_noise_is_a_masked_query():
+    model = tiny_gemma()
+    with trace(model, ("received", "received_by_state"), canvas=ANNOUNCED) as recording:
+        steps = []
+        for step in renoise(model, PROMPT, SHORT):
+            recording.mark(step)
+            steps.append(step)
+    for step, query, key, by_state, received in zip(
+        steps, recording.query_state, recording.key_state, recording.received_by_state, recording.received, strict=True
+    ):
+        past = step.ids_BS.shape[1] - CANVAS
+        assert torch.equal(query == 0, step.masked_BS[:, past:]) and torch.equal(query == 1, ~step.masked_BS[:, past:])
+        assert key[0, :past].tolist() == [2] * 8 + [1] * (past - 8)
+        torch.testing.assert_close(by_state.sum(1), received)
+        assert bool((by_state[:, 1] > 0).any()) == (not step.masked_BS[:, past:].all())
+
+
+@pytest.mark.parametrize("side", ["decoder", "encoder"])
+def test_sinks_are_masked_in_the_part_that_is_edited(side):
+    model = tiny_gemma()
+    part, source = (model, "closed_loop") if side == "decoder" else (model.model.encoder, "now")
+    plain = list(renoise(model, PROMPT, SHORT))
+    with trace(model.model.encoder) as encoder, intervene(part, MaskSinks(k=1, source=source)) as log:
+        edited = list(renoise(model, PROMPT, SHORT))
+    with trace(model.model.encoder) as untouched:
+        list(renoise(model, PROMPT, SHORT))
+    # the prompt is read anew, and alike, unless the encoder is edited
+    assert torch.equal(encoder.received[0], untouched.received[0]) == (side == "decoder")
+    assert not torch.equal(edited[-1].confidence_BS, plain[-1].confidence_BS)
+    assert {record.layers[0] for record in log.removals} == {DECODER[0] if side == "decoder" else ENCODER}
+    # in a closed loop the first step chooses
+    assert [record.forward for record in log.removals] == (list(range(1, 8)) if side == "decoder" else [0, 1])
+    for record in log.removals:
+        assert (record.removed_BLH == 1).all() and (record.realised_BLH > 0).any()
+    if side == "decoder":
+        assert torch.equal(edited[0].choice.entropy_BL, plain[0].choice.entropy_BL)
+        last = max(int(record.columns_BLHM.max()) for record in log.removals)
+        assert 8 + CANVAS <= last < 8 + 2 * CANVAS
+
+
+ENCODER = "language_model.layers.0.self_attn"
+
+
+def test_calls_that_one_part_alone_sees():
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 1)))
+    with unobserved(but_of=model[1]):
+        assert [is_observed(one) for one in (None, model, model[0], model[1], model[1][0])] == [False] * 3 + [True] * 2
+        with unobserved():
+            assert not is_observed(model[1])
+    assert is_observed(model)
+
+
+def test_the_settings_are_those_of_the_generation_config(tmp_path):
+    model = tiny_gemma()
+    assert Renoising.of(model) == Renoising()
+    model.generation_config.t_max, model.generation_config.eos_token_id = 0.9, 5
+    model.save_pretrained(tmp_path)
+    chosen = Renoising.of(sinklab.load(tmp_path).model, max_new_tokens=7)
+    assert (chosen.t_max, chosen.eos_token_id, chosen.max_new_tokens, chosen.entropy_bound) == (0.9, (5,), 7, 0.1)
+    with pytest.raises(ValueError, match="max_denoising_steps must be at least 1, but is 0"):
+        Renoising(max_denoising_steps=0)
+
+
+def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
+    model, lm = tiny_gemma(), sinklab.load(save_gemma(tmp_path))
+    tensors = lm.model.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
+    for (name, ours), (_, theirs) in zip(lm.model.named_buffers(), model.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert torch.equal(written(lm.model), written(model))
+    halved = sinklab.load(tmp_path, dtype="bfloat16").model
+    assert {parameter.dtype for parameter in halved.parameters()} == {torch.bfloat16}
+    assert written(halved).shape == (1, 8 + 2 * CANVAS)
+    twins = untrained_twins(lm)
+    assert set(twins) == {"initialised", "permuted"}
+    assert not torch.equal(written(twins["permuted"].model), written(model))
+
+
+def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
+    main(["info", str(save_gemma(tmp_path))])
+    said = capsys.readouterr().out
+    for line in ("diffusion, diffusion_gemma (DiffusionGemmaForBlockDiffusion)", "4, 8 wide, 2 of them a token"):
+        assert line in said
+    assert "canvas           6 tokens" in said and "sliding layers   2, window 5 tokens" in said
+    assert "full layers      1, key/value heads 1, 16 wide" in said
+
+
+def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
+    folder = save_gemma(tmp_path / "gemma")
+    lm = sinklab.load(folder)
+    save_sink(tiny_model(1), tmp_path / "sink.safetensors")
+    for refused, words in (
+        (
+            lambda: sinklab.load(folder, sink_kind="token", sink_count=1),
+            "own DiffusionGemmaForBlockDiffusion.*sink_kin",
+        ),
+        (lambda: sinklab.load(folder, gate="elementwise"), "has no added sink or gate.*so gate cannot be set"),
+        (lambda: sinklab.load(folder, sink=tmp_path / "sink.safetensors"), "for a DiffusionLM, and this one is a diff"),
+        (lambda: sinklab.load(folder, as_diffusion=True), "not trained here, so as_diffusion cannot be set"),
+        (lambda: from_causal(folder), "is not trained here"),
+        (lambda: sinklab.load(folder, device_map={"model": "cpu", "lm_head": "cpu"}), "one device must hold"),
+        (lambda: lm.loss([5, 6, 7]), "a text to be read needs a model with a mask token.*sinklab.scoring.renoise"),
+        (lambda: renoise(lm.model, torch.tensor([[3, IMAGE]])), f"must be text, but holds {IMAGE}.*image \\(vision"),
+        (lambda: renoise(lm.model, PROMPT[0]), "the prompts to write behind must be int64 of shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            refused()
+    monkeypatch.setattr(DiffusionGemma, "own_class", "DiffusionGemmaThatIsNotThereYet")
+    with pytest.raises(
+        ValueError, match=r"transformers \S+ lacks DiffusionGemmaThat.*pip install 'transformers>=5.23'"
+    ):
+        sinklab.load(folder)
+
+
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_commands_that_fill_masks_refuse_it(tmp_path, capsys, command):
+    folder = save_gemma(tmp_path / "gemma")
+    out = ["--out", str(tmp_path / "run")] if command == "trace" else []
+    assert main([command, "5 6", "--model", str(folder), *out]) == 2
+    assert "this command needs a model with a mask token" in capsys.readouterr().err
+    assert ROWS > IMAGE and not (tmp_path / "run" / "run.json").exists()
