@@ -58,7 +58,7 @@ def by_quota(model, prompt, new_tokens, quotas, threshold):
                 break
             found = proposals(model, ids, masked, bars_mask=True)
             order = sorted(masked, key=lambda place: -found[place][1])
-            sure = [place for place in order if threshold is not None and found[place][1] > threshold]
+            sure = [place for place in order if found[place][1] > threshold]
             for place in sure if len(sure) >= quota else order[:quota]:
                 ids[place] = found[place][0]
             texts.append(list(ids))
@@ -66,7 +66,7 @@ def by_quota(model, prompt, new_tokens, quotas, threshold):
     return texts
 
 
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize(("steps", "quotas"), [(None, [1] * 4), (1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (4, [1] * 4)])
 def test_a_quota_is_that_of_a_whole_block(threshold, steps, quotas):
     schedule = Dynamic(threshold, steps, None if steps is None else LENGTH)
@@ -245,7 +245,7 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
             "'dynamic' does not go with the rule RandomOrder.*gives no confidence",
         ),
         (
-            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="dynamic:threshold=none", rule="origin"),
+            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="dynamic:threshold=1", rule="origin"),
             "'dynamic' does not go with the rule Origin",
         ),
         (
@@ -263,8 +263,8 @@ def test_what_makes_no_sense_is_refused(make, message):
         make()
 
 
-def test_without_a_threshold_any_order_goes():
+def test_the_quota_alone_goes_with_any_order():
     model, canvas = model_of(), canvas_of([PROMPTS[0]])
-    done = steps_of(model, canvas, schedule="dynamic:threshold=none,steps=2,block_length=4", rule="left_to_right")
+    done = steps_of(model, canvas, schedule="dynamic:threshold=1,steps=2,block_length=4", rule="left_to_right")
     columns = [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done]
     assert columns == [[6, 7], [8, 9], [10, 11], [12, 13], [14, 15], [16]]

@@ -177,10 +177,10 @@ def sdar(case):
     canvas = Canvas.from_prompts([prompt.tolist()], new_tokens=total - len(prompt), mask_id=mask_id)
     is_copy = case["function"] == "huggingface_bd3.py"
     kind = theirs.get("remasking", theirs.get("remasking_strategy"))
-    threshold = theirs["threshold"] if is_copy and theirs["threshold"] < 1 else None
+    threshold = theirs.get("threshold", 1)
     if kind == "low_confidence_dynamic":
         threshold = theirs["confidence_threshold"]
-    schedule = f"dynamic:threshold={threshold or 'none'},steps={theirs['denoising_steps']},block_length={length}"
+    schedule = f"dynamic:threshold={threshold},steps={theirs['denoising_steps']},block_length={length}"
     rule = "left_to_right" if kind == "sequential" else "low_confidence" if is_copy else "maskgit_plus"
     given, denoiser, options = {}, model.denoiser(), {}
     if "noise" in case["sampling"]:

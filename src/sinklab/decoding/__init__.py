@@ -2,4 +2,4 @@
 
 from sinklab.registry import exports
 
-__getattr__, __dir__, __all__ = exports(__name__, blocks="Dynamic Editing")
+__getattr__, __dir__, __all__ = exports(__name__, blocks="Alpha Dynamic Editing")

@@ -1,4 +1,4 @@
-"""Schedules of models that write block by block: SDAR's and LLaDA2.0's quota, and the edits of LLaDA2.1."""
+"""Schedules of models that write block by block: dLLM's counts, SDAR's and LLaDA2.0's quota, LLaDA2.1's edits."""
 
 # B batch rows, S canvas positions, C places in a block, M candidate positions in row-major order, V vocabulary
 from __future__ import annotations
@@ -11,13 +11,50 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.context import decoding
-from sinklab.errors import check_tensor, limited
+from sinklab.errors import Checked, check_tensor, limited
 from sinklab.registry import schedules
 from sinklab.sampling.caches import Evaluate
 from sinklab.sampling.canvas import blocks
 from sinklab.sampling.loop import Choice, Run, Step, check_best, check_scores, picked
 from sinklab.sampling.rules import Candidates, UnmaskingRule
-from sinklab.sampling.schedules import Count, Threshold, Unread, commit_counts
+from sinklab.sampling.schedules import Count, EvenQuota, Threshold, Unread, commit_counts
+
+
+@schedules.register("alpha")
+@dataclass(frozen=True)
+class Alpha(EvenQuota, Checked):
+    """dLLM's: time runs from 1 to 0 in equal steps, and the step from t to s commits round(n (1 - m(s) / m(t))) of the
+    n masks that are left (half to even), where m(t) is the share that is masked at t. Steps that commit nothing are
+    left out, so there are never more evaluations than masks.
+
+    `steps` are divided over the blocks and rounded up. Source: dLLM, `get_num_transfer_tokens`.
+    """
+
+    curve: str = limited("linear", one_of=("linear", "cosine"))
+    """m(t) = t, or cos(π (1 - t) / 2)."""
+
+    name: ClassVar[str] = "alpha"
+    fixed: ClassVar[bool] = False
+    allows_surplus_steps: ClassVar[bool] = True
+
+    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
+        """At most as many steps as positions where `steps` is left out."""
+        return list(sizes) if steps is None else [-(-steps // max(len(sizes), 1))] * len(sizes)
+
+    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
+        """Counts of every row, those above 0 first."""
+        time_T = torch.arange(evaluations, -1, -1, dtype=torch.float64).div(evaluations).float()
+        alpha_T = 1 - time_T if self.curve == "linear" else 1 - torch.cos(torch.pi / 2 * (1 - time_T))
+        # as the original: float32 up to here, then float64
+        share_T = 1 - ((1 - alpha_T[1:]) / (1 - alpha_T[:-1])).double()
+        left_B, counts = size_B.double(), []
+        for share in share_T.to(size_B.device, non_blocking=True).unbind():
+            counts.append((left_B * share).round())
+            left_B = left_B - counts[-1]
+        counts_BT = torch.stack(counts, 1).long()
+        order_BT = counts_BT.eq(0).sort(dim=1, stable=True).indices
+        counts_TB = counts_BT.gather(1, order_BT).unbind(1)
+        return Unread(lambda ordered_BC, candidates_BC, evaluation: counts_TB[evaluation])
 
 
 @schedules.register("dynamic")
@@ -31,8 +68,8 @@ class Dynamic(Threshold):
     for a block that is longer. Source: SDAR (`generate.py`), LLaDA2.0 (`generate`).
     """
 
-    threshold: float | None = limited(0.9, at_least=0, at_most=1, remedy="SDAR uses 0.85, LLaDA2.0 0.95")
-    """None commits the quota alone (SDAR's static remasking, and with the rule left_to_right its sequential one)."""
+    threshold: float = limited(0.9, at_least=0, at_most=1, remedy="SDAR uses 0.85, LLaDA2.0 0.95")
+    """1 commits the quota alone (SDAR's static remasking, and with the rule left_to_right its sequential one)."""
     steps: int | None = limited(None, at_least=1, remedy="leave it out for a quota of one token")
     """Evaluations of a whole block that has no confident candidates."""
     block_length: int | None = limited(None, at_least=1, remedy="leave it out for a quota of one token")
@@ -62,18 +99,19 @@ class Dynamic(Threshold):
     @property
     def _quotas(self) -> list[int]:
         """Tokens of each step of a whole block; none without `steps`: one token each."""
-        given = self.steps is not None and self.block_length is not None
-        return commit_counts(self.block_length, self.steps).tolist() if given else []
+        if self.steps is None or self.block_length is None:
+            return []
+        return commit_counts(self.block_length, self.steps).tolist()
 
     def check_rule(self, rule: UnmaskingRule) -> None:
-        """Without a threshold any rule that ranks."""
-        if self.threshold is not None or getattr(rule, "measure", None) == "chance":
+        """With a threshold of 1 any rule that ranks."""
+        if self.threshold < 1 or getattr(rule, "measure", None) == "chance":
             super().check_rule(rule)
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """By the quota, and with a threshold by the scores."""
+        """By the quota, and with a threshold below 1 by the scores."""
         quotas, threshold = self._quotas or [1] * evaluations, self.threshold
-        if threshold is None:
+        if threshold == 1:
             return Unread(lambda ordered_BC, candidates_BC, nth: candidates_BC.long().sum(1).clamp(max=quotas[nth]))
         return lambda ordered_BC, candidates_BC, nth: (ordered_BC > threshold).sum(1).clamp(min=quotas[nth])
 
