@@ -207,7 +207,7 @@ def test_a_loaded_one_is_the_saved_one_to_the_bit(tmp_path):
 def test_what_it_is_can_be_read_without_weights(tmp_path, capsys):
     main(["info", str(save_gemma(tmp_path))])
     said = capsys.readouterr().out
-    for line in ("diffusion, diffusion_gemma (DiffusionGemmaForBlockDiffusion)", "4, 8 wide, 2 of them a token"):
+    for line in ("diffusion, diffusion_gemma (DiffusionGemmaForBlockDiffusion)", "4 a layer, 2 for each token"):
         assert line in said
     assert "canvas           6 tokens" in said and "sliding layers   2, window 5 tokens" in said
     assert "full layers      1, key/value heads 1, 16 wide" in said
