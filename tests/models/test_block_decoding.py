@@ -6,7 +6,9 @@ import torch
 from sinklab.decoding import Dynamic, Editing
 from sinklab.probing import MaskSinks, intervene, trace
 from sinklab.sampling import Canvas, DecodingSettings, denoise
+from sinklab.scoring.writing import Writing, WritingRequest
 from sinklab.testing.values import MASK_ID, tiny_model
+from tiny_diffusion import tiny_loaded
 
 LENGTH = 4
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [3, 4, 5, 6, 7], [8]]
@@ -268,3 +270,19 @@ def test_the_quota_alone_goes_with_any_order():
     done = steps_of(model, canvas, schedule="dynamic:threshold=1,steps=2,block_length=4", rule="left_to_right")
     columns = [step.committed_BS[0].nonzero()[:, 0].tolist() for step in done]
     assert columns == [[6, 7], [8, 9], [10, 11], [12, 13], [14, 15], [16]]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_is_written_in_batches_is_edited_to_the_end(ends):
+    loaded = tiny_loaded(block_length=LENGTH)
+    settings = DecodingSettings(schedule="editing:threshold=0.3,editing_threshold=0.01", seed=0)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    *_, last = loaded.model.denoise(
+        Canvas.from_prompts(ids, new_tokens=7, mask_id=loaded.model.config.mask_token_id), settings
+    )
+    with Writing(loaded, [WritingRequest(tuple(ids[0].tolist()))], settings, 7, ends=ends).begin() as writer:
+        done = list(writer.steps())
+    assert torch.equal(writer.ids_BS, last.ids_BS)
+    # the last evaluation edits nothing, or is one too many
+    assert not (done[-1].before_BS == loaded.model.config.mask_token_id).any()
+    assert len(done) == last.index + 1

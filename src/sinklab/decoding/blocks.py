@@ -177,11 +177,12 @@ class Editing(Threshold):
                 has_masks_B = (block.real_BC & (ids_BC == mask_id)).any(1)
                 post_B = post_B + ~has_masks_B
                 active_B = active_B & (masked_BC | chosen_BC).any(1) & (has_masks_B | (post_B <= self.max_post_steps))
-                if ends is not None and not bool(active_B.any()):
+                goes_on = bool(active_B.any())
+                if ends is not None and not goes_on:
                     ids_BS, filled_BS = ends(ids_BS, canvas.open_BS & (ids_BS == mask_id))
                     ended_B = ends.finished_B
                 choice = Choice(canvas, block, candidates_BC, place_M, score_M, chosen_BC)
-                yield Step(index, None, block.number, before_BS, ids_BS, filled_BS, choice)
+                yield Step(index, None, block.number, before_BS, ids_BS, filled_BS, choice, goes_on)
                 index, evaluation = index + 1, evaluation + 1
 
     def _chosen(self, run: Run, place_M: Tensor, score_M: Tensor, masked_BC: Tensor, differs_BC: Tensor) -> Tensor:

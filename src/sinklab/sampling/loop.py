@@ -128,6 +128,8 @@ class Step:
     filled_BS: Tensor
     """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
     choice: Choice = field(repr=False)
+    goes_on: bool = False
+    """Further steps follow in this block even if it has no masks: what is written may still be edited."""
 
     # Spread over the canvas on first use: a loop that wants the text alone does not pay for them.
 
