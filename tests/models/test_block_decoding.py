@@ -255,6 +255,10 @@ def test_edits_are_traced_and_edited_as_other_steps_are():
             "'editing' runs until each block is done, got steps=3",
         ),
         (
+            lambda: steps_of(model_of(), canvas_of([[1]]), schedule="editing", stop_ids=(60,)),
+            r"stop_ids must lie in the vocabulary, 0 to 59, got \[60\]",
+        ),
+        (
             lambda: steps_of(model_of(), canvas_of([[1]]), schedule="editing", rule="topk_margin"),
             "'editing' does not go with the rule TopkMargin.*gives no probability of the proposed token",
         ),

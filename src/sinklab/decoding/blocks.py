@@ -18,6 +18,7 @@ from sinklab.sampling.canvas import blocks
 from sinklab.sampling.loop import Choice, Run, Step, check_best, check_scores, picked
 from sinklab.sampling.rules import Candidates, UnmaskingRule
 from sinklab.sampling.schedules import Count, EvenQuota, Threshold, Unread, commit_counts
+from sinklab.sampling.token_ids import check_vocabulary
 
 
 @schedules.register("alpha")
@@ -155,7 +156,7 @@ class Editing(Threshold):
         ids_BS, nothing_BS = canvas.ids_BS, torch.zeros_like(canvas.open_BS)
         ended_B = nothing_BS[:, 0]
         for block, limit in zip(blocks(run.block_BS, run.sizes), run.limits, strict=True):
-            ids_BC, evaluation, post_B = block.get(ids_BS, mask_id), 0, ended_B.long() * 0
+            ids_BC, evaluation, post_B = block.get(ids_BS, mask_id), 0, torch.zeros_like(ended_B, dtype=torch.int64)
             active_B = block.real_BC.any(1) & ~ended_B
             while bool(active_B.any()):
                 candidates_BC = block.real_BC & active_B[:, None]
@@ -165,6 +166,8 @@ class Editing(Threshold):
                 with torch.no_grad(), decoding(run):
                     wanted_BS = block.put(candidates_BC, nothing_BS)
                     logits_MV = evaluate(ids_BS, wanted_BS, block.number, evaluation, places)
+                    if index == 0 and ends is not None:
+                        check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                     candidates = Candidates(
                         logits_MV, run.sampling, mask_id, candidates_BC, block.columns_BC, run.generator
                     )
