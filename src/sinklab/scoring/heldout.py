@@ -50,12 +50,8 @@ class EditedLosses:
             batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
-        shares = {
-            "sinks": of_rows("sinks") / of_rows("chosen"),
-            "held": of_rows("mass"),
-            "removed": of_rows("realised"),
-        }
-        return {"columns": of_rows("removed"), **shares}
+        doses = {"columns": of_rows("removed"), "sinks": of_rows("sinks") / of_rows("chosen")}
+        return doses | {"held": of_rows("mass"), "removed": of_rows("realised")}
 
 
 @torch.inference_mode()

@@ -17,19 +17,9 @@ from sinklab.probing.scope import PROTOCOLS
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.base import hidden_words
+from sinklab.studies.benchmarks import table1_contrasts as masked
 from sinklab.studies.benchmarks import tables as paper
-from sinklab.studies.benchmarks.table1_contrasts import (
-    PLAIN,
-    POINTS,
-    Cells,
-    by_model,
-    cells_of,
-    contrasts,
-    floor_of,
-    signed,
-    tasks_of,
-    titled,
-)
+from sinklab.studies.benchmarks.table1_contrasts import PLAIN, POINTS, signed, titled
 from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
 
 MEASURED, PUBLISHED = "measured", "published"
@@ -104,16 +94,16 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     """
     listed = list(benchmarks)
     rows: list[dict[str, Any]] = []
-    for task in tasks_of(listed):
-        for model, group in by_model(listed).items():
-            rows += _measured(task, model, cells_of(task, model, group))
+    for task in masked.tasks_of(listed):
+        for model, group in masked.by_model(listed).items():
+            rows += _measured(task, model, masked.cells_of(task, model, group))
         rows += _published(task)
     numbers = pd.DataFrame(rows)
     numbers = numbers.reindex(columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)])
     return numbers.fillna({"verdict": "–"})
 
 
-def _measured(task: str, model: str, cells: Cells) -> list[dict[str, Any]]:
+def _measured(task: str, model: str, cells: masked.Cells) -> list[dict[str, Any]]:
     scores = {key: score for key, one in cells.items() if (score := one.score(task)) is not None}
     plain = scores.get(PLAIN)
     rows = []
@@ -125,7 +115,7 @@ def _measured(task: str, model: str, cells: Cells) -> list[dict[str, Any]]:
         row |= {} if (dose := one.dose(task)) is None else dose.row()
         if k and plain is not None:
             right = cells[PLAIN].right(task, plain), one.right(task, score)
-            row |= _drop(plain["value"], *paired_drop(*right), floor_of(cells[PLAIN], task))
+            row |= _drop(plain["value"], *paired_drop(*right), masked.floor_of(cells[PLAIN], task))
         rows.append(row)
     return rows
 
@@ -243,7 +233,7 @@ def write_table1(folders: Iterable[str | Path], out: str | Path, formats: Iterab
             "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
     numbers = table1_numbers(found.benchmarks)
-    notes = table1_notes(numbers, found.unfinished) + contrasts(found.benchmarks)
+    notes = table1_notes(numbers, found.unfinished) + masked.contrasts(found.benchmarks)
     stem = Path(out) / "table1"
     printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes)
     drawn = save_figure(lambda: table1_figure(numbers), stem, formats)
