@@ -12,6 +12,7 @@ from sinklab.reports.samples import ADDED, MASK, STATES, NotRecorded
 from sinklab.reports.study import Study
 from sinklab.reports.style import Theme
 from sinklab.reports.training import Training
+from sinklab.reports.words import words_of
 
 WARM_UP = 0.05
 """part of a training run whose training loss does not set the scale"""
@@ -19,13 +20,7 @@ SHARES = (
     Curve("100 * added_share", "added sink", added=True),
     Curve("100 * text_share", "greatest text position", "--"),
 )
-HOLDERS = {
-    "main_added": "added sink",
-    "main_first": "first token",
-    "main_early": "tokens 2 to 4",
-    "main_other": "later tokens",
-    "main_none": "no sink",
-}
+HOLDERS: dict[str, str] = words_of("figures", "main_holders")
 """columns of the monitor that add up to 1, from the bottom of the figure"""
 
 

@@ -95,7 +95,7 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 def words_of(what: str, name: str) -> Any:
     """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs without one, of what
-    "makes" a run and what a figure "needs".
+    "makes" a run, of what a figure "needs" and of "figures" themselves.
 
     Empty where it says nothing.
     """

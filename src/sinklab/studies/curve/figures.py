@@ -21,19 +21,13 @@ from sinklab.reports.printed import save_figure
 from sinklab.reports.style import legend_above, own_axes, theme_named, themed
 from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent, statements
+from sinklab.studies.base import labels_of
 from sinklab.studies.curve.curves import DOSE, Curves, MaskingCurve, as_curves, contrasts, judged, unlike
 from sinklab.studies.twins import no_twins
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
-WORDS = {
-    "none": "nothing",
-    "top": "most attended keys",
-    "sinks": "sinks",
-    "random": "random keys",
-    "lowest": "least attended keys",
-}
-WORDS |= {"recent": "last keys", "equal_mass": "no sinks, equal mass", "matched": "chosen keys, matched heads"}
+WORDS: dict[str, str] = labels_of("curve")["hidden"]
 SCALES = ("log", "linear")
 AXES = ("count", "mass")
 
@@ -102,11 +96,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     for curve in as_curves(runs):
         for k, cells in curve.rows.groupby("k"):
             for cell in cells.to_dict("records"):
-                row: dict[str, object] = {
-                    "model": curve.title,
-                    "k": k,
-                    "hidden": WORDS.get(cell["control"], cell["control"]),
-                }
+                row = {"model": curve.title, "k": k, "hidden": WORDS.get(cell["control"], cell["control"])}
                 dose = {"keys": number(cell["columns"]), **{name: percent(cell[name]) for name in DOSE[1:]}}
                 row |= {"loss": number(cell["loss"], 4), "change": _change(cell), "relative": _relative(cell), **dose}
                 rows.append(row)
