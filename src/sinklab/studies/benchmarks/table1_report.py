@@ -19,8 +19,8 @@ from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.base import hidden_words
 from sinklab.studies.benchmarks import table1_contrasts as masked
 from sinklab.studies.benchmarks import tables as paper
-from sinklab.studies.benchmarks.table1_contrasts import PLAIN, POINTS, signed, titled
-from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks.table1_contrasts import PLAIN, POINTS
+from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop, signed, titled
 
 MEASURED, PUBLISHED = "measured", "published"
 
@@ -200,22 +200,12 @@ def _lost(by: dict[str, pd.Series]) -> str:
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
     """What has to be said below the table."""
-    notes = list(paper.TABLE1_NOTES)
+    notes, told = list(paper.TABLE1_NOTES), paper.spoken()
     measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
-    for _, cell in measured.iterrows():
-        if cell["verdict"] not in ("–", "floor"):
-            relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
-            notes.append(
-                f"{titled(cell['task'])}, {cell['model']}, protocol {cell['protocol']}, {cell['k']} "
-                f"{hidden_words(cell['control'], cell['protocol'])}: "
-                f"{signed(-cell['drop'])} points ({signed(-cell['drop_high'])} … {signed(-cell['drop_low'])})"
-                f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
-            )
+    for _, cell in measured[~measured["verdict"].isin(["–", "floor"])].iterrows():
+        notes += told("lost", cell)
     for (task, model), cells in measured.groupby(["task", "model"], sort=False):
-        if (share := cells["no_answer"].max()) > 0:
-            notes.append(f"{titled(task)}, {model}: no answer found in up to {share:.0%} of a cell")
-        if (cells["verdict"] == "floor").any():
-            notes.append(f"{titled(task)}, {model}: too little is right with nothing masked for a loss to be told")
+        notes += told("lacking", task, model, cells)
     return notes + [f"not finished, so left out: {path}" for path in unfinished]
 
 
