@@ -18,8 +18,10 @@ import torch
 
 from sinklab.checkpoints import load
 from sinklab.records import Run, open_run
+from sinklab.records.info import of_twin
 from sinklab.studies.contents.figures import contents_places, contents_sentences, save_contents_figures
 from sinklab.studies.contents.study import ContentsSettings, sink_contents
+from sinklab.studies.twins import twins_of
 
 RESULTS = Path(__file__).with_suffix("")
 MODELS, CHOICES = ("tiny", "tiny-sink"), ("excess", "strongest")
@@ -27,7 +29,7 @@ TEXTS, EVERY = 24, 6
 
 
 def run(name: str, choose: str, out: Path) -> None:
-    """80 texts of 32 tokens and 96 new ones at temperature 1, in three blocks; states at every sixth step."""
+    """24 texts of 32 tokens and 96 new ones at temperature 1, in three blocks; states at every sixth step."""
     torch.set_num_threads(1)
     settings = ContentsSettings(texts=TEXTS, every=EVERY, choose=choose, twin=True)
     sink_contents(load(name), out / f"{name}-{choose}", settings, progress=print, resume=True)
@@ -46,6 +48,9 @@ def tables(out: Path) -> None:
             looks = found.table("looks").groupby(["place", "layer"])[["positions", "sinks", "pairs"]]
             kept = {"looks": looks.mean().join(looks.size().rename("looks")).reset_index()}
             kept |= {table: found.table(table) for table in ("lens", "probes") if table in found.tables}
+            for kind in twins_of(found):
+                theirs = found.table(of_twin("probes", kind))
+                kept[of_twin("probes", kind)] = theirs[theirs["place"] == "future"]
             if "added" in found.tables:
                 kept["added"] = _added(found)
             results[folder.name] = {
@@ -53,7 +58,7 @@ def tables(out: Path) -> None:
                 "texts": len(found.table("texts")),
                 "texts_with_future_sinks": _texts_with_future_sinks(found),
                 "sides": _sides(found),
-                "sentences": contents_sentences(found),
+                "sentences": contents_sentences([found]),
                 **{table: _rounded(frame.to_dict("list")) for table, frame in kept.items()},
             }
             shown = [place for place in ("future", "committed") if place in contents_places(found)]

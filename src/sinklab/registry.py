@@ -285,11 +285,10 @@ sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
 schedules = Registry("schedule", "sinklab.sampling.schedules")
 caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
-backbones = Registry("backbone", "sinklab.checkpoints.llada_moe")
+backbones = Registry("backbone", *_in("sinklab.checkpoints", "dit llada_moe"))
 # llada2 brings llada_moe
-families = Registry(
-    "checkpoint family", *_in("sinklab.checkpoints", "adapted causal dream gemma llada llada2 families smdm")
-)
+_FORMATS = "adapted causal dit dream gemma llada llada2 families smdm"
+families = Registry("checkpoint family", *_in("sinklab.checkpoints", _FORMATS))
 figures = Registry("figure", *_in("sinklab.reports", "figures maps"))
 _STUDIES = ("ablate", "backcopy", "battery", "benchmarks", "caches", "contents", "curve", "trace")
 studies = Registry("study", *(f"sinklab.studies.{name}.study" for name in _STUDIES))

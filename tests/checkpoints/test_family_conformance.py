@@ -31,6 +31,7 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 EXPERTS = {"moe_intermediate_size": 12, "num_experts_per_tok": 2}
 OWN = {"shared_expert_intermediate_size": 20, "moe_router_enable_expert_bias": True}
 FAMILIES = {
+    "bd3lm": lambda folder: toys.bd3lm(folder)[0],
     **{name: functools.partial(toys.adapted, name=name) for name in toys.ADAPTED},
     "diffusion_gemma": save_gemma,
     "dream": lambda folder: toys.dream(folder)[0],
@@ -41,6 +42,7 @@ FAMILIES = {
     "llada2": lambda folder: toys.llada2(folder)[0],
     "llada_moe": lambda folder: toys.llada_moe(folder, **OWN)[0],
     "llama": lambda folder: LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder),
+    "mdlm": lambda folder: toys.mdlm(folder)[0],
     "mmada": lambda folder: toys.llada(folder, architectures=["MMadaModelLM"], codebook_size=40, mask_token_id=240)[0],
     "qwen2": lambda folder: Qwen2ForCausalLM(Qwen2Config(**SIZES)).save_pretrained(folder),
     "qwen3": lambda folder: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)).save_pretrained(folder),

@@ -189,3 +189,20 @@ def test_an_added_sink_is_a_committed_block_of_its_own(is_filled):
     shared = ordinary(torch.cat([front_BN[:, :1], noisy_BS], 1)).logits[:, 1:]
     assert (shared - expected).abs().max() > 1e-3
     assert masked_BS.any()
+
+
+@pytest.mark.parametrize("cache", ["evict:keep=1.0", "received:keep=1.0", "sink:keep=0.5", "sink_refresh:sinks=2"])
+@pytest.mark.parametrize("variant", VARIANTS[:3], ids=str)
+def test_a_cache_that_chooses_keeps_nothing_that_a_block_does_not_see(cache, variant):
+    model = tiny_lm(**variant, block_length=4).double()
+    prompts_BP = texts(model, rows=1, length=8)[0]
+    written_BS = model.generate(prompts_BP, max_new_tokens=12, cache=cache)
+    with trace(model):
+        watched_BS = model.generate(prompts_BP, max_new_tokens=12, cache=cache)
+    assert torch.equal(watched_BS, written_BS)
+    if "keep=1.0" in cache:
+        assert torch.equal(written_BS, model.generate(prompts_BP, max_new_tokens=12))
+    # what comes after a block has no say in it: the block is written as if the canvas ended there
+    short_BS = model.generate(prompts_BP, max_new_tokens=4, cache=cache)
+    if "keep=1.0" in cache and variant.get("sink_side") != "end":  # a sink at the end knows the length
+        assert torch.equal(written_BS[:, :12], short_BS)

@@ -81,7 +81,7 @@ class Seen:
     def received_BGS(self) -> Tensor:
         """Attention from the window's real queries, summed over them and over the query heads of a key head."""
         mask, real_BW = self.mask, self.window.real_BS[:, self.window.run]
-        if mask is not None and mask.shape[2] > 1:
+        if mask is not None and mask.shape[2] == self.window.real_BS.shape[1]:
             mask = mask[:, :, self.window.run]
         received_B1HK = received_attention(
             self._queries_BHWD, self.key_BGKD, mask=mask, scale=self.scale, groups_BGQ=real_BW[:, None]
@@ -230,7 +230,11 @@ class BlockSession:
         assert isinstance(run, slice), "of a slice the columns to run are one"
         padding_BS = self.denoiser.attention_BS
         real_BS = torch.ones_like(ids_BS) if padding_BS is None else padding_BS.to(ids_BS.device)
-        store = BlockStore(geometry.sinks, Window(work, run, real_BS.bool()), self._history)
+        real_BS = real_BS.bool()
+        if (mask := geometry.rows(slice(run.stop - 1, run.stop))) is not None and mask.dtype == torch.bool:
+            # with attention in blocks nothing behind the block is seen
+            real_BS = real_BS & mask[:, 0, 0, mask.shape[-1] - ids_BS.shape[1] :]
+        store = BlockStore(geometry.sinks, Window(work, run, real_BS), self._history)
         logits_MV = self._choosing(ids_BS, wanted_BS, read, output_index_Q, store)
         self._store = store
         return logits_MV

@@ -106,6 +106,8 @@ class Family:
     """Fields that change the arithmetic -> values whose arithmetic is the backbone's; a field may be absent."""
     tensor_names: ClassVar[Mapping[str, str]] = {}
     """Module of the model -> module in the checkpoint, where they differ; ``{}`` stands for the layer."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Tensors of the checkpoint that no model needs."""
     published: ClassVar[Mapping[str, Published]] = {}
     """Name on the Hub -> what is known of it."""
     own_class: ClassVar[str] = ""

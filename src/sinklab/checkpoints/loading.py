@@ -132,6 +132,8 @@ def _as_diffusion(
             f"{name} is run by transformers' own {plan.family.own_class}, which has no added sink or gate and is not "
             f"trained here, so {', '.join(settings) or 'as_diffusion'} cannot be set; leave that out"
         )
+    if plan.settings is not None and wanted:
+        raise ValueError(f"as_diffusion=True is for causal models, but {name} denoises already; leave it out")
     if plan.settings is not None or plan.whole is not None:
         return plan
     mask = tokens.special_ids(plan.backbone, tokenizer, None, plan.family).mask
@@ -316,7 +318,8 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     # a tied head is the same tensor, and parameters() yields it once
     total = sum(parameter.numel() for parameter in model.parameters())
     experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
-    chosen = getattr(backbone, "num_experts_per_tok", None) or getattr(backbone, "top_k_experts", 0)
+    names = [name for name in ("num_experts_per_tok", "top_k_experts") if getattr(backbone, name, None)]
+    chosen: int = getattr(backbone, names[0]) if names else 0
     # where layers differ, a config of transformers says per layer what this one has
     layer = backbone if plan.whole is None else backbone.per_layer_config[0]
     return ModelInfo(

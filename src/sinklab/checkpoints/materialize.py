@@ -167,6 +167,7 @@ def tensor_plan(
     sources = {target: _expert_by_expert(plan.family.source(plan, target), ours[target], weights) for target in names}
     new = {target for target in names if target not in before and sources[target][0] not in weights.shapes}
     removed = {plan.family.source(plan, target)[0] for target in before if target not in sources}
+    removed |= {*plan.family.unread}
     filled = TensorPlan(
         {target: sources[target] for target in names if target not in new}, new, plan.family.source(plan, HEAD)[0]
     )
@@ -272,7 +273,7 @@ def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: M
     module = model.get_submodule(owner)
     empty = getattr(module, leaf)
     # the correction of a router is as precise as its class makes it
-    kept = empty.dtype if leaf == "e_score_correction_bias" else dtype
+    kept = empty.dtype if leaf.endswith("_bias") else dtype
     tensor = torch.empty(empty.shape, dtype=kept, device=device_in(devices, name))
     setattr(module, leaf, nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor)
     return tensor

@@ -61,7 +61,7 @@ class View:
         mask = self.mask_B1WK
         if mask is None or mask.shape[2] == 1:
             return replace(self, folded=mask)
-        mask = mask[:, :, queries]
+        mask = take(mask.transpose(1, 2), queries).transpose(1, 2)
         return replace(self, mask_B1WK=mask, folded=mask.repeat(1, 1, shared, 1) if shared > 1 else mask)
 
 

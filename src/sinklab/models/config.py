@@ -52,6 +52,8 @@ def _check(config: DiffusionLMConfig) -> None:
             f"sink_side must be {' or '.join(map(repr, config.sink.sides))} for sink_kind {kind!r}, whose keys have no "
             f"position, but is {config.sink_side!r}; leave it out"
         )
+    if (config.sink_count or config.gate != "none") and (why := getattr(config.backbone, "takes_no_sink", "")):
+        raise ValueError(f"{why}, got sink_kind={kind!r} and gate={config.gate!r}; leave them out")
     size, rows = config.backbone.vocab_size, config.output_vocab_size
     if config.mask_token_id is not None and not 0 <= config.mask_token_id < size:
         raise ValueError(

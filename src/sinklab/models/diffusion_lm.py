@@ -99,7 +99,8 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
         super().__init__(config)
         backbone = config.backbone
         self.model = AutoModel.from_config(backbone)
-        self.lm_head = Head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
+        head = getattr(backbone, "head_class", Head)
+        self.lm_head = head(backbone.hidden_size, config.output_vocab_size or backbone.vocab_size, backbone.vocab_size)
         if config.rope_dtype == "bfloat16":
             self.model.rotary_emb.register_forward_hook(_round_to_bfloat16)
         for layer in self.model.layers:

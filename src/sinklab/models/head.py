@@ -84,6 +84,8 @@ class ResizableVocabulary(PreTrainedModel):
                 f"the head has {rows} rows for {self.config.vocab_size} ids, so the two cannot be resized together; "
                 "leave the vocabulary as it is"
             )
+        if getattr(self.lm_head, "bias", None) is not None:
+            raise ValueError("the vocabulary of a DiT (MDLM, BD3-LM) ends with [MASK] and is not resized; leave it so")
         if new_num_tokens is not None and mask_id is not None and new_num_tokens <= mask_id:
             raise ValueError(f"{new_num_tokens} rows would cut off [MASK] (id {mask_id}); keep at least {mask_id + 1}")
         embedding = super().resize_token_embeddings(new_num_tokens, *args, **settings)

@@ -54,6 +54,13 @@ def write_printed(
     return Printed(title, text, tuple(notes), paths)
 
 
+def write_page(path: Path, table: pd.DataFrame, sentences: Iterable[str], more: str = "") -> Path:
+    """Write a Markdown page: a table, what stands below it, and sentences. Returns its path."""
+    text = f"{markdown(table)}{more}\n" + "".join(f"- {line}\n" for line in sentences)
+    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    return path
+
+
 def save_figure(
     draw: Callable[[], Figure], stem: Path, formats: Iterable[str] = ("png",), *, theme: str = "light"
 ) -> list[Path]:

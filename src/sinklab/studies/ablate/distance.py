@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from sinklab.analysis.estimates import FEWEST, mean_over
 from sinklab.checkpoints.loading import Loaded
 from sinklab.probing.interventions.mask_sinks import MaskSinks
 from sinklab.records.reading import Run, open_run
-from sinklab.records.storage import write_beside
-from sinklab.reports.tables import markdown
+from sinklab.reports.printed import write_page
 from sinklab.reports.words import number, percent
 from sinklab.sampling.settings import DecodingSettings
 from sinklab.scoring.distance import Distance, output_distances
@@ -175,8 +173,4 @@ def distance_sentences(runs: Iterable[Run]) -> list[str]:
 
 def draw_tables(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
     """distance.md in each run folder."""
-    pages = [run.path / "distance.md" for run in runs]
-    for run, page in zip(runs, pages, strict=True):
-        text = markdown(distance_table(run)) + "\n" + "".join(f"- {line}\n" for line in distance_sentences([run]))
-        write_beside(page, partial(Path.write_text, data=text, encoding="utf-8"))
-    return pages
+    return [write_page(run.path / "distance.md", distance_table(run), distance_sentences([run])) for run in runs]

@@ -17,10 +17,9 @@ from sinklab.records.info import of_twin
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
-from sinklab.reports.printed import save_figure
+from sinklab.reports.printed import save_figure, write_page
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import colormap, theme_named, themed
-from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent, statements
 from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.ablate.run import by_row
@@ -144,8 +143,7 @@ def draw_ablation(runs: Iterable[Run], out: Path, options: Any) -> list[Path]:
 def _written(run: Run, formats: Iterable[str]) -> list[Path]:
     table = ablation_table(run)
     more = f"\n{len(table) - SHOWN} more in ablation.csv.\n" if len(table) > SHOWN else ""
-    text = markdown(table.head(SHOWN)) + more + "\n" + "".join(f"- {line}\n" for line in ablation_sentences([run]))
-    page, numbers = run.path / "ablation.md", run.path / "ablation.csv"
-    write_beside(page, lambda path: path.write_text(text, encoding="utf-8"))
+    numbers = run.path / "ablation.csv"
+    page = write_page(run.path / "ablation.md", table.head(SHOWN), ablation_sentences([run]), more)
     write_beside(numbers, lambda path: cells_of(run).to_csv(path, index=False))
     return [page, numbers, *save_figure(lambda: ablation_figure(run), run.path / "ablation", formats)]

@@ -13,10 +13,8 @@ from matplotlib.figure import Figure
 
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
-from sinklab.reports.printed import save_figure
+from sinklab.reports.printed import save_figure, write_page
 from sinklab.reports.style import MARKERS, theme_named, themed
-from sinklab.reports.tables import markdown
 from sinklab.reports.words import percent
 from sinklab.studies.backcopy.source import Source
 
@@ -254,7 +252,5 @@ def backcopy_figure(run: Run, *, theme: str = "light") -> Figure:
 
 def draw_backcopy(run: Run) -> list[Path]:
     """Write the table and sentences, backcopy.md, and the figure, backcopy.png, into the run folder."""
-    page, stem = run.path / "backcopy.md", run.path / "backcopy"
-    text = markdown(summary(run)) + "\n" + "".join(f"- {line}\n" for line in backcopy_sentences(run))
-    write_beside(page, lambda path: path.write_text(text, encoding="utf-8"))
-    return [page, *save_figure(lambda: backcopy_figure(run), stem, ("png",))]
+    page = write_page(run.path / "backcopy.md", summary(run), backcopy_sentences(run))
+    return [page, *save_figure(lambda: backcopy_figure(run), run.path / "backcopy", ("png",))]

@@ -324,18 +324,12 @@ def write_texts(work: Work) -> None:
     meter = Meter(work.progress, len(work.samples), settings.steps or settings.new_tokens)
     for text in work.samples:
         meter.stage(f"writing text {text + 1} of {len(tasks)} and sampling states")
-        _sample(work, text, tasks[text], work.plan.lens, meter.step)
+        _sample(work, text, tasks[text], meter.step)
         meter.end()
 
 
 def _sample(
-    work: Work,
-    text: int,
-    task: Task,
-    lens: LogitLens,
-    step: Callable[[], object],
-    whole: Sequence[Moment] = (),
-    kind: str = "",
+    work: Work, text: int, task: Task, step: Callable[[], object], whole: Sequence[Moment] = (), kind: str = ""
 ) -> None:
     """Write everything about one text; the text itself last, so that it marks the end."""
     random = np.random.default_rng([work.settings.seed or 0, text])
@@ -344,7 +338,7 @@ def _sample(
         arrays, dims = kept.arrays()
         run.arrays(of_twin("states", kind), arrays, dims, dtype="float32", part=text)
         shift = int(bool(task.loaded.model.config.logit_shift))
-        run.table(of_twin("samples", kind), kept.table(text, lens, shift), part=text)
+        run.table(of_twin("samples", kind), kept.table(text, _lens(task.loaded, work.settings), shift), part=text)
     for name, rows in {"looks": kept.looks, "added": kept.added}.items():
         if rows:
             run.table(of_twin(name, kind), columns_of({"text": text, **row} for row in rows), part=text)
@@ -373,9 +367,8 @@ def read_states(work: Work) -> None:
         return reading + (time.perf_counter() - started) * len(plan.tasks)
 
     def write(twin: Loaded, kind: str) -> None:
-        lens = _lens(twin, work.settings)
         for text, task in enumerate(plan.tasks):
-            _sample(work, text, replace(task, loaded=twin), lens, lambda: None, moments(text), kind)
+            _sample(work, text, replace(task, loaded=twin), lambda: None, moments(text), kind)
         write_readings(work, kind)
 
     twins.write_twins(work, seconds, write)

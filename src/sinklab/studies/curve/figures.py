@@ -17,9 +17,8 @@ from sinklab.errors import one_of
 from sinklab.records.storage import write_beside
 from sinklab.registry import rules
 from sinklab.reports.drawing import drawn_as, figure_of, line
-from sinklab.reports.printed import save_figure
+from sinklab.reports.printed import save_figure, write_page
 from sinklab.reports.style import legend_above, own_axes, theme_named, themed
-from sinklab.reports.tables import markdown
 from sinklab.reports.words import number, percent, statements
 from sinklab.studies.base import labels_of
 from sinklab.studies.curve.curves import DOSE, Curves, MaskingCurve, as_curves, contrasts, judged, unlike
@@ -126,11 +125,10 @@ def write_masking_curves(
     """
     curves, target = as_curves(runs), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    text = markdown(masking_curve_table(curves)) + "\n" + "\n".join(f"- {s}" for s in masking_curve_sentences(curves))
     numbers = pd.concat([curve.rows.assign(model=curve.title) for curve in curves], ignore_index=True)
     numbers = numbers[["model", *(name for name in numbers if name != "model")]]
     written = [target / "masking_curve.md", target / "masking_curve.csv"]
-    write_beside(written[0], lambda path: path.write_text(text + "\n", encoding="utf-8"))
+    write_page(written[0], masking_curve_table(curves), masking_curve_sentences(curves))
     write_beside(written[1], lambda path: numbers.to_csv(path, index=False))
     for over, stem in (("count", "masking_curve"), ("mass", "masking_curve_mass")):
         draw = partial(_drawn, curves, over=over, **look)

@@ -1,0 +1,323 @@
+"""MDLM and BD3-LM on tiny fakes: loading, tracing, editing, scoring, decoding, and what is refused by name."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import published_toys as toys
+from sinklab import intervene, open_run
+from sinklab.checkpoints import describe, load, untrained_twins
+from sinklab.cli import main
+from sinklab.models import DiffusionLM
+from sinklab.probing.interventions.mask_sinks import MaskSinks
+from sinklab.probing.tracing import trace
+from sinklab.sampling import Canvas
+from sinklab.scoring import ddpm_cache, published_loss, published_noise, semi_ar
+from sinklab.scoring.heldout import row_losses
+from tiny_diffusion import tiny_tokenizer
+
+KINDS = ["mdlm", "bd3lm"]
+IDS = torch.tensor([[5, 9, 61, 61, 3, 61, 7, 2, 61, 61, 11, 4], [61, 8, 6, 61, 61, 61, 30, 31, 32, 61, 61, 61]])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def toy(folder, kind, **fields):
+    return load(getattr(toys, kind)(folder / kind, **fields)[0])
+
+
+def probabilities(tensors, config, ids_BS, layer, blocks):
+    """Attention probabilities of the first layers by the authors' formulas, and the raw logits, all in float64."""
+    get = {name.removeprefix("backbone."): tensor.double() for name, tensor in tensors.items()}
+    heads, width = config["n_heads"], config["hidden_dim"]
+
+    def linear(name, x):
+        return F.linear(x, get[f"{name}.weight"], get.get(f"{name}.bias"))
+
+    def norm(name, x):
+        return F.layer_norm(x, [width], get[f"{name}.weight"])
+
+    time = torch.cat([torch.ones(128), torch.zeros(128)]).double()
+    condition = F.silu(linear("sigma_map.mlp.2", F.silu(linear("sigma_map.mlp.0", time))))
+    place_S = torch.arange(ids_BS.shape[1])
+    angle = place_S[:, None] * 10000.0 ** (-torch.arange(0, width // heads, 2).double() / (width // heads))
+    cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
+    hidden = (place_S[None] // (blocks or len(place_S))) > (place_S[:, None] // (blocks or len(place_S)))
+    x = get["vocab_embed.embedding"][ids_BS]
+    found = None
+    for index in range(config["n_blocks"]):
+        here = f"blocks.{index}."
+        parts = linear(here + "adaLN_modulation", condition).chunk(6)
+        y = norm(here + "norm1", x) * (1 + parts[1]) + parts[0]
+        q, k, v = linear(here + "attn_qkv", y).view(*y.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+        half = q.shape[-1] // 2
+        q, k = (z * cos + torch.cat([-z[..., half:], z[..., :half]], -1) * sin for z in (q, k))
+        probs = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(hidden, -torch.inf).softmax(-1)
+        found = probs if index == layer else found
+        x = x + parts[2] * linear(here + "attn_out", (probs @ v).transpose(1, 2).flatten(2))
+        y = norm(here + "norm2", x) * (1 + parts[4]) + parts[3]
+        x = x + parts[5] * linear(here + "mlp.2", F.gelu(linear(here + "mlp.0", y), approximate="tanh"))
+    shift, scale = linear("output_layer.adaLN_modulation", condition).chunk(2)
+    return found, linear("output_layer.linear", norm("output_layer.norm_final", x) * (1 + scale) + shift)
+
+
+def test_attention_and_logits_are_those_of_the_formulas(tmp_path, kind):
+    config = getattr(toys, kind.upper())
+    folder, tensors = getattr(toys, kind)(tmp_path)
+    loaded = load(folder, dtype=torch.float64)
+    with trace(loaded.model) as recording:
+        logits = loaded.model(IDS).logits
+    for layer in range(2):
+        probs_BHSS, right = probabilities(tensors, config, IDS, layer, config.get("block_size"))
+        received_BHS = torch.from_numpy(recording.array("received"))[0, :, layer].double()
+        assert torch.allclose(received_BHS, probs_BHSS.sum(2), atol=1e-5)
+    # the rotary frequencies are float32
+    assert torch.allclose(logits[..., :61], right[..., :61], atol=1e-4)
+    assert torch.allclose(logits[..., 61], right[..., 61] - 1e6, atol=1e-3)
+
+
+def test_the_config_says_what_it_is(tmp_path, kind, capsys):
+    folder, tensors = getattr(toys, kind)(tmp_path)
+    facts = describe(folder)
+    sizes = (facts.layers, facts.heads, facts.head_dim, facts.hidden, facts.intermediate, facts.vocabulary)
+    assert (*sizes, facts.context) == (2, 4, 8, 32, 128, 62, 64)
+    unread = ("inv_freq", "sampling_eps_min", "sampling_eps_max")
+    assert facts.parameters == sum(tensor.numel() for name, tensor in tensors.items() if not name.endswith(unread))
+    assert (facts.published_family, facts.backbone, facts.special.mask) == (kind, "sinklab_dit", 61)
+    assert main(["info", str(folder)]) == 0
+    assert f"diffusion, {kind} ({kind.upper()}) on sinklab_dit" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_saved_one_loads_through_transformers_too(tmp_path, kind):
+    toy(tmp_path, kind).model.save_pretrained(tmp_path / "own")
+    lines = "import sys; from sinklab.models import DiffusionLM; print(DiffusionLM.from_pretrained(sys.argv[1]).dtype)"
+    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path / "own")], capture_output=True, text=True)
+    assert done.stdout.strip() == "torch.float32", done.stderr
+    model = DiffusionLM.from_pretrained(tmp_path / "own").eval()
+    assert torch.allclose(model(IDS).logits, toy(tmp_path, kind).model(IDS).logits, atol=1e-4)
+
+
+def test_masking_sinks_changes_the_logits(tmp_path, kind):
+    model = toy(tmp_path, kind).model
+    with torch.inference_mode():
+        plain = model(IDS).logits
+        with intervene(model, MaskSinks(k=1, source="clean_pass")) as log:
+            with log.probing():
+                model(IDS)
+            edited = model(IDS).logits
+        assert torch.equal(model(IDS).logits, plain)
+    assert edited.isfinite().all()
+    assert (edited - plain)[..., :61].abs().max() > 1e-3
+
+
+def test_the_denoiser_never_proposes_the_mask_and_padding_is_not_seen(tmp_path, kind):
+    model = toy(tmp_path, kind).model
+    masked = IDS == 61
+    logits_MV = model.denoiser()(IDS, masked)
+    assert torch.equal(logits_MV, model(IDS).logits[masked])
+    assert logits_MV.softmax(-1)[:, 61].max() == 0
+    padded = torch.cat([torch.zeros(2, 4, dtype=torch.long), IDS], 1)
+    real = torch.cat([torch.zeros(2, 4), torch.ones(IDS.shape)], 1).long()
+    assert torch.allclose(model(padded, real).logits[:, 4:, :61], model(IDS).logits[..., :61], atol=1e-4)
+    written = model.generate(IDS, rule="entropy")
+    assert not (written == 61).any()
+    with trace(model) as recording:
+        assert torch.equal(model.generate(IDS, rule="entropy"), written)
+    assert recording.array("received").shape[2:4] == (2, 4)
+
+
+def test_decoding_with_a_cache(tmp_path, kind):
+    model = toy(tmp_path, kind).model
+    ids, options = IDS[:, 5:], {"max_new_tokens": 9, "block_length": 4}
+    ids = ids.clamp(max=60)
+    written = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, cache="dual", refresh_every=1, **options), written)
+    assert model.generate(ids, cache="prefix", **options).shape == written.shape
+    if kind == "bd3lm":
+        # blocks that are written do not change: their keys and values are computed once
+        assert torch.equal(model.generate(ids, cache="committed", **options), written)
+
+
+def test_the_loss_is_that_of_a_plain_twin(tmp_path, kind):
+    model, ids = toy(tmp_path, kind).model, IDS.clamp(max=60)
+    real = torch.ones_like(ids)
+    real[1, 9:] = 0
+    loss = published_loss(model, ids, real, generator=torch.Generator().manual_seed(3))
+    noisy, masked, t = published_noise(model.config, ids, generator=torch.Generator().manual_seed(3))
+    total, counted = 0.0, 0
+    for row in range(2):
+        clean = {} if kind == "mdlm" else {"clean": ids[row : row + 1]}
+        logits_SV = model(noisy[row : row + 1], **clean).logits[0, :, :61]
+        for place in range(ids.shape[1]):
+            if not real[row, place] or (kind == "bd3lm" and place == 0):
+                continue
+            counted += 1
+            if masked[row, place]:
+                total -= logits_SV[place].log_softmax(-1)[ids[row, place]].item() / t[row, place].item()
+    assert loss.item() == pytest.approx(total / counted, rel=1e-5)
+    assert len({*t[0].tolist()}) == (1 if kind == "mdlm" else 3)
+    assert not (kind == "bd3lm" and masked[:, 0].any())
+
+
+def test_times_are_spread_over_what_has_one(tmp_path, kind):
+    config = toy(tmp_path, kind).model.config
+    ids = torch.zeros(5, 12, dtype=torch.long)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        _, masked, t = published_noise(config, ids, times=(0.2, 0.7), generator=generator)
+        times = t[:, ::4].flatten() if kind == "bd3lm" else t[:, 0]
+        share = ((times - 0.2) / 0.5 * len(times)).floor().long().sort().values
+        assert share.tolist() == list(range(len(times)))
+        assert masked.any()
+
+
+def test_samplers_fill_every_mask_and_follow_from_the_seed(tmp_path, kind):
+    model = toy(tmp_path, kind).model
+    canvas = Canvas.infill(IDS, mask_id=61)
+
+    def run(seed, **options):
+        generator = torch.Generator().manual_seed(seed)
+        if kind == "mdlm":
+            return [*ddpm_cache(model.denoiser(), canvas, steps=5, generator=generator)]
+        return [*semi_ar(model.denoiser(), canvas, block_length=4, generator=generator, **options)]
+
+    for options in [{}] if kind == "mdlm" else [{}, {"steps": 6}, {"top_p": 0.5}]:
+        steps = run(0, **options)
+        assert [step.index for step in steps] == list(range(len(steps)))
+        last = steps[-1].ids_BS
+        assert not (last == 61).any()
+        assert torch.equal(last[IDS != 61], IDS[IDS != 61])
+        assert torch.equal(run(0, **options)[-1].ids_BS, last)
+        assert not torch.equal(run(1, **options)[-1].ids_BS, last)
+        committed = torch.stack([step.committed_BS for step in steps]).sum(0)
+        assert torch.equal(committed, (IDS == 61).long())
+        before = IDS
+        for step in steps:
+            assert torch.equal(step.before_BS, before)
+            assert torch.equal(step.masked_BS, before == 61)
+            assert bool(step.confidence_BS[step.committed_BS].isfinite().all())
+            before = step.ids_BS
+    if kind == "bd3lm":
+        assert all(int(step.committed_BS.sum(1).max()) == 1 for step in run(0))
+
+
+def test_first_hitting_draws_what_the_rule_random_draws(tmp_path):
+    """The same distribution in our own loop: one position at random takes a draw at temperature 1."""
+    model = toy(tmp_path, "bd3lm").model
+    ids = torch.tensor([[5, 9, 61, 3]])
+    canvas = Canvas.infill(ids, mask_id=61)
+    p_V = model(ids).logits[0, 2].softmax(-1)
+    drawn = [
+        int([*semi_ar(model.denoiser(), canvas, block_length=4, generator=generator)][-1].ids_BS[0, 2])
+        for generator in [torch.Generator().manual_seed(0)]
+        for _ in range(300)
+    ]
+    ours = [int(model.generate(ids, rule="random", temperature=1.0, seed=seed)[0, 2]) for seed in range(300)]
+    best = int(p_V.argmax())
+    for found in (drawn, ours):
+        assert abs(found.count(best) / 300 - p_V[best].item()) < 0.1
+
+
+def test_untrained_twins(tmp_path, kind):
+    loaded = toy(tmp_path, kind)
+    twins = untrained_twins(loaded)
+    assert [*twins] == ["initialised", "permuted"]
+    for twin in twins.values():
+        logits = twin.model(IDS).logits
+        assert logits.isfinite().all()
+        assert (logits - loaded.model(IDS).logits)[..., :61].abs().max() > 1e-3
+        assert logits.softmax(-1)[..., 61].max() == 0
+    fresh = twins["initialised"].model
+    assert all(not layer.modulation.weight.any() for layer in fresh.model.layers)
+
+
+REFUSED = {
+    "sink": (
+        lambda folder: load(folder, sink_kind="token", sink_count=1),
+        r"a DiT \(MDLM, BD3-LM\) takes no added sink .* sink_kind='token'",
+    ),
+    "gate": (
+        lambda folder: load(folder, gate="elementwise"),
+        "takes no added sink and no gate, got .* gate='elementwise'",
+    ),
+    "training": (lambda folder: load(folder).model.train(), r"DiT\) can be loaded, .* but not trained"),
+    "resizing": (lambda folder: load(folder).model.resize_token_embeddings(70), r"ends with \[MASK\] and is not"),
+    "as_diffusion": (lambda folder: load(folder, as_diffusion=True), "denoises already; leave it out"),
+    "liger": (lambda folder: load(folder).model(IDS, labels=IDS % 61, liger=True), "Liger's loss has no bias"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_built_is_refused_by_name(tmp_path, kind, what):
+    act, message = REFUSED[what]
+    folder = getattr(toys, kind)(tmp_path)[0]
+    with pytest.raises(ValueError, match=message):
+        act(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("mdlm", {"time_conditioning": True}, "mdlm checkpoint has time_conditioning = True"),
+        ("bd3lm", {"cross_attn": False}, "bd3lm checkpoint has cross_attn = False"),
+        ("bd3lm", {"adaln": False}, "bd3lm checkpoint has adaln = False"),
+        ("bd3lm", {"block_size": None}, "a bd3lm checkpoint needs 'block_size'"),
+        ("mdlm", {"cond_dim": None}, "a mdlm checkpoint needs 'cond_dim'"),
+    ],
+)
+def test_what_the_config_says_and_nobody_computes_is_refused(tmp_path, kind, fields, message):
+    folder = getattr(toys, kind)(tmp_path)[0]
+    toys.write(folder, {**getattr(toys, kind.upper()), **fields}, {})
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_samplers_and_losses_refuse_what_they_cannot_do(tmp_path):
+    mdlm, bd3lm = toy(tmp_path, "mdlm").model, toy(tmp_path, "bd3lm").model
+    generator = torch.Generator()
+    padded = Canvas.infill(IDS[:, 2:], mask_id=61, attention_BS=torch.arange(10).expand(2, 10) > 0)
+    with pytest.raises(ValueError, match="knows no padding"):
+        next(ddpm_cache(mdlm.denoiser(), padded, steps=3, generator=generator))
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        next(ddpm_cache(mdlm.denoiser(), Canvas.infill(IDS, mask_id=61), steps=0, generator=generator))
+    with pytest.raises(ValueError, match="whole blocks of 4 tokens, but has 10"):
+        published_loss(bd3lm, IDS[:, :10].clamp(max=60), generator=generator)
+
+
+def write_with_tokenizer(folder, kind):
+    """A folder with a tokenizer that has no [MASK], as GPT-2's has none: its id is the one behind the tokens."""
+    tokenizer = tiny_tokenizer()
+    written = getattr(toys, kind)(folder, vocab_size=len(tokenizer) + 1)[0]
+    tokenizer.save_pretrained(written)
+    (Path(written) / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return written
+
+
+def test_held_out_loss_of_text(tmp_path, kind):
+    loaded = load(write_with_tokenizer(tmp_path, kind))
+    assert loaded.special.mask == len(loaded.needed_tokenizer())
+    rows = torch.randint(5, 200, (2, 16), generator=torch.Generator().manual_seed(0))
+    losses = row_losses(loaded, rows)
+    assert losses.isfinite().all()
+    assert not torch.equal(row_losses(loaded, rows, edits=[MaskSinks(k=1)]), losses)
+
+
+@pytest.mark.slow
+def test_trace_from_the_command_line(tmp_path, kind):
+    folder = write_with_tokenizer(tmp_path / "model", kind)
+    # one block of attention, or a part of it, is decoded at a time
+    command = ["trace", "The old man", "--model", str(folder), "--new-tokens", "8", "--out", str(tmp_path / "run")]
+    command += ["--block-length", "4"]
+    assert main(command) == 0
+    run = open_run(tmp_path / "run")
+    columns = len(tiny_tokenizer()("The old man")["input_ids"]) + 8
+    assert run.array("attention", "received", part=0).shape[-1] == columns
