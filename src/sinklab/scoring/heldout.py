@@ -25,6 +25,7 @@ from sinklab.scoring.requests import placed, scoring_edits
 from sinklab.scoring.writing import needs_clean_pass
 
 BATCH = 16
+Tell = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def edited_losses(
     *,
     seed: int = 0,
     batch: int = BATCH,
-    progress: Callable[[], object] | None = None,
+    progress: Tell | None = None,
 ) -> list[EditedLosses]:
     """Loss of each row under each of some sets of edits; an empty one is the model as it is.
 
@@ -232,12 +233,7 @@ def row_losses(
 
 
 def heldout_curve(
-    loaded: Loaded,
-    text: HeldoutRows,
-    *,
-    ks: Iterable[int] = (0, 1, 5, 10),
-    seed: int = 0,
-    progress: Callable[[], object] | None = None,
+    loaded: Loaded, text: HeldoutRows, *, ks: Iterable[int] = (0, 1, 5, 10), seed: int = 0, progress: Tell | None = None
 ) -> dict[str, list[Any]]:
     """Held-out loss over the number of hidden sinks, with random columns as control, as columns of the table
     ``heldout``.

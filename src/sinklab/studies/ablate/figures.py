@@ -81,20 +81,13 @@ def ablation_table(run: Run) -> pd.DataFrame:
     """The cells by falling size of the change, as text for people; the numbers are the table ``map``."""
     cells = cells_of(run)
     cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
-    lines = [
-        {
-            "layer": f"{cell['layer']:.0f}",
-            "head": "all" if cell["head"] < 0 else f"{cell['head']:.0f}",
-            "keys": number(cell["columns"], 2),
-            "sinks": percent(cell["sinks"]),
-            "held": percent(cell["held"]),
-            "removed": percent(cell["removed"]),
-            "change of loss": _change(cell),
-            "verdict": TOLD[int(cell["told"])] if cell["columns"] else "nothing to hide",
-        }
-        for _, cell in cells.iterrows()
-    ]
-    return pd.DataFrame(lines)
+    text = {"layer": cells["layer"].map("{:.0f}".format)}
+    text["head"] = cells["head"].map(lambda head: "all" if head < 0 else f"{head:.0f}")
+    text["keys"] = cells["columns"].map(lambda keys: number(keys, 2))
+    text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
+    text["change of loss"] = cells.apply(_change, axis=1)
+    text["verdict"] = cells["told"].map(TOLD).where(cells["columns"] != 0, "nothing to hide")
+    return pd.DataFrame(text).reset_index(drop=True)
 
 
 def ablation_figure(run: Run, *, theme: str = "light") -> Figure:
