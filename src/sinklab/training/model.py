@@ -115,10 +115,8 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         num_key_value_heads=settings.kv_heads or settings.heads,
         max_position_embeddings=max(512, 2 * settings.length),
         tie_word_embeddings=settings.tie_embeddings,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
         rms_norm_eps=1e-5,
+        **{name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
     )
     fields = variant(settings, "logit_shift", "gate_bias")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)

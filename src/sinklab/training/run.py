@@ -115,7 +115,8 @@ def _trainer(
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
     """The Trainer, and what it fills."""
     autoregressive, sampler = settings.objective == "autoregressive", cast(TimeSampler, settings.time_sampler)
-    shared = model.config.block_length if settings.t_per == "block" else None
+    config = model.config
+    shared = config.block_length if settings.t_per == "block" else None
     causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
     # every step of an autoregressive run
     clean = NEVER if autoregressive else causal
@@ -127,20 +128,15 @@ def _trainer(
         models.checkpoint_activations(model)
     if checkpoint and isinstance(text.training, StreamedRows):
         text.training.start_at(*checkpoints.read_position(checkpoint))
+    phases = Phases(causal, anneal, settings.seed, autoregressive, settings.window)
+    of_model, in_blocks = (config.mask_token_id, config.logit_shift), config.block_length is not None
+    liger = {"auto": None, "on": True, "off": False}[settings.liger]
     trainer = DiffusionTrainer(
         model=model,
         args=args,
         train_dataset=text.training,
         data_collator=NoisyCollator(settings.seed, settings.batch, sampler, clean, shared),
-        objective=Objective(
-            Phases(causal, anneal, settings.seed, autoregressive, settings.window),
-            model.config.mask_token_id,
-            model.config.logit_shift,
-            settings.batch,
-            settings.head_chunk,
-            {"auto": None, "on": True, "off": False}[settings.liger],
-            in_blocks=model.config.block_length is not None,
-        ),
+        objective=Objective(phases, *of_model, settings.batch, settings.head_chunk, liger, in_blocks=in_blocks),
         heldout=text.heldout,
         together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
