@@ -270,7 +270,8 @@ class MotionCounter:
         """The paths in numbers."""
         steps, longest = (self.length > 0).sum(-1), self.length.max(-1)
         crossed = (np.maximum(steps - 1, 0) / np.maximum(longest, 1))[..., None, None]
-        place, here, drawn = (np.moveaxis(one, -3, 0) for one in (self.main, self.counted, self.share * self.counted))
+        place, here = np.moveaxis(self.main, -3, 0), np.moveaxis(self.counted, -3, 0)
+        drawn = np.moveaxis(self.share * self.counted, -3, 0)
         count, text = here.sum(0), here & (place >= self.added)
         pairs = here[1:] & here[:-1]
         moved = pairs & (place[1:] != place[:-1])
