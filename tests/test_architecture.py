@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "checkpoints": EVERYWHERE | {"models", "compat"},
     "fast": CORE,
     "caching": CORE,
+    "decoding": CORE,
     "analysis": EVERYWHERE | {"sinks", "records"},
     "data": CORE,
     "training": CORE | {"checkpoints", "records", "analysis", "data"},

@@ -283,7 +283,7 @@ statistics = Registry("statistic", "sinklab.probing.statistics")
 interventions = Registry("intervention", *_in("sinklab.probing.interventions", "mask_sinks positions states"))
 sinks = Registry("sink kind", *_in("sinklab.models.sinks", "token zero kv logit"))
 unmasking_rules = Registry("unmasking rule", "sinklab.sampling.rules")
-schedules = Registry("schedule", "sinklab.sampling.schedules")
+schedules = Registry("schedule", "sinklab.sampling.schedules", "sinklab.decoding.blocks")
 caches = Registry("cache", *_in("sinklab.caching", "blocks policies"))
 backbones = Registry("backbone", *_in("sinklab.checkpoints", "dit llada_moe"))
 # llada2 brings llada_moe

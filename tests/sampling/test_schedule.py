@@ -149,7 +149,8 @@ def test_schedules_are_values_with_names():
     with pytest.raises(ValueError, match=r"unknown schedule 'treshold'.*did you mean 'threshold'\?"):
         schedules.parse("treshold")
     with pytest.raises(
-        ValueError, match=r"unknown schedule 'zzzz'; known are alpha, entropy_bound, even.*if a plug-in defines it"
+        ValueError,
+        match=r"unknown schedule 'zzzz'; known are alpha, dynamic, editing, entropy_bound.*if a plug-in defines it",
     ):
         schedules.parse("zzzz")
 

@@ -125,7 +125,7 @@ def test_an_object_takes_the_place_of_a_name():
         (
             {"threshold": 0.9},
             {},
-            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to thr",
+            "threshold does not go with the schedule 'even', got threshold=0.9; it belongs to dynamic, editing, thr",
         ),
         ({"schedule": "threshold", "factor": 1.5}, {}, "factor does not go with the schedule 'threshold'"),
         ({"schedule": "threshold", "pooled": True}, {}, "pooled does not go with the schedule 'threshold'.*to timed"),

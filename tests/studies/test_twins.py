@@ -29,6 +29,10 @@ CASES = {
     "refreshed": (tiny_loaded, {"cache": "prefix", "refresh_every": 2}),
     "edited": (lambda: tiny_loaded(1), {"edits": ("mask_sinks:k=2",)}),
     "clean pass": (tiny_loaded, {"edits": ("mask_sinks:k=2,source=clean_pass",)}),
+    "tokens edited": (
+        tiny_loaded,
+        {"rule": "low_confidence", "schedule": "editing:editing_threshold=0.01", "edits": ("mask_sinks:k=2",)},
+    ),
     "causal": (tiny_llama, {"block_length": 32}),
     "causal, whole": (tiny_llama, {"block_length": 32, "full_forward": True}),
 }

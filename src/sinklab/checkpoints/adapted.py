@@ -23,6 +23,7 @@ class Adapted(Family):
     """Field that holds the length of a block of its attention, where there is one."""
     blocks_from: ClassVar[str] = "text"
     logit_shift: ClassVar[bool] = False
+    first_alone: ClassVar[bool] = False
     unknown_blocks: ClassVar[str] = ""
     """What to note where the config gives no length of a block."""
     end_of_turn = "<|im_end|>"
@@ -38,6 +39,7 @@ class Adapted(Family):
         block = config.get(self.block_field) if self.block_field else None
         special = {name: config.get(name) for name in ("mask_token_id", "pad_token_id")}
         settings = {**special, "logit_shift": self.logit_shift, "block_length": block, "blocks_from": self.blocks_from}
+        settings["first_alone"] = self.first_alone
         notes = (self.unknown_blocks,) if self.unknown_blocks and block is None else ()
         return CheckpointPlan(self, backbone, settings, notes)
 
@@ -102,6 +104,7 @@ class FastDLLM(Adapted):
     backbone: ClassVar[Any] = Qwen2Config
     block_field = "bd_size"
     logit_shift = True
+    first_alone = True
     unknown_blocks = (
         "config.json has no bd_size: it attends to everything unless block_length= is given (published: 32)"
     )

@@ -213,8 +213,7 @@ def _assembled(
 
 
 BYTES = {"float32": 4, "bfloat16": 2}
-# no canvas fills Llama-3.1's 131,072 positions
-CANVAS = 4096
+CANVAS = 4096  # no canvas fills Llama-3.1's 131,072 positions
 
 
 @dataclass(frozen=True)

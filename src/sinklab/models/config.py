@@ -135,6 +135,8 @@ class DiffusionLMConfig(PreTrainedConfig):
             ``causal``, from left to right inside the block too (Nemotron-Labs-Diffusion).
         blocks_from: with blocks, where they are counted from: ``text``, its first token, or ``column``, the first
             column of the batch, padding included (dLLM, which pads prompts on the left to whole blocks).
+        first_alone: with blocks, whether the first token of each is written by itself, before the others: where logits
+            are shifted, it is predicted by the block before (Fast-dLLM v2).
 
     Raises:
         ValueError: for an unknown key or value, naming the near ones; for a sink kind without a count or a count
@@ -161,6 +163,7 @@ class DiffusionLMConfig(PreTrainedConfig):
     block_length: int | None = None
     clean_attention: str = limited("block", one_of=("block", "causal"))
     blocks_from: str = limited("text", one_of=("text", "column"))
+    first_alone: bool = False
 
     def __init__(self, backbone: PreTrainedConfig | dict[str, Any] | None = None, **settings: Any) -> None:
         refuse_unknown(settings, config_keys())

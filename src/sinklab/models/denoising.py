@@ -100,7 +100,10 @@ class ModelDenoiser:
             )
         ids_BS = canvas.ids_BS
         real_BS = masks.real_positions(ids_BS, canvas.attention_BS)
-        part_BS = masks.blocks(self.model.config, real_BS, ids_BS.shape[1], ids_BS.device, block_length)
+        place_BS = masks.blocks(self.model.config, real_BS, ids_BS.shape[1], ids_BS.device, 1)
+        part_BS = place_BS // (block_length or size)
+        if self.model.config.first_alone:
+            part_BS = 2 * part_BS + (place_BS % size != 0)
         return canvas.counted(part_BS.expand_as(ids_BS))
 
     @property

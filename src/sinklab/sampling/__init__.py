@@ -12,7 +12,7 @@ __getattr__, __dir__, __all__ = exports(
         "Candidates Entropy LeftToRight LowConfidence MaskgitPlus Origin PositionalOrder RandomOrder TopkMargin "
         "UnmaskingRule"
     ),
-    schedules="Alpha EntropyBound EvenQuota Factor Schedule Threshold Timed commit_counts split_steps",
+    schedules="EntropyBound EvenQuota Factor Schedule Threshold Timed commit_counts split_steps",
     settings="DecodingSettings",
     tokens="TokenSampling sample_tokens",
 )

@@ -38,7 +38,7 @@ class RowEnds:
         self.ids = ids
         self._ids = torch.tensor(ids, device=open_BS.device)
         self._open_BS = open_BS
-        self._finished_B = torch.zeros_like(open_BS[:, 0])
+        self.finished_B = torch.zeros_like(open_BS[:, 0])
 
     def __call__(self, ids_BS: Tensor, masked_BS: Tensor) -> tuple[Tensor, Tensor]:
         """The ids with the newly finished rows filled to the right with their stop id, and where (bool (B, S)).
@@ -47,8 +47,8 @@ class RowEnds:
         """
         is_stop_BS = (ids_BS[..., None] == self._ids).any(-1)
         first_BS = self._open_BS & is_stop_BS & (masked_BS.cumsum(1) == 0)
-        new_B = first_BS.any(1) & ~self._finished_B
-        self._finished_B = self._finished_B | new_B
+        new_B = first_BS.any(1) & ~self.finished_B
+        self.finished_B = self.finished_B | new_B
         first_B1 = first_BS.long().argmax(1, keepdim=True)
         right_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device) > first_B1
         filled_BS = self._open_BS & right_BS & new_B[:, None]
@@ -97,7 +97,7 @@ def check_scores(score_M: Tensor, rule: UnmaskingRule, step: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Choice:
+class Choice:
     """What a step chose among the candidates of its block."""
 
     canvas: Canvas
@@ -127,7 +127,9 @@ class Step:
     """int64, the ids after the commit."""
     filled_BS: Tensor
     """bool, the open positions to the right of a stop id, filled with it because their row ended with this step."""
-    choice: _Choice = field(repr=False)
+    choice: Choice = field(repr=False)
+    goes_on: bool = False
+    """Further steps follow in this block even if it has no masks: what is written may still be edited."""
 
     # Spread over the canvas on first use: a loop that wants the text alone does not pay for them.
 
@@ -139,7 +141,7 @@ class Step:
 
     @cached_property
     def committed_BS(self) -> Tensor:
-        """bool, the positions this step committed a proposal to."""
+        """bool, the positions this step committed a proposal to: also one in place of a token, where edits are made."""
         return self.choice.block.put(self.choice.chosen_BC, torch.zeros_like(self.choice.canvas.open_BS))
 
     @cached_property
@@ -152,7 +154,9 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class Run:
+    """What a loop is given beside its denoiser."""
+
     canvas: Canvas
     block_BS: Tensor
     sizes: list[int]
@@ -229,7 +233,8 @@ def denoise(
     check_equal_rows(plan, canvas.open_BS, len(sizes), steps)
     ends = None if stop_ids is None else RowEnds(stop_ids, canvas.open_BS, canvas.mask_id)
     evaluate = evaluator(denoiser, cache_of(cache), block_BS)
-    return _steps(_Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends), evaluate)
+    run = Run(canvas, block_BS, sizes, limits, chosen, plan, sampling, generator, ends)
+    return getattr(plan, "run", _steps)(run, evaluate)
 
 
 def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: TokenSampling) -> Schedule:
@@ -248,7 +253,7 @@ def planned(rule: UnmaskingRule, schedule: Schedule | str | None, sampling: Toke
 class _Left:
     """How many candidates each block has left: known beforehand, or read once a step with all that may be wrong."""
 
-    def __init__(self, run: _Run, plan: list[Block]) -> None:
+    def __init__(self, run: Run, plan: list[Block]) -> None:
         self.blocks = [len(block.flat_N) for block in plan]
         self._run, self._waits = run, reads_wait(run.canvas.open_BS.device)
         self._known = [self._beforehand(block, limit) for block, limit in zip(plan, run.limits, strict=True)]
@@ -300,7 +305,7 @@ class _Left:
         return answers[: len(numbers_N)]
 
 
-def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
+def _steps(run: Run, evaluate: Evaluate) -> Iterator[Step]:
     canvas, schedule, ends = run.canvas, run.schedule, run.ends
     if hasattr(run.rule, "start"):
         run = replace(run, rule=run.rule.start(canvas.open_BS, run.generator))
@@ -325,8 +330,8 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
                 if index == 0 and ends is not None:
                     check_vocabulary("stop_ids", ends.ids, logits_MV.shape[1])
                 score_M, token_M = _scored(run, block, candidates_BC, logits_MV, left, step)
-                chosen_BC = _chosen(run, score_M, place_M, candidates_BC, count, evaluation)
-            choice = _Choice(canvas, block, candidates_BC, place_M, score_M, chosen_BC)
+                chosen_BC = picked(run, score_M, place_M, candidates_BC, count, evaluation)
+            choice = Choice(canvas, block, candidates_BC, place_M, score_M, chosen_BC)
             written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
             ids_BC = torch.where(chosen_BC, written_BC, ids_BC)
             before_BS, ids_BS, filled_BS = ids_BS, block.put(ids_BC, ids_BS), nothing_BS
@@ -342,7 +347,7 @@ def _steps(run: _Run, evaluate: Evaluate) -> Iterator[Step]:
 
 
 def _scored(
-    run: _Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, left: _Left, step: str
+    run: Run, block: Block, candidates_BC: Tensor, logits_MV: Tensor, left: _Left, step: str
 ) -> tuple[Tensor, Tensor]:
     mask_id, columns_BC = run.canvas.mask_id, block.columns_BC
     candidates = Candidates(logits_MV, run.sampling, mask_id, candidates_BC, columns_BC, run.generator)
@@ -355,9 +360,8 @@ def _scored(
     return score_M.clone() if score_M.is_inference() else score_M, token_M
 
 
-def _chosen(
-    run: _Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int
-) -> Tensor:
+def picked(run: Run, score_M: Tensor, place_M: Tensor, candidates_BC: Tensor, count: Count, evaluation: int) -> Tensor:
+    """The best candidates, as many as the count says, bool (B, C)."""
     alg_temp = getattr(run.rule, "alg_temp", None)
     key_M = perturbed(score_M, alg_temp, run.generator) if alg_temp else score_M
     shape = candidates_BC.shape

@@ -87,6 +87,7 @@ class Schedule(Protocol):
     """Decides how far down the ranking a step commits.
 
     Optional attribute `allows_surplus_steps`: there may be more evaluations than positions, and they change counts.
+    Optional method `run(run, evaluate)`: the steps, in place of the loop that commits every position once.
     """
 
     @property
@@ -193,48 +194,6 @@ class Timed(Checked):
         if _draws_positions(rule):
             return lambda ordered_BC, candidates_BC, evaluation: (ordered_BC >= ratios[evaluation]).sum(1)
         return Unread(lambda ordered_BC, candidates_BC, nth: (candidates_BC.sum(1) * (1 - ratios[nth])).long())
-
-
-@schedules.register("alpha")
-@dataclass(frozen=True)
-class Alpha(Checked):
-    """dLLM's: time runs from 1 to 0 in equal steps, and the step from t to s commits round(n (1 - m(s) / m(t))) of the
-    n masks that are left (half to even), where m(t) is the share that is masked at t. Steps that commit nothing are
-    left out, so there are never more evaluations than masks.
-
-    `steps` are divided over the blocks and rounded up. Source: dLLM, `get_num_transfer_tokens`.
-    """
-
-    curve: str = limited("linear", one_of=("linear", "cosine"))
-    """m(t) = t, or cos(π (1 - t) / 2)."""
-
-    name: ClassVar[str] = "alpha"
-    pooled: ClassVar[bool] = False
-    fixed: ClassVar[bool] = False
-    allows_surplus_steps: ClassVar[bool] = True
-
-    def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
-        """At most as many steps as positions where `steps` is left out."""
-        return list(sizes) if steps is None else [-(-steps // max(len(sizes), 1))] * len(sizes)
-
-    def check_rule(self, rule: UnmaskingRule) -> None:
-        """Any rule but `Origin`."""
-        _check_ranks(rule, self.name)
-
-    def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
-        """Counts of every row, those above 0 first."""
-        time_T = torch.arange(evaluations, -1, -1, dtype=torch.float64).div(evaluations).float()
-        alpha_T = 1 - time_T if self.curve == "linear" else 1 - torch.cos(torch.pi / 2 * (1 - time_T))
-        # as the original: float32 up to here, then float64
-        share_T = 1 - ((1 - alpha_T[1:]) / (1 - alpha_T[:-1])).double()
-        left_B, counts = size_B.double(), []
-        for share in share_T.to(size_B.device, non_blocking=True).unbind():
-            counts.append((left_B * share).round())
-            left_B = left_B - counts[-1]
-        counts_BT = torch.stack(counts, 1).long()
-        order_BT = counts_BT.eq(0).sort(dim=1, stable=True).indices
-        counts_TB = counts_BT.gather(1, order_BT).unbind(1)
-        return Unread(lambda ordered_BC, candidates_BC, evaluation: counts_TB[evaluation])
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ class DecodingSettings:
     random, positional, left_to_right or origin, or a registered one; its fields may follow, as in entropy:alg_temp=0.1.
     """
     schedule: str | None = _denoising()
-    """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or entropy_bound; None is
-    even, but timed for the rule origin. Fields may follow, as in threshold:threshold=0.8."""
+    """How many tokens are committed at each evaluation: even, timed, alpha, threshold, factor or entropy_bound, and
+    dynamic or editing for models that attend in blocks; None is even, but timed for the rule origin. Fields may follow,
+    as in threshold:threshold=0.8."""
     cache: str = _denoising("none")
     """KV cache between evaluations: none, prefix, dual or sink_refresh; or, with all but a share of the columns
     evicted, sink, evict, received or random. Fields may follow, as in sink:keep=0.25,sinks=2."""
@@ -55,7 +56,8 @@ class DecodingSettings:
     alg_temp: float | None = _denoising(sets="rule.alg_temp")
     """Sample the positions to commit too, by their scores at this temperature; None takes the best ones."""
     threshold: float | None = _denoising(sets="schedule.threshold")
-    """With schedule threshold: commit every candidate with at least this confidence (0.9 when left out)."""
+    """With schedule threshold: commit every candidate with at least this confidence (0.9 when left out); dynamic
+    and editing: with more than this (0.9 and 0.95)."""
     factor: float | None = _denoising(sets="schedule.factor")
     """With schedule factor: Fast-dLLM's factor (1 when left out)."""
     gamma: float | None = _denoising(sets="schedule.gamma")

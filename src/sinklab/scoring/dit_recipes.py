@@ -19,7 +19,7 @@ from sinklab.checkpoints.dit import LOWERED
 from sinklab.errors import check_count
 from sinklab.sampling.canvas import Block, Canvas
 from sinklab.sampling.denoisers import Denoiser
-from sinklab.sampling.loop import Step, _Choice
+from sinklab.sampling.loop import Choice, Step
 
 
 def subs(logits_BSV: Tensor, ids_BS: Tensor, mask_id: int) -> Tensor:
@@ -258,7 +258,7 @@ class _Run:
         before_BS, ids_BW = self.ids_BS, block.get(self.ids_BS, 0).clone()
         ids_BW[masked_BW] = torch.where(chosen_BW[masked_BW], token_M, ids_BW[masked_BW])
         self.ids_BS = block.put(ids_BW, before_BS)
-        choice = _Choice(self.canvas, block, masked_BW, masked_BW.flatten().nonzero()[:, 0], score_M, chosen_BW)
+        choice = Choice(self.canvas, block, masked_BW, masked_BW.flatten().nonzero()[:, 0], score_M, chosen_BW)
         self.index += 1
         nothing_BS = torch.zeros_like(self.canvas.open_BS)
         return Step(self.index - 1, None, block.number, before_BS, self.ids_BS, nothing_BS, choice)

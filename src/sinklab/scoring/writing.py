@@ -281,16 +281,18 @@ class DenoisingWriter(Writer):
         self.canvas = canvas.to(model.device)
         self.ids_BS = self.canvas.ids_BS
         super().__init__(texts, log, self.canvas.attention_BS)
-        self._steps = denoise_with_clean_pass(model, self.canvas, settings, self._clean)
+        self._steps, self._goes_on = denoise_with_clean_pass(model, self.canvas, settings, self._clean), False
 
     def _is_open(self, index: int) -> bool:
-        return bool((self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any())
+        return self._goes_on or bool((self.canvas.open_BS & (self.ids_BS == self.canvas.mask_id)).any())
 
     def _step(self, index: int) -> WritingStep:
         step = next(self._steps)
         self.ids_BS, candidates_BC, chosen_BC = step.ids_BS, step.choice.candidates_BC, step.choice.chosen_BC
         active_B = candidates_BC.any(1).cpu() & ~self.over_B
-        if self.texts.ends and not bool((candidates_BC & ~chosen_BC).any()):
+        self._goes_on = step.goes_on
+        left_BC = candidates_BC & ~chosen_BC & step.choice.block.get(step.masked_BS, False)
+        if self.texts.ends and not self._goes_on and not bool(left_BC.any()):
             found = [is_over(self.loaded, self.row(row), each.until) for row, each in enumerate(self.requests)]
             self.over_B |= torch.tensor(found)
         layout = (self.canvas, step.before_BS, step.ids_BS, chosen_BC.sum(1), active_B)

@@ -1,0 +1,376 @@
+"""BD3LM, SDAR, Fast-dLLM v2 and LLaDA2 against the numbers of their authors' code: every canvas of generation, the
+evaluations that denoise, and how often the network is called.
+
+An evaluation of ours is one call of the network (two with guidance): a block that is finished runs with the first
+evaluation of the next one, and a prompt with the first of all. The originals' further calls, which store keys and
+values or encode a prefix again, decide nothing and are no evaluations.
+"""
+
+# B batch rows, S canvas positions, M wanted positions, V vocabulary, T evaluations, N positions of a draw
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from golden_llada import golden_cases, golden_folder, golden_tensors
+from sinklab.checkpoints import load
+from sinklab.sampling import Canvas, DecodingSettings, TokenSampling
+from sinklab.sampling.denoisers import guided
+from sinklab.sampling.tokens import shaped
+
+DLLM = ("bd3lm_qwen3", "bd3lm_llama")
+LLADA2 = ("llada2_moe", "llada21_moe")
+UNEQUAL = {
+    "pad_generated": "dLLM takes a written token for padding where it has the pad token's id; here padding is where it "
+    "was given",
+    "block_cache": "Fast-dLLM v2's cache inside a block: keys and values of other sub-blocks are stale, and logits "
+    "are shifted inside the sub-block; here the cache of a model in blocks is exact",
+    "block_cache_quarter": "the same",
+    "short_prompt_cache": "the same",
+}
+"""Cases that are not compared, and why."""
+CUT = {"tail_quota": "SDAR's generate.py then overwrites a given token, which one is undefined: up to evaluation 1"}
+"""Cases of which a part is compared."""
+
+
+@functools.cache
+def loaded(family, **settings):
+    return load(golden_folder(family), **settings)
+
+
+tensors_of = functools.cache(golden_tensors)
+
+
+def cases_of(family, group="generate"):
+    return [case for case in golden_cases(family)[group] if case["name"] not in UNEQUAL]
+
+
+def case_of(family, name, group="generate"):
+    return next(case for case in golden_cases(family)[group] if case["name"] == name)
+
+
+@contextmanager
+def calls_of(model):
+    """How often the network runs: its head does so once in each call, whatever stands for the decoder."""
+    calls = []
+    handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+class Drawn:
+    """Tokens drawn by the noise that the original drew, at the columns that its draw was for; all else is ours."""
+
+    def __init__(self, denoiser, draws, key_of, score_of):
+        self.denoiser, self.draws = denoiser, iter(draws)
+        self.key_of, self.score_of = key_of, score_of
+
+    def __getattr__(self, name):
+        return getattr(self.denoiser, name) if name == "in_blocks" else object.__getattribute__(self, name)
+
+    def __call__(self, ids_BS, wanted_BS):
+        self.logits_MV = self.denoiser(ids_BS, wanted_BS)
+        noise = next(self.draws)
+        start = int(wanted_BS.any(0).nonzero()[0]) // noise.shape[-2] * noise.shape[-2]
+        place_BS = wanted_BS[:, start : start + noise.shape[-2]]
+        assert int(place_BS.sum()) == len(self.logits_MV)
+        self.noise_MV = noise.view(len(ids_BS), *noise.shape[-2:])[place_BS]
+        return self.key_of(self.logits_MV, self.noise_MV)
+
+    def rule(self, candidates):
+        return self.score_of(self.logits_MV).gather(-1, candidates.tokens_M[:, None])[:, 0]
+
+
+def first_stop(ids, stops):
+    """Up to the first of these ids, itself included."""
+    ids = ids.tolist()
+    ends = [place for place, one in enumerate(ids) if one in stops]
+    return ids[: ends[0] + 1] if ends else ids
+
+
+def check_canvases(name, steps, canvas_TBS):
+    """After every evaluation, in the columns that were there."""
+    assert len(steps) == len(canvas_TBS), name
+    for step, after_BS in zip(steps, canvas_TBS, strict=True):
+        shown_BS = torch.where(after_BS >= 0, step.ids_BS[:, : after_BS.shape[1]], -1)
+        assert torch.equal(shown_BS, after_BS), f"{name}: the canvas after evaluation {step.index}"
+
+
+# dLLM's BD3LM
+
+
+def bd3lm_canvas(family, case):
+    """Prompts as the original pads them, on the left to whole blocks, and the masks of all blocks."""
+    given_BP, ids = tensors_of(family)[f"gen.{case['name']}.canvas"][0].long(), case["special_ids"]
+    prompt_BP = given_BP[:, (given_BP >= 0).all(0)]
+    assert prompt_BP.shape[1] % case["settings"]["block_size"] == 0
+    masks_BN = torch.full((len(prompt_BP), case["settings"]["max_new_tokens"]), ids["mask"])
+    ids_BS = torch.cat([prompt_BP, masks_BN], 1)
+    # what equals pad is padding, inside a prompt as well
+    return Canvas(ids_BS, ids_BS != ids["pad"], ids_BS == ids["mask"], ids["mask"])
+
+
+def bd3lm(family, case, **settings):
+    theirs, canvas = case["settings"], bd3lm_canvas(family, case)
+    model = loaded(family, block_length=theirs["block_size"], logit_shift=theirs.get("right_shift_logits", False)).model
+    new = theirs["max_new_tokens"]
+    steps = theirs.get("steps", 128)
+    if "steps_per_block" in theirs:
+        steps = theirs["steps_per_block"] * -(-new // theirs["block_size"])
+    denoiser, given = model.denoiser(canvas.attention_BS), {}
+    if scale := theirs.get("cfg_scale"):
+        denoiser = guided(denoiser, scale, canvas.prompt_BS, canvas.mask_id)
+    if case["noise_draws"]:
+        noise = [tensors_of(family)[f"gen.{case['name']}.noise.{n}"] for n in range(case["noise_draws"])]
+        if theirs.get("remasking") == "random":
+            # the scores themselves
+            drawn = Drawn(denoiser, [one[..., None] for one in noise], lambda l_MV, n_MV: l_MV, None)
+            given["rule"] = lambda candidates: drawn.noise_MV[:, 0]
+        else:
+            temperature = theirs["temperature"]
+            drawn = Drawn(
+                denoiser,
+                noise,
+                lambda l_MV, n_MV: l_MV.double() - temperature * (-n_MV.double().log()).log(),
+                lambda l_MV: l_MV.softmax(-1),
+            )
+            given["rule"] = drawn.rule
+        denoiser = drawn
+    options = DecodingSettings(schedule="alpha", steps=steps, **settings)
+    with calls_of(model) as calls:
+        decoded = list(options.decode(denoiser, canvas, **given))
+    return decoded, len(calls)
+
+
+@pytest.mark.parametrize("family", DLLM)
+def test_every_canvas_of_bd3lm(family):
+    for case in cases_of(family):
+        name, canvas_TBS = case["name"], tensors_of(family)[f"gen.{case['name']}.canvas"].long()[1:]
+        steps, calls = bd3lm(family, case)
+        if name == "eos_stop":
+            # theirs ends with the block, for all rows at once: the caller's loop is where to do so
+            steps = steps[: len(canvas_TBS)]
+            assert steps[-1].block < 1 + max(step.block for step in steps)
+            calls = len(steps)
+        check_canvases(name, steps, canvas_TBS)
+        assert len(steps) == case["denoising_evaluations"], name
+        evaluation = 2 if "cfg_scale" in case["settings"] else 1
+        assert calls == evaluation * len(steps) < case["model_calls"], name
+        assert torch.equal(
+            steps[-1].ids_BS[:, : canvas_TBS.shape[-1]], tensors_of(family)[f"gen.{name}.sequences"].long()
+        )
+
+
+# SDAR
+
+
+def sdar(case):
+    theirs, name, family = case["settings"], case["name"], "sdar"
+    length, prompt = theirs["block_length"], tensors_of(family)[f"gen.{case['name']}.prompt"].long()
+    model, mask_id = loaded(family, block_length=length).model, golden_cases(family)["special_ids"]["mask"]
+    total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
+    canvas = Canvas.from_prompts([prompt.tolist()], new_tokens=total - len(prompt), mask_id=mask_id)
+    is_copy = case["function"] == "huggingface_bd3.py"
+    kind = theirs.get("remasking", theirs.get("remasking_strategy"))
+    threshold = theirs.get("threshold", 1)
+    if kind == "low_confidence_dynamic":
+        threshold = theirs["confidence_threshold"]
+    schedule = f"dynamic:threshold={threshold},steps={theirs['denoising_steps']},block_length={length}"
+    rule = "left_to_right" if kind == "sequential" else "low_confidence" if is_copy else "maskgit_plus"
+    given, denoiser, options = {}, model.denoiser(), {}
+    if "noise" in case["sampling"]:
+        noise = [tensors_of(family)[f"gen.{name}.noise.{n}"] for n in range(case["denoising_evaluations"])]
+        sampling = TokenSampling(theirs["temperature"], theirs["top_p"], theirs["top_k"])
+
+        def probabilities(logits_MV):
+            # top-k before top-p, which is ours the other way round
+            for one in (TokenSampling(sampling.temperature, None, sampling.top_k), TokenSampling(1.0, sampling.top_p)):
+                logits_MV = shaped(logits_MV, one)
+            return logits_MV.softmax(-1)
+
+        def confidences(logits_MV):
+            return (logits_MV / sampling.temperature).softmax(-1) if is_copy else probabilities(logits_MV)
+
+        denoiser = Drawn(denoiser, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), confidences)
+        given["rule"] = denoiser.rule
+    elif not is_copy and kind != "sequential" and theirs["top_k"]:
+        options["top_k"] = theirs["top_k"]
+    with calls_of(model) as calls:
+        steps = list(DecodingSettings(rule=rule, schedule=schedule, **options).decode(denoiser, canvas, **given))
+    return steps, len(calls), len(prompt)
+
+
+def test_every_canvas_of_sdar():
+    for case in cases_of("sdar"):
+        name, canvas_TBS = case["name"], tensors_of("sdar")[f"gen.{case['name']}.canvas"].long()
+        steps, calls, prompt = sdar(case)
+        assert torch.equal(steps[0].before_BS, canvas_TBS[0])
+        if name in CUT:
+            steps, canvas_TBS = steps[:1], canvas_TBS[:2]
+        elif case["stopping_criteria_idx"]:
+            stops = torch.tensor(case["stopping_criteria_idx"])
+            ended = {step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()}
+            steps = [step for step in steps if step.block <= min(ended)]
+        else:
+            assert calls == len(steps) == case["denoising_evaluations"] < case["model_calls"], name
+            assert [int(step.committed_BS.sum()) for step in steps] == case["committed"], name
+            assert torch.equal(steps[-1].ids_BS, tensors_of("sdar")[f"gen.{name}.sequences"].long())
+        check_canvases(name, steps, canvas_TBS[1:])
+
+
+# Fast-dLLM v2
+
+
+def fast_dllm(case, prompts, total):
+    """The steps, and which of them write the first token of a block: what the original's commit calls decide."""
+    theirs, family = case["settings"], "fast_dllm_v2"
+    length, mask_id = theirs["block_size"], case["mask_id"]
+    model = loaded(family, block_length=length).model
+    assert model.config.first_alone and model.config.logit_shift
+    # the original's rows end in the same column; of a longer prompt ours writes on
+    canvas = Canvas.from_prompts(prompts, new_tokens=total - min(map(len, prompts)), mask_id=mask_id, pad_id=0)
+    denoiser, given = model.denoiser(canvas.attention_BS), {}
+    if "temperature" in theirs:
+        noise = [tensors_of(family)[f"gen.{case['name']}.noise.{n}"] for n in range(case["denoising_evaluations"])]
+        sampling = TokenSampling(theirs["temperature"], theirs["top_p"])
+        plain = denoiser
+
+        def probabilities(logits_MV):
+            return shaped(logits_MV, sampling).softmax(-1)
+
+        def first_is_best(ids_BS, wanted_BS):
+            if int(wanted_BS.nonzero()[0, 1]) % length:
+                return drawn(ids_BS, wanted_BS)
+            drawn.logits_MV = plain(ids_BS, wanted_BS)
+            return drawn.logits_MV
+
+        drawn = Drawn(plain, noise, lambda l_MV, n_MV: probabilities(l_MV).log() - n_MV.log(), probabilities)
+        first_is_best.in_blocks, given["rule"], denoiser = plain.in_blocks, drawn.rule, first_is_best
+    settings = DecodingSettings(
+        schedule=f"dynamic:threshold={theirs['threshold']}",
+        block_length=theirs["small_block_size"],
+        stop_ids=(case["stop_token"],),
+    )
+    with calls_of(model) as calls:
+        steps = list(settings.decode(denoiser, canvas, **given))
+    assert len(calls) == len(steps)
+    first = [int(step.committed_BS.nonzero()[0, 1]) % length == 0 for step in steps] if len(prompts) == 1 else None
+    return steps, first
+
+
+def test_every_canvas_of_fast_dllm_v2():
+    for case in cases_of("fast_dllm_v2"):
+        name, theirs, tensors = case["name"], case["settings"], tensors_of("fast_dllm_v2")
+        prompt, length = tensors[f"gen.{name}.prompt"].tolist(), case["settings"]["block_size"]
+        total = (len(prompt) // length + theirs["max_new_tokens"] // length) * length + 1
+        steps, first = fast_dllm(case, [prompt], total)
+        written = tensors[f"gen.{name}.sequences"][0].tolist()
+        assert first_stop(steps[-1].ids_BS[0], [case["stop_token"]]) == written, name
+        kinds = [call[2] for call in case["calls"]]
+        assert first.count(False) == case["denoising_evaluations"] == kinds.count("block"), name
+        assert len(steps) <= case["model_calls"], name
+        shown_TBS = tensors[f"gen.{name}.shown"].long()
+        shown_TBS = shown_TBS[[place for place, kind in enumerate(kinds) if kind == "block"]]
+        for step, shown_BS in zip(
+            (step for step, alone in zip(steps, first, strict=True) if not alone), shown_TBS, strict=True
+        ):
+            before_BS = step.before_BS[:, : shown_BS.shape[1]]
+            assert torch.equal(before_BS[shown_BS >= 0], shown_BS[shown_BS >= 0]), (name, step.index)
+
+
+@pytest.mark.parametrize("name", ["same_block", "other_blocks"])
+def test_a_batch_of_fast_dllm_v2_is_written_as_its_rows(name):
+    case, tensors = case_of("fast_dllm_v2", name, "batch"), tensors_of("fast_dllm_v2")
+    lengths = case["lengths"]
+    if name == "other_blocks":
+        # the 17th token of this prompt is the first of a block, and the original writes its own prediction over it
+        lengths = [10, 16]
+    prompts = [tensors[f"batch.{name}.prompt"][row, :n].tolist() for row, n in enumerate(lengths)]
+    texts = [tensors[f"batch.{name}.sequences.{row}"] for row in range(2)]
+    total, stops = len(texts[0]), [case["stop_token"]]
+    together = fast_dllm(case, prompts, total)[0][-1].ids_BS
+    for row, text in enumerate(texts):
+        alone = fast_dllm(case, [prompts[row]], total)[0][-1].ids_BS
+        padding = max(map(len, prompts)) - len(prompts[row])
+        assert first_stop(alone[0, :total], stops) == first_stop(text, stops)
+        assert first_stop(together[row, padding : padding + total], stops) == first_stop(text, stops)
+
+
+# LLaDA2.0 and 2.1
+
+
+def llada2(family, case):
+    theirs, tensors, prefix = case["settings"], tensors_of(family), f"gen.{case['name']}."
+    length, prompt = theirs["block_length"], tensors[prefix + "prompt"][0].tolist()
+    model, mask_id = loaded(family, block_length=length).model, theirs["mask_id"]
+    total = -(-(len(prompt) + theirs["gen_length"]) // length) * length
+    canvas = Canvas.from_prompts([prompt], new_tokens=total - len(prompt), mask_id=mask_id)
+    stop_ids = (theirs["eos_id"],) if theirs.get("eos_early_stop") else ()
+    schedule = f"dynamic:threshold={theirs['threshold']}"
+    if family == "llada21_moe":
+        given = ("editing_threshold", "max_post_steps", "num_to_transfer")
+        fields = [
+            f"{name}={min(theirs[name], 1) if name == given[0] else theirs[name]}" for name in given if name in theirs
+        ]
+        schedule = ",".join([f"editing:threshold={theirs['threshold']}", *fields])
+    else:
+        schedule += f",steps={theirs['steps']},block_length={length}"
+    denoiser, options = model.denoiser(), {}
+    if "temperature" in theirs:
+        # its draws are stored
+        draws_TC, confidence_TC = tensors[prefix + "proposed"].long(), tensors[prefix + "confidence"]
+        sampling = TokenSampling(theirs["temperature"], None, theirs["top_k"])
+
+        def probabilities(logits_MV):
+            return shaped(shaped(logits_MV, sampling), TokenSampling(1.0, theirs["top_p"])).softmax(-1)
+
+        def key_of(logits_MV, drawn_M1):
+            return torch.zeros_like(logits_MV).scatter_(-1, drawn_M1, 1.0)
+
+        denoiser = Drawn(denoiser, draws_TC[..., None], key_of, probabilities)
+        options["rule"] = denoiser.rule
+    with calls_of(model) as calls:
+        steps = list(DecodingSettings(schedule=schedule, stop_ids=stop_ids).decode(denoiser, canvas, **options))
+    assert len(calls) == len(steps)
+    if "temperature" in theirs:
+        for step, draw_C, confidence_C in zip(steps, draws_TC, confidence_TC, strict=True):
+            columns = step.confidence_BS[0].isfinite().nonzero()[:, 0]
+            torch.testing.assert_close(
+                step.confidence_BS[0, columns], confidence_C[columns % length], atol=3e-4, rtol=0
+            )
+            assert set(step.ids_BS[step.committed_BS].tolist()) <= set(draw_C.tolist())
+    return steps, len(prompt)
+
+
+@pytest.mark.parametrize("family", LLADA2)
+def test_every_canvas_of_llada2(family):
+    for case in cases_of(family):
+        name, theirs, tensors = case["name"], case["settings"], tensors_of(family)
+        steps, prompt = llada2(family, case)
+        canvas_TS = tensors[f"gen.{name}.canvas"].long()
+        if name == "eos_stop":
+            # the original stops after the block
+            stops = torch.tensor([theirs["eos_id"]])
+            ended = {step.block for step in steps if torch.isin(step.ids_BS[:, prompt:], stops).any()}
+            steps = [step for step in steps if step.block <= min(ended)]
+        assert len(steps) == case["nfe"], name
+        for step, shown_S in zip(steps, canvas_TS, strict=True):
+            assert torch.equal(step.before_BS[0], shown_S), f"{name}: the canvas of evaluation {step.index}"
+        text = steps[-1].ids_BS[0, prompt : prompt + theirs["gen_length"]]
+        assert first_stop(text, [theirs["eos_id"]]) == tensors[f"gen.{name}.output"][0].tolist(), name
+        if family == "llada21_moe":
+            edits = sum(int((step.committed_BS & ~step.masked_BS).sum()) for step in steps)
+            assert (edits > 0) == (case["tokens_changed_after_commit"] > 0), name
+
+
+def test_what_is_not_compared_is_named():
+    known = {
+        case["name"] for family in (*DLLM, *LLADA2, "sdar", "fast_dllm_v2") for case in golden_cases(family)["generate"]
+    }
+    assert set(UNEQUAL) | set(CUT) <= known
+    assert {case["name"] for case in golden_cases("fast_dllm_v2")["batch"]} == {"same_block", "other_blocks", "cache"}
