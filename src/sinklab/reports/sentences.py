@@ -22,7 +22,7 @@ from sinklab.reports.words import interval, number, quoted, same, statements, ti
 
 @lru_cache(maxsize=1)
 def _statements() -> Callable[..., list[str]]:
-    filters = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
+    filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
     filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
     tests = {"in_twins": _is_in_twins, "infinite": math.isinf, "close_to": same, "many": are_many}
     return statements("sinklab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
