@@ -80,9 +80,7 @@ def untrained(source: Source, variant: str, settings: BackcopySettings, model: D
     return twins
 
 
-def new_model(
-    source: Source, variant: str, settings: BackcopySettings, block_length: int | None = None
-) -> DiffusionLM:
+def new_model(source: Source, variant: str, settings: BackcopySettings, block_length: int | None = None) -> DiffusionLM:
     """A twin before training; what is not of the variant depends on the source's seed and the sizes alone."""
     backbone = LlamaConfig(
         vocab_size=source.mask_id + 1,

@@ -1,0 +1,236 @@
+"""Do sinks stand still when blocks are causal? Bigram-Backcopy in blocks of 4 and 16, on the whole canvas, and causal.
+
+    python studies/block_sinks.py train      what is missing of the models, one after the other
+    python studies/block_sinks.py measure    what is missing of the measures of the models that are there
+    python studies/block_sinks.py report     results.json, the figure, and the sentences of the page
+
+Models and measures are kept in --work, a file each; whatever stops a command, the same one goes on. The page
+block_sinks.md beside this file says what is measured and why.
+"""
+
+# B rows, S columns, T steps, L layers, H heads, K keys = added sinks + S
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sinklab.analysis.estimates import mean_over
+from sinklab.analysis.movement import motion, motion_word
+from sinklab.models.diffusion_lm import DiffusionLM
+from sinklab.probing.tracing import trace
+from sinklab.records.storage import write_beside
+from sinklab.reports.style import theme_named, themed
+from sinklab.sampling.canvas import Canvas
+from sinklab.sinks.rules import DEFAULT, Gu
+from sinklab.sinks.states import MASKED
+from sinklab.studies.backcopy.figures import at_equal_dose
+from sinklab.studies.backcopy.masking import hidden
+from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin, untrained
+from sinklab.studies.backcopy.source import Source
+from sinklab.studies.backcopy.study import BLOCKS, BackcopySettings
+
+RESULTS = Path(__file__).with_suffix("")
+STEPS = {"causal plain": 2500, "causal sink": 1000, "diffusion": 2500, "more": 800}
+"""Of training: "more" is what the models with blocks, and "full" beside them, have after the diffusion models."""
+KINDS = (
+    *itertools.product(("causal", "block16", "block4", "full"), ("plain",)),
+    *itertools.product(("block4", "causal", "full", "block16"), ("sink",)),
+)
+"""In the order of training; all seeds of a kind follow one another."""
+GIVEN, NEW = 16, 3_000_000
+"""Columns that are given, and where the seeds of the rows that are revealed begin."""
+PRECONDITION, NEAR = 0.1, 0.05
+
+
+class Arm(NamedTuple):
+    """In which order tokens are revealed to a model, what it sees, and whose attention counts."""
+
+    name: str
+    size: int | None
+    """Tokens of the blocks of the order; None for none."""
+    seen: int | None
+    """Tokens of the blocks of attention."""
+    reading: str
+    """own: queries under masks in these blocks; one: the query of the token that is revealed."""
+
+
+def arms_of(objective: str) -> list[Arm]:
+    """The arms that a kind of model is watched in."""
+    if objective == "causal":
+        return [Arm("causal", None, None, "one")]
+    found = [(f"block {size}", size, size) for name, size in BLOCKS.items() if name == objective]
+    if objective == "full":
+        found += [("full, free", None, None)]
+        found += [(f"full, as {size}", size, None) for size in BLOCKS.values()]
+        found += [(f"full, read in {size}", size, size) for size in BLOCKS.values()]
+    return [Arm(*arm, reading) for arm in found for reading in ("own", "one")]
+
+
+def order_of(rows: int, length: int, given: int, size: int | None, seed: int) -> Tensor:
+    """The column that each step reveals in each row, int64 (B, T): drawn from the seed inside blocks of this size."""
+    column_BT = torch.arange(given, length).expand(rows, -1)
+    key_BT = torch.rand(column_BT.shape, generator=torch.Generator().manual_seed(seed))
+    return given + (key_BT if size is None else key_BT + column_BT // size).argsort(1)
+
+
+@torch.no_grad()
+def watched(model: Any, ids_BS: Tensor, order_BT: Tensor, arm: Arm, mask_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean weights times the number of keys, (B, T, L, H, K), NaN where there is no key yet; and those numbers (T,).
+
+    An even share is 1, however many queries are asked. A causal model goes from left to right.
+    """
+    length, steps, counts = ids_BS.shape[1], [], []
+    model.config.block_length = arm.seen
+    column_S, prefix = torch.arange(length), model.config.sink_count
+    for number in range(order_BT.shape[1]):
+        now_B1 = order_BT[:, number : number + 1]
+        if arm.name == "causal":
+            stop = length - order_BT.shape[1] + number
+            with trace(model, ("last_row",)) as seen:
+                model(ids_BS[:, :stop], causal=True)
+            weights_BLHK = seen.values("last_row")[0]
+        else:
+            open_BS = torch.zeros_like(ids_BS, dtype=torch.bool).scatter(1, order_BT[:, number:], True)
+            asked_BS = open_BS if arm.size is None else open_BS & (column_S // arm.size == now_B1 // arm.size)
+            asked_BS = asked_BS if arm.reading == "own" else column_S == now_B1
+            stop = length if arm.seen is None else (int(now_B1[0]) // arm.seen + 1) * arm.seen
+            noisy_BS = ids_BS.masked_fill(open_BS, mask_id)[:, :stop]
+            canvas = Canvas(noisy_BS, torch.ones_like(noisy_BS, dtype=torch.bool), asked_BS[:, :stop], mask_id)
+            with trace(model, ("received_by_state",), canvas=canvas) as seen:
+                model.denoiser(plain=True)(canvas.ids_BS, canvas.open_BS)
+            weights_BLHK = seen.values("received_by_state")[0][:, MASKED] / asked_BS.sum(1)[:, None, None, None]
+        counts.append(weights_BLHK.shape[-1])
+        room = prefix + length - counts[-1]
+        steps.append(torch.nn.functional.pad(weights_BLHK * counts[-1], (0, room), value=math.nan))
+    return torch.stack(steps, 1).double().numpy(), np.array(counts)
+
+
+def moves(received: np.ndarray, keys_T: np.ndarray, arm: Arm, given: int, added: int) -> dict[str, float]:
+    """The measures 1 to 3 of the page."""
+    visible = keys_T[:, None, None, None].astype(float)
+    found, text = (motion(received[..., cut:], visible - cut, rule=DEFAULT, added=added - cut) for cut in (0, added))
+    main, counted = found.main, found.counted
+    most = np.nanmax(received, -1) / visible[..., 0]
+    told = {"excess": counted.mean(), "gu": (most > Gu().weight).mean(), "share": most.mean()}
+    told |= {"mobility": found.overall.mobility, "mobility_text": text.overall.mobility}
+    column_T = given + np.arange(len(keys_T))
+    block_T = np.zeros_like(column_T) if arm.size is None else column_T // arm.size
+    pairs, border_T = counted[:, 1:] & counted[:, :-1], np.diff(block_T) > 0
+    moved = pairs & (main[:, 1:] != main[:, :-1])
+    for name, here_T in (("within", ~border_T), ("across", border_T)):
+        told[name] = _share(moved[:, here_T].sum(), pairs[:, here_T].sum())
+    text_T = keys_T - added
+    is_text = counted & (main >= added)
+    told["added"] = _share((counted & ~is_text).sum(), counted.sum())
+    place, total = main - added, is_text.sum()
+    told["first"] = _share((is_text & (place == 0)).sum(), total)
+    if arm.size is not None:
+        start_T = (block_T * arm.size)[:, None, None]
+        told["committed"] = _share((is_text & (place < start_T)).sum(), total)
+        told["later"] = _share((is_text & (place >= start_T + arm.size)).sum(), total)
+        told["even"] = _share((is_text * (start_T / text_T[:, None, None])).sum(), total)
+    return {name: float(value) for name, value in told.items()}
+
+
+def _share(part: Any, whole: Any) -> float:
+    return float(part / whole) if whole else math.nan
+
+
+def settings_of(given: argparse.Namespace, stage: str) -> BackcopySettings:
+    """How models are trained in a stage, a name in `STEPS`."""
+    return BackcopySettings(layers=2, steps=given.steps or STEPS[stage], models=str(given.work / "models"))
+
+
+def model_of(given: argparse.Namespace, objective: str, variant: str, seed: int) -> DiffusionLM:
+    """A model, from --work/models where it is, else trained and put there."""
+    source = Source(seed)
+    if objective == "causal":
+        return twin(source, objective, variant, settings_of(given, f"causal {variant}"))
+    settings = settings_of(given, "more")
+    path = Path(settings.models or "") / f"{objective}-{variant}-{seed}.safetensors"
+    model = new_model(source, variant, settings, BLOCKS.get(objective))
+    if path.exists():
+        model.load_state_dict(load_file(path))
+        return model.eval()
+    model.load_state_dict(twin(source, "diffusion", variant, settings_of(given, "diffusion")).state_dict())
+    model = trained(source, stage_of(objective), variant, settings, model)
+    write_beside(path, lambda part: save_file(model.state_dict(), part))
+    return model
+
+
+def stage_of(objective: str) -> str:
+    """The objective that it has in the study backcopy."""
+    return "diffusion" if objective == "full" else objective
+
+
+def wanted(given: argparse.Namespace) -> Iterator[tuple[str, str, int, Path]]:
+    """Objective, variant and seed of every model, and the file of its measures."""
+    for (objective, variant), seed in itertools.product(KINDS, given.seeds):
+        yield objective, variant, seed, given.work / "measures" / f"{objective}-{variant}-{seed}.json"
+
+
+def train(given: argparse.Namespace) -> None:
+    """Train what is missing."""
+    for objective, variant, seed, _ in wanted(given):
+        began = time.process_time()
+        model_of(given, objective, variant, seed)
+        print(f"{objective} {variant} {seed}: {time.process_time() - began:.0f} s", flush=True)
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Measure the models that are there and were not measured before."""
+    for objective, variant, seed, path in wanted(given):
+        if path.exists() or not (given.work / "models" / f"{path.stem}.safetensors").exists():
+            continue
+        began, source, settings = time.process_time(), Source(seed), settings_of(given, "more")
+        model = model_of(given, objective, variant, seed)
+        rows = Rows.of(source, given.rows, stage_of(objective), torch.Generator().manual_seed(MEASURED + seed))
+        ids_BS = source.rows(given.watched, torch.Generator().manual_seed(NEW + seed))
+        found: dict[str, list[Any]] = {"moves": [], "models": [], "heads": []}
+        for state, one in ({"trained": model} | untrained(source, variant, settings, model)).items():
+            label = {"objective": objective, "variant": variant, "seed": seed, "state": state}
+            for arm in arms_of(objective):
+                order_BT = order_of(len(ids_BS), source.length, GIVEN, arm.size, seed)
+                received, keys_T = watched(one, ids_BS, order_BT, arm, source.mask_id)
+                told = moves(received, keys_T, arm, GIVEN, model.config.sink_count)
+                found["moves"].append(label | {"arm": arm.name, "reading": arm.reading} | told)
+            one.config.block_length = BLOCKS.get(objective)
+            if state == "trained":
+                found["models"].append(label | scored(one, source, rows))
+                found["heads"] += [label | head for head in heads(one, rows.by_block())]
+                found["masking"] = [label | cell for cell in hidden(one, rows.by_block())]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_beside(path, lambda part, found=found: part.write_text(json.dumps(found), encoding="utf-8"))
+        print(f"{path.stem}: {time.process_time() - began:.0f} s", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("train", "measure", "report"))
+    parser.add_argument("--work", type=Path, default=Path("runs/block_sinks"), help="models and measures")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="results.json and figures")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(6)])
+    parser.add_argument("--steps", type=int, help="of every training; fewer to try it out")
+    parser.add_argument("--rows", type=int, default=512, help="rows of the loss and of masking")
+    parser.add_argument("--watched", type=int, default=32, help="rows that are revealed")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    {"train": train, "measure": measure}[given.command](given)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
