@@ -21,21 +21,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sinklab.analysis.estimates import mean_over
-from sinklab.analysis.movement import motion, motion_word
+from sinklab.analysis.movement import motion
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.probing.tracing import trace
 from sinklab.records.storage import write_beside
-from sinklab.reports.style import theme_named, themed
 from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import DEFAULT, Gu
 from sinklab.sinks.states import MASKED
-from sinklab.studies.backcopy.figures import at_equal_dose
 from sinklab.studies.backcopy.masking import hidden
 from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin, untrained
 from sinklab.studies.backcopy.source import Source
@@ -76,6 +72,10 @@ def arms_of(objective: str) -> list[Arm]:
         found += [(f"full, as {size}", size, None) for size in BLOCKS.values()]
         found += [(f"full, read in {size}", size, size) for size in BLOCKS.values()]
     return [Arm(*arm, reading) for arm in found for reading in ("own", "one")]
+
+
+TWINNED = [Arm(f"full, as {size}", size, None, "own") for size in BLOCKS.values()]
+"""What untrained twins of the full canvas are watched in."""
 
 
 def order_of(rows: int, length: int, given: int, size: int | None, seed: int) -> Tensor:
@@ -202,6 +202,8 @@ def measure(given: argparse.Namespace) -> None:
         for state, one in ({"trained": model} | untrained(source, variant, settings, model)).items():
             label = {"objective": objective, "variant": variant, "seed": seed, "state": state}
             for arm in arms_of(objective):
+                if state != "trained" and objective == "full" and arm not in TWINNED:
+                    continue
                 order_BT = order_of(len(ids_BS), source.length, GIVEN, arm.size, seed)
                 received, keys_T = watched(one, ids_BS, order_BT, arm, source.mask_id)
                 told = moves(received, keys_T, arm, GIVEN, model.config.sink_count)

@@ -55,8 +55,8 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
     """Loss of the second half of rows as their true tokens are revealed one a step, by protocol and number of keys.
 
     The first half is given. A causal model goes from left to right; in a diffusion model all that is not revealed is
-    masked, and the order of each row is drawn from the seed, in blocks one block after the other. The loss is that of each token at the step that reveals
-    it: the chain rule in one order, whose least expected value is the same for all orders.
+    masked, and the order of each row is drawn from the seed, inside blocks where it has them. The loss is that of each
+    token at the step that reveals it: the chain rule in one order, whose least expected value is the same for all.
     """
     ids_BS = rows.ids_BS[:REVEALED]
     half = ids_BS.shape[1] // 2
