@@ -21,24 +21,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sinklab.analysis.movement import motion
+from sinklab.analysis.estimates import mean_over
+from sinklab.analysis.movement import motion, motion_word
 from sinklab.models.diffusion_lm import DiffusionLM
 from sinklab.probing.tracing import trace
 from sinklab.records.storage import write_beside
+from sinklab.reports.style import DPI, theme_named, themed
 from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import DEFAULT, Gu
 from sinklab.sinks.states import MASKED
+from sinklab.studies.backcopy.figures import at_equal_dose
 from sinklab.studies.backcopy.masking import hidden
 from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin, untrained
 from sinklab.studies.backcopy.source import Source
 from sinklab.studies.backcopy.study import BLOCKS, BackcopySettings
 
 RESULTS = Path(__file__).with_suffix("")
-STEPS = {"causal plain": 2500, "causal sink": 1000, "diffusion": 2500, "more": 800}
+STEPS = {"causal plain": 2500, "causal sink": 1000, "diffusion": 2500, "more": 500}
 """Of training: "more" is what the models with blocks, and "full" beside them, have after the diffusion models."""
 KINDS = (
     *itertools.product(("causal", "block16", "block4", "full"), ("plain",)),
@@ -218,6 +223,228 @@ def measure(given: argparse.Namespace) -> None:
         print(f"{path.stem}: {time.process_time() - began:.0f} s", flush=True)
 
 
+Tables = dict[str, pd.DataFrame]
+SIDES = {"block 4": ("full, as 4", "block4"), "block 16": ("full, as 16", "block16")}
+"""Arms in blocks, the same order on the whole canvas, and the kind of model."""
+
+
+def tables(given: argparse.Namespace) -> Tables:
+    """The measures that there are, by table."""
+    files = [json.loads(path.read_text("utf-8")) for *_, path in wanted(given) if path.exists()]
+    if not files:
+        raise ValueError(f"there are no measures in {given.work / 'measures'}; run train and measure first")
+    return {name: pd.DataFrame(itertools.chain(*(file[name] for file in files))) for name in files[0]}
+
+
+def of_arm(moved: pd.DataFrame, arm: str, name: str, reading: str = "own", **like: str) -> pd.Series:
+    """A measure of an arm by seed; of trained models without an added sink unless `like` says otherwise."""
+    asked = {"arm": arm, "reading": reading, "state": "trained", "variant": "plain"} | like
+    return moved[(moved[[*asked]] == pd.Series(asked)).all(axis=1)].set_index("seed")[name]
+
+
+def refusal(found: Tables, kinds: list[tuple[str, str]], arms: list[tuple[str, str]]) -> str:
+    """Why no verdict may be given on these kinds of model (objective, variant) in these arms (arm, variant), or ""."""
+    models = found["models"].set_index(["objective", "variant"]).sort_index()
+    for kind in kinds:
+        if kind not in models.index:
+            return f"{' '.join(kind)} was not trained"
+        if (far := (models.loc[[kind], "over"] > NEAR).sum()) > 0:
+            return f"{' '.join(kind)} is not within 5 % of the best loss in {far} of {len(models.loc[[kind]])} seeds"
+    for arm, variant in arms:
+        rates = of_arm(found["moves"], arm, "excess", "one" if arm == "causal" else "own", variant=variant)
+        if (few := (rates < PRECONDITION).sum()) > 0:
+            return f"{arm} has a main sink in less than 10 % of its steps in {few} of {len(rates)} seeds"
+    return ""
+
+
+def flipped(gaps: np.ndarray) -> float:
+    """p of the exact sign-flip test of a mean."""
+    means = [abs(np.mean(gaps * signs)) for signs in itertools.product((1, -1), repeat=len(gaps))]
+    return float(np.mean(np.array(means) >= abs(np.mean(gaps)) * (1 - 1e-9)))
+
+
+def verdict(words: str, gaps: pd.Series, refused: str = "", twins: dict[str, pd.Series] | None = None) -> str:
+    """A paired difference in words, with its interval, its test, and what untrained twins show of it."""
+    gaps = gaps.dropna()
+    told, found = f"{words}: ", mean_over(gaps.to_numpy())
+    numbers = f"{found.value:+.3f} ({gaps.min():+.3f} … {gaps.max():+.3f}, {found.samples} seeds)"
+    if not found.is_interval:
+        return told + f"described only, {numbers}"
+    numbers = (
+        f"{found.value:+.3f}, 95 % {found.low:+.3f} to {found.high:+.3f}, sign-flip p {flipped(gaps.to_numpy()):.3f}"
+    )
+    beside = {state: one.dropna().mean() for state, one in (twins or {}).items()}
+    said = {True: "more", False: "less", None: f"cannot tell (±{found.reach:.3f} would have shown)"}[found.above()]
+    alike = [state for state, mean in beside.items() if mean / found.value >= 1 / 3]
+    said = f"no finding, untrained twins show it as well ({said})" if alike and found.above() is not None else said
+    said = f"cannot tell, since {refused}" if refused else said
+    told += f"**{said}**, {numbers}"
+    return told + "".join(f"; {state} {mean:+.3f}" for state, mean in beside.items() if not math.isnan(mean))
+
+
+def of_twins(moved: pd.DataFrame, gap: Any) -> dict[str, pd.Series]:
+    """A difference of untrained twins."""
+    return {
+        state: gap(lambda *asked, state=state, **like: of_arm(moved, *asked, state=state, **like)) for state in TWINS
+    }
+
+
+TWINS = ("fresh", "permuted")
+
+
+def sentences(found: Tables) -> Iterator[str]:
+    """The answers to questions A to F."""
+    moved = found["moves"]
+
+    def asked(words: str, gap: Any, refused: str) -> str:
+        own = gap(lambda *one, **like: of_arm(moved, *one, **like))
+        return verdict(words, own, refused, of_twins(moved, gap))
+
+    for arm, (full, kind) in SIDES.items():
+        refused = refusal(found, [(kind, "plain"), ("full", "plain")], [(arm, "plain"), (full, "plain")])
+        alone = refusal(found, [(kind, "plain")], [(arm, "plain")])
+        yield asked(
+            f"A mobility, {arm} less {full}", lambda of, a=arm, f=full: of(a, "mobility") - of(f, "mobility"), refused
+        )
+        yield asked(f"B moves across less within, {arm}", lambda of, a=arm: of(a, "across") - of(a, "within"), alone)
+        yield asked(
+            f"B that of {arm} less that of {full}",
+            lambda of, a=arm, f=full: of(a, "across") - of(a, "within") - of(f, "across") + of(f, "within"),
+            refused,
+        )
+        yield asked(f"C committed less even, {arm}", lambda of, a=arm: of(a, "committed") - of(a, "even"), alone)
+        yield asked(
+            f"D mobility of one query, {arm} less causal",
+            lambda of, a=arm: of(a, "mobility", "one") - of("causal", "mobility", "one"),
+            refusal(found, [(kind, "plain"), ("causal", "plain")], [(arm, "plain"), ("causal", "plain")]),
+        )
+        for other in ("causal", "full"):
+            doses, gaps = at_dose(found, kind, other)
+            words = f"E cost at equal removed attention ({doses.min():.0%} … {doses.max():.0%}), {arm} less {other}"
+            yield verdict(words, gaps, refusal(found, [(kind, "plain"), (other, "plain")], []))
+    for arm, reading, kind in (
+        ("causal", "one", "causal"),
+        ("full, free", "own", "full"),
+        ("block 4", "own", "block4"),
+        ("block 16", "own", "block16"),
+    ):
+        sink = {"variant": "sink"}
+        if of_arm(moved, arm, "added", reading, **sink).empty:
+            continue
+        refused = refusal(found, [(kind, "sink"), (kind, "plain")], [(arm, "sink"), (arm, "plain")])
+        yield verdict(
+            f"F share of the main sinks on the added one less 1 of 49, {arm}",
+            of_arm(moved, arm, "added", reading, **sink) - 1 / 49,
+            refused,
+        )
+        gaps = of_arm(moved, arm, "mobility", reading, **sink) - of_arm(moved, arm, "mobility", reading)
+        yield verdict(f"F mobility with an added sink less without, {arm}", gaps, refused)
+
+
+def costs(found: Tables, kind: str, seed: int) -> dict[Any, tuple[float, float]]:
+    """Number of keys and control to the attention removed and the cost in nats, of a plain model."""
+    masked = found["masking"]
+    cells = masked[(masked["objective"] == kind) & (masked["variant"] == "plain") & (masked["seed"] == seed)]
+    clean = cells.loc[cells["k"] == 0, "loss"].iloc[0]
+    return {(cell.k, cell.control): (cell.removed, cell.loss - clean) for cell in cells.itertuples() if cell.k}
+
+
+def at_dose(found: Tables, kind: str, other: str) -> tuple[pd.Series, pd.Series]:
+    """By seed: the removed attention that two kinds of model are compared at, the one's cost less the other's."""
+    seeds = sorted(set(found["masking"]["seed"]))
+    pairs = []
+    for seed in seeds:
+        wanted_dose = costs(found, "causal", seed)[1, "sinks"][0]
+        two = [[pair for (_, arm), pair in costs(found, one, seed).items() if arm == "sinks"] for one in (kind, other)]
+        pairs.append(at_equal_dose(two[0], two[1], wanted_dose))
+    doses, gaps = zip(*pairs, strict=True)
+    return pd.Series(doses, seeds), pd.Series(gaps, seeds)
+
+
+def by_arm(moved: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds of every arm, with the range of mobility."""
+    keys = ["variant", "arm", "reading", "state"]
+    means = moved.groupby(keys, sort=False)[MEASURES].mean()
+    spread = moved.groupby(keys, sort=False)["mobility"].agg(["min", "max", "size"])
+    means.insert(
+        4, "range", [f"{low:.2f} … {high:.2f}" for low, high in zip(spread["min"], spread["max"], strict=True)]
+    )
+    means["word"] = [motion_word(value) for value in means["mobility"]]
+    return means.assign(seeds=spread["size"]).reset_index()
+
+
+MEASURES = ["excess", "gu", "share", "mobility", "within", "across", "committed", "even", "later", "first", "added"]
+
+
+def drawn(moved: pd.DataFrame) -> Figure:
+    """Mobility by arm, and moves within blocks and across borders: a mark a seed."""
+    look = theme_named("light")
+    arms = ["block 4", "full, as 4", "full, read in 4", "block 16", "full, as 16", "full, read in 16", "full, free"]
+    with themed(look):
+        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for at, arm in enumerate(arms):
+            for state, marker, colour in (
+                ("trained", "o", look.runs[0]),
+                ("fresh", "^", look.muted),
+                ("permuted", "v", look.muted),
+            ):
+                values = of_arm(moved, arm, "mobility", state=state)
+                left.plot(
+                    np.full(len(values), at), values, marker, color=colour, markersize=4, label=None if at else state
+                )
+            for name, shift, marker, colour in (
+                ("within", -0.15, "o", look.runs[0]),
+                ("across", 0.15, "s", look.runs[1]),
+            ):
+                values = of_arm(moved, arm, name)
+                words = {"within": "within a block", "across": "across a border"}[name]
+                right.plot(
+                    np.full(len(values), at + shift),
+                    values,
+                    marker,
+                    color=colour,
+                    markersize=4,
+                    label=None if at else words,
+                )
+        for plot, title in ((left, "mobility over 32 steps"), (right, "share of steps at which the main sink moves")):
+            plot.set_xticks(range(len(arms)), arms, rotation=35, ha="right", fontsize=7)
+            plot.set_title(title, fontsize=9)
+            plot.set_ylim(-0.03, 1.03)
+            plot.legend(fontsize=7, loc="lower left")
+    return figure
+
+
+def report(given: argparse.Namespace) -> None:
+    """results.json, motion.png, and on the screen the tables and sentences of the page."""
+    found = tables(given)
+    given.out.mkdir(exist_ok=True)
+    kept = {name: json.loads(table.round(5).to_json(orient="records")) for name, table in found.items()}
+    lines = [*sentences(found)]
+    text = json.dumps({"steps": STEPS, "sentences": lines} | kept, ensure_ascii=False)
+    (given.out / "results.json").write_text(text.replace("}, {", "},\n{") + "\n", encoding="utf-8")
+    drawn(found["moves"]).savefig(given.out / "motion.png", dpi=DPI)
+    looks = (
+        found["heads"]
+        .groupby(["objective", "variant", "seed"], sort=False)[["first", "strongest", "gu", "added"]]
+        .max()
+    )
+    models = found["models"].merge(looks.reset_index(), on=["objective", "variant", "seed"])
+    models["cost of position 0"] = models["hidden"] / models["loss"] - 1
+    told = models.groupby(["objective", "variant"], sort=False)[["over", "first", "strongest", "cost of position 0"]]
+    masked = found["masking"].groupby(["objective", "variant", "control", "k"], sort=False)
+    with pd.option_context(
+        "display.width", 250, "display.max_columns", 30, "display.max_rows", 200, "display.precision", 3
+    ):
+        print(
+            told.agg(["mean", "min", "max"]),
+            by_arm(found["moves"]),
+            masked[["loss", "removed", "sinks", "matched"]].mean(),
+            sep="\n\n",
+        )
+    print(*lines, sep="\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -230,7 +457,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--watched", type=int, default=32, help="rows that are revealed")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    {"train": train, "measure": measure}[given.command](given)
+    {"train": train, "measure": measure, "report": report}[given.command](given)
     return 0
 
 
