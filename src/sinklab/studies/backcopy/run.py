@@ -239,9 +239,11 @@ class Rows:
             return float(source.nats(self.ids_BS).mean())
         if self.block_length is None or self.own_BS is not None:
             return float(self.bound(source.posterior(canvas.ids_BS)[canvas.open_BS].log()))
-        # what each block is predicted from: the clean ones before it, and what is left of itself
-        parts = [self.at(torch.tensor([[n]])) for n in range(math.ceil(self.ids_BS.shape[1] / self.block_length))]
-        best_BSX = torch.stack([source.posterior(p.canvas.ids_BS) * p.own_BS[..., None] for p in parts]).sum(0)
+        best_BSX = torch.zeros(*self.ids_BS.shape, source.tokens, dtype=torch.float64)
+        for number in range(math.ceil(self.ids_BS.shape[1] / self.block_length)):
+            # what a block is predicted from: the clean ones before it, and what is left of itself
+            one: Any = self.at(torch.tensor([[number]]))
+            best_BSX = torch.where(one.own_BS[..., None], source.posterior(one.canvas.ids_BS), best_BSX)
         return float(self.bound(best_BSX[canvas.open_BS].log()))
 
 
