@@ -17,6 +17,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,8 @@ from sinklab.studies.backcopy.study import BLOCKS, BackcopySettings
 
 RESULTS = Path(__file__).with_suffix("")
 STEPS = {"causal plain": 2500, "causal sink": 1000, "diffusion": 2500, "more": 500}
-"""Of training: "more" is what the models with blocks, and "full" beside them, have after the diffusion models."""
+"""Of training: "more" is what the models with blocks, and "full" beside them, have after the diffusion models, at a
+third of the rates."""
 KINDS = (
     *itertools.product(("causal", "block16", "block4", "full"), ("plain",)),
     *itertools.product(("block4", "causal", "full", "block16"), ("sink",)),
@@ -155,7 +157,8 @@ def _share(part: Any, whole: Any) -> float:
 
 def settings_of(given: argparse.Namespace, stage: str) -> BackcopySettings:
     """How models are trained in a stage, a name in `STEPS`."""
-    return BackcopySettings(layers=2, steps=given.steps or STEPS[stage], models=str(given.work / "models"))
+    settings = BackcopySettings(layers=2, steps=given.steps or STEPS[stage], models=str(given.work / "models"))
+    return replace(settings, lr=settings.lr / 3, muon_lr=settings.muon_lr / 3) if stage == "more" else settings
 
 
 def model_of(given: argparse.Namespace, objective: str, variant: str, seed: int) -> DiffusionLM:
@@ -351,7 +354,9 @@ def costs(found: Tables, kind: str, seed: int) -> dict[Any, tuple[float, float]]
 
 def at_dose(found: Tables, kind: str, other: str) -> tuple[pd.Series, pd.Series]:
     """By seed: the removed attention that two kinds of model are compared at, the one's cost less the other's."""
-    seeds = sorted(set(found["masking"]["seed"]))
+    masked = found["masking"][found["masking"]["variant"] == "plain"]
+    have = [set(masked.loc[masked["objective"] == one, "seed"]) for one in ("causal", kind, other)]
+    seeds = sorted(set.intersection(*have))
     pairs = []
     for seed in seeds:
         wanted_dose = costs(found, "causal", seed)[1, "sinks"][0]
