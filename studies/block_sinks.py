@@ -382,41 +382,35 @@ MEASURES = ["excess", "gu", "share", "mobility", "within", "across", "committed"
 
 
 def drawn(moved: pd.DataFrame) -> Figure:
-    """Mobility by arm, and moves within blocks and across borders: a mark a seed."""
+    """Mobility by arm, moves within blocks and across borders, and what stands on finished columns: a mark a seed."""
     look = theme_named("light")
     arms = ["block 4", "full, as 4", "full, read in 4", "block 16", "full, as 16", "full, read in 16", "full, free"]
+    own, other, grey = (look.runs[0], "o"), (look.runs[1], "s"), (look.muted, "v")
+    panels = {
+        "mobility over 32 steps": {
+            "trained": ("mobility", "trained", 0, *own),
+            "weights permuted (fresh: no sink)": ("mobility", "permuted", 0, *grey),
+        },
+        "steps at which the main sink moves, share": {
+            "within a block": ("within", "trained", -0.15, *own),
+            "across a border": ("across", "trained", 0.15, *other),
+        },
+        "on finished columns, share": {
+            "main sinks": ("committed", "trained", -0.15, *own),
+            "keys that are seen": ("even", "trained", 0.15, look.muted, "_"),
+        },
+    }
     with themed(look):
-        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
-        for at, arm in enumerate(arms):
-            for state, marker, colour in (
-                ("trained", "o", look.runs[0]),
-                ("fresh", "^", look.muted),
-                ("permuted", "v", look.muted),
-            ):
-                values = of_arm(moved, arm, "mobility", state=state)
-                left.plot(
-                    np.full(len(values), at), values, marker, color=colour, markersize=4, label=None if at else state
-                )
-            for name, shift, marker, colour in (
-                ("within", -0.15, "o", look.runs[0]),
-                ("across", 0.15, "s", look.runs[1]),
-            ):
-                values = of_arm(moved, arm, name)
-                words = {"within": "within a block", "across": "across a border"}[name]
-                right.plot(
-                    np.full(len(values), at + shift),
-                    values,
-                    marker,
-                    color=colour,
-                    markersize=4,
-                    label=None if at else words,
-                )
-        for plot, title in ((left, "mobility over 32 steps"), (right, "share of steps at which the main sink moves")):
-            plot.set_xticks(range(len(arms)), arms, rotation=35, ha="right", fontsize=7)
+        figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+        for plot, (title, marks) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
+            for (label, (name, state, shift, colour, marker)), at in itertools.product(marks.items(), range(len(arms))):
+                values = of_arm(moved, arms[at], name, state=state)
+                places, words = np.full(len(values), at + shift), None if at else label
+                plot.plot(places, values, marker, color=colour, markersize=4, label=words)
+            plot.set_xticks(range(len(arms)), arms, rotation=40, ha="right", fontsize=7)
             plot.set_title(title, fontsize=9)
             plot.set_ylim(-0.03, 1.03)
-            plot.legend(fontsize=7, loc="lower left")
+            plot.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 0.02))
     return figure
 
 
