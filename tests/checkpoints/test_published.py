@@ -306,7 +306,7 @@ def test_every_row_of_the_table_is_consistent(name):
     row = PUBLISHED[name]
     ids = [row.special.mask, row.special.eos, row.special.eot, row.special.pad, row.special.bos, *row.special.stop]
     assert all(one is None or 0 <= one < (row.vocabulary or 157184) for one in ids)
-    assert (row.special.mask is not None) == (row.family not in ("llama", "qwen2", "qwen3"))
+    assert (row.special.mask is not None) == (row.family not in ("llama", "qwen2", "qwen3", "diffusion_gemma"))
     assert row.special.eos in (row.special.stop or (None,))
     assert row.special.eot is None or row.special.eot in row.special.stop
     assert row.chat_template in (None, "llada", "llada_moe", "mmada", "chatml", "llama3")

@@ -5,6 +5,7 @@ import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,7 +18,7 @@ from sinklab.cli.reports import _table
 from sinklab.probing import MaskSinks
 from sinklab.records import open_run
 from sinklab.registry import interventions
-from tiny_diffusion import save_tiny
+from tiny_diffusion import save_tiny, tiny_loaded
 from tiny_llama import tiny_llama
 
 QUICK = "--new-tokens 6 --block-length None --steps 3 --statistics received"
@@ -202,7 +203,13 @@ def test_each_process_takes_a_gpu_of_its_own(
     world: str, device: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr("sinklab.checkpoints.loading.load", lambda name, **options: asked.append(options["device"]))
+    loaded = tiny_loaded()
+
+    def load(name: str, **options: Any) -> Any:
+        asked.append(options["device"])
+        return loaded
+
+    monkeypatch.setattr("sinklab.checkpoints.loading.load", load)
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_RANK", "2")
     Reading(device=device).load("tiny")

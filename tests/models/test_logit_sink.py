@@ -132,7 +132,7 @@ def test_cached_decoding_keeps_a_logit_sink_beside_padding(shift):
         assert torch.allclose(session(ids, wanted, columns), twin(ids, wanted, columns), atol=1e-5)
         ids = ids.clone()
         ids[:, 4:6] = 50 + committed
-    for cache in caches:
+    for cache in (name for name in caches if not getattr(caches[name], "is_exact", False)):
         decoding = {"max_new_tokens": 8, "block_length": 4, "seed": 0, "cache": cache}
         prompt, real = IDS[:1, :6], attention[1:, :6]
         with trace(model):

@@ -1,8 +1,8 @@
 """The fast decoder: a decoder's layers without the wrappers around them, and without states that are not wanted.
 
-One form for Llama, Qwen2 and Qwen3. It leaves out, in the last layer, the queries and the MLP of positions whose logits
-are not wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their
-place (adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
+One form for Llama, Qwen2 and Qwen3, without the queries and the MLP of positions of the last layer whose logits are not
+wanted. Stock linear layers, norms and MLPs are called as functions of their weights; anything else in their place
+(adapters, quantised projections) as the module it is. The slow twin is the decoder's own forward.
 
 On CUDA the partial evaluations of a block, which have the same shapes and buffers at every step, are replayed as one
 graph in place of some 900 launches: the first of a shape runs as it is, the second is recorded. What cannot be recorded
@@ -39,8 +39,7 @@ _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, mod
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
-# Positions that go through an MLP at a time on the CPU: what it makes of them stays in the cache, and is not memory
-# that the system takes back and hands out again (and clears) at every layer.
+# Positions that go through an MLP at a time on the CPU: what it makes of them stays in the processor's cache.
 _PIECE = 256
 
 
@@ -49,12 +48,10 @@ class View:
     """What the layers need to know of the columns that run."""
 
     cos_BW1D: Tensor
-    sin_BW1D: Tensor
-    """With the sign of the rotated half inside: −sin in the first half of D, sin in the second."""
+    sin_BW1D: Tensor  # with the sign of the rotated half inside: −sin in the first half of D, sin in the second
     mask_B1WK: Tensor | None
     """Additive, 0 or −∞, of one query where all see the same; None when nothing is hidden."""
-    folded: Tensor | None = None
-    """The same for queries as `_attend` folds them."""
+    folded: Tensor | None = None  # the same for queries as `_attend` folds them
     choose: Callable[[int, Tensor, Tensor | None, float], None] | None = None
     """Called with (layer, queries (B, H, W or Q, D), mask, scale) after an update, to choose columns."""
 
@@ -273,11 +270,10 @@ class Recorded:
 
 def can_replay(x_BWE: Tensor, columns: Tensor, memory: Any) -> bool:
     """Whether this evaluation may become a graph: on CUDA, of some columns, into buffers that stay."""
+    is_shared = type(memory) is KeyValueStore and memory.columns is columns and columns.ndim == 1
     return (
         x_BWE.is_cuda
-        and type(memory) is KeyValueStore
-        and memory.columns is columns
-        and columns.ndim == 1
+        and is_shared
         and torch.is_inference_mode_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not torch.cuda.is_current_stream_capturing()
@@ -321,8 +317,8 @@ class FastDecoder:
         gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
         self.model, self.decoder, self.norm = model, decoder, _norm(decoder.norm)
         head: Any = model.lm_head
-        has_all_rows = type(head) is Head and head.vocab_size == head.out_features
-        self.head: Callable[[Tensor], Tensor] = linear_for(head.weight, head.bias) if has_all_rows else head
+        is_plain = type(head) is Head and head.vocab_size == head.out_features
+        self.head: Callable[[Tensor], Tensor] = linear_for(head.weight, head.bias) if is_plain else head
         self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
         self._shared = self.layers[0].heads // self.layers[0].groups
         self._is_stock = not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)
