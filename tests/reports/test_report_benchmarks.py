@@ -29,7 +29,7 @@ from sinklab.studies.benchmarks.onetoken import (
     onetoken_text,
     write_onetoken,
 )
-from sinklab.studies.benchmarks.table1_contrasts import contrasts, signed
+from sinklab.studies.benchmarks.table1_contrasts import contrasts
 from sinklab.studies.benchmarks.table1_report import (
     VERDICT,
     table1_figure,
@@ -38,7 +38,15 @@ from sinklab.studies.benchmarks.table1_report import (
     verdict,
     write_table1,
 )
-from sinklab.studies.benchmarks.tables import ONE_TOKEN, TABLE1, Benchmark, found_in, paired_drop, published_model
+from sinklab.studies.benchmarks.tables import (
+    ONE_TOKEN,
+    TABLE1,
+    Benchmark,
+    found_in,
+    paired_drop,
+    published_model,
+    signed,
+)
 from sinklab.studies.curve.figures import (
     as_curves,
     masking_curve_figure,

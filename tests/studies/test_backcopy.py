@@ -19,6 +19,7 @@ from sinklab.studies.backcopy import Backcopy, BackcopySettings, Source
 from sinklab.studies.backcopy.figures import backcopy_sentences, summary
 from sinklab.studies.backcopy.masking import hidden, revealed
 from sinklab.studies.backcopy.run import MEASURED, Rows, heads, new_model, scored, trained, twin
+from sinklab.studies.backcopy.study import BLOCKS
 from sinklab.testing import check_study
 
 SMALL = Source(3, tokens=4, triggers=1, concentration=0.7, length=6)
@@ -82,6 +83,45 @@ def test_the_posterior_is_that_of_enumeration_and_its_bound_is_the_same_floor():
         own = posterior[:, hidden].gather(2, rows[:, hidden, None])[..., 0]
         bound -= weight * float(chances @ own.log().sum(1)) / 5
     assert math.isclose(bound, SMALL.floor, rel_tol=1e-10)
+
+
+def test_the_best_loss_of_blocks_is_that_of_enumeration_and_needs_no_more_than_what_a_block_sees(monkeypatch):
+    rows, chances = all_rows(SMALL)
+    monkeypatch.setitem(BLOCKS, "block4", 4)
+    generator = torch.Generator().manual_seed(2)
+    given = Rows.noised(SMALL, rows[torch.randint(len(rows), (12,), generator=generator)], "block4", generator)
+    masked_BS, total = given.canvas.open_BS, 0.0
+    assert not masked_BS[:, 0].any() and masked_BS[:, 1:4].any() and masked_BS[:, 4:].any()
+    assert (given.t_B[:, :4] == given.t_B[:, :1]).all() and (given.t_B[:, 4:] == given.t_B[:, 4:5]).all()
+    assert not torch.equal(given.t_B[:, 0], given.t_B[:, 4])
+    for row, noisy, t_S, masked in zip(given.ids_BS, given.canvas.ids_BS, given.t_B, masked_BS, strict=True):
+        for place in masked.nonzero()[:, 0].tolist():
+            start = place - place % 4
+            known = torch.cat([row[:start], noisy[start : start + 4]])
+            fits = ((rows[:, : len(known)] == known) | (known == SMALL.mask_id)).all(1)
+            right = fits & (rows[:, place] == row[place])
+            total -= math.log(chances[right].sum() / chances[fits].sum()) / t_S[place]
+    assert given.best(SMALL) == pytest.approx(float(total) / (12 * 5), rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", BLOCKS)
+def test_a_block_costs_the_same_alone_and_beside_the_clean_text(objective):
+    source, settings = Source(3), BackcopySettings(steps=2)
+    model = trained(source, objective, "sink", settings).double()
+    assert model.config.block_length == BLOCKS[objective]
+    rows = Rows.of(source, 12, objective, torch.Generator().manual_seed(1))
+    blocks = math.ceil(48 / BLOCKS[objective])
+    alone = [rows.at(torch.tensor([[number]])) for number in range(blocks)]
+    sizes = [int(one.own_BS[:, 1:].sum()) for one in alone]
+    assert sum(sizes) == 12 * 47
+    with torch.no_grad():
+        apart = sum(float(one.loss(model)) * size for one, size in zip(alone, sizes, strict=True)) / sum(sizes)
+        assert apart == pytest.approx(float(rows.loss(model)), rel=1e-6)
+    best = sum(one.best(source) * size for one, size in zip(alone, sizes, strict=True)) / sum(sizes)
+    assert best == pytest.approx(rows.best(source), rel=1e-6)
+    one = rows.by_block()
+    assert one.own_BS[:, ::4].long().argmax(1).tolist() == [row % blocks * BLOCKS[objective] // 4 for row in range(12)]
+    assert all(0 <= head["strongest"] <= 1 for head in heads(model.float(), one))
 
 
 def test_what_is_measured_is_what_a_plain_computation_gives():
@@ -312,7 +352,7 @@ def test_costs_are_compared_at_equal_count_and_inside_the_doses_that_both_have(d
 @pytest.mark.slow
 def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says():
     source, settings = Source(2), BackcopySettings(steps=2)
-    for objective in ("causal", "diffusion"):
+    for objective in ("causal", "diffusion", "block4"):
         model = trained(source, objective, "plain", settings)
         rows = Rows.of(source, 3, objective, torch.Generator().manual_seed(1))
         found = revealed(model, rows, 5)
@@ -322,7 +362,8 @@ def test_what_is_revealed_step_by_step_costs_what_the_chain_rule_says():
                 logits = model(rows.ids_BS, causal=True).logits[:, 23:-1]
                 costs = -logits.log_softmax(-1).gather(2, rows.ids_BS[:, 24:, None])
             else:
-                order = 24 + torch.rand(3, 24, generator=torch.Generator().manual_seed(5)).argsort(1)
+                drawn = torch.rand(3, 24, generator=torch.Generator().manual_seed(5))
+                order = 24 + (drawn + (torch.arange(24) // 4 if objective == "block4" else 0)).argsort(1)
                 costs = []
                 for row, places in zip(rows.ids_BS, order, strict=True):
                     noisy = row.clone()

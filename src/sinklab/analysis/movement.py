@@ -270,53 +270,26 @@ class MotionCounter:
         """The paths in numbers."""
         steps, longest = (self.length > 0).sum(-1), self.length.max(-1)
         crossed = (np.maximum(steps - 1, 0) / np.maximum(longest, 1))[..., None, None]
-        return _motion(self.main, self.counted, self.share * self.counted, crossed, self.lives, self.added, self.jump)
-
-
-def _motion(
-    main: np.ndarray,
-    counted: np.ndarray,
-    drawn: np.ndarray,
-    crossed: np.ndarray,
-    lives: np.ndarray,
-    added: int,
-    jump: int,
-) -> Motion:
-    """The paths in numbers.
-
-    drawn: share of the main sink where it counts. crossed: (..., 1, 1) number of steps over the sequence's length.
-    lives: counts of `_Lifetimes`, (..., 5, layer, head).
-    """
-    place, here = np.moveaxis(main, -3, 0), np.moveaxis(counted, -3, 0)
-    steps, text = here.sum(0), here & (place >= added)
-    pairs = here[1:] & here[:-1]
-    moved = pairs & (place[1:] != place[:-1])
-    distance = np.abs(np.diff(place.astype(float), axis=0))
-    jumped = moved & text[1:] & text[:-1] & (distance > jump)
-    births, deaths, finished, at_risk, lasting = np.moveaxis(lives, -3, 0)
-    line = trend(place.astype(float), text)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        expected = at_risk / deaths
-    fields = {
-        "steps": steps,
-        "strength": np.moveaxis(drawn, -3, 0).sum(0) / np.maximum(steps, 1),
-        "mobility": _mobility(place, here),
-        "moves": moved.sum(0),
-        "transitions": pairs.sum(0),
-        "longest_stay": _longest_stay(here, pairs & ~moved),
-        "jumps": jumped.sum(0),
-        "mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0)),
-        "births": births,
-        "deaths": deaths,
-        "lasting": lasting,
-        "mean_lifetime": ratio(finished, deaths),
-        "expected_lifetime": expected,
-        "drift": line.slope,
-        "drift_low": line.low,
-        "drift_high": line.high,
-        "drift_relative": line.slope * crossed,
-    }
-    return Motion(main, counted, **fields, overall=summarised(fields, at_risk))
+        place, here = np.moveaxis(self.main, -3, 0), np.moveaxis(self.counted, -3, 0)
+        drawn = np.moveaxis(self.share * self.counted, -3, 0)
+        count, text = here.sum(0), here & (place >= self.added)
+        pairs = here[1:] & here[:-1]
+        moved = pairs & (place[1:] != place[:-1])
+        distance = np.abs(np.diff(place.astype(float), axis=0))
+        jumped = moved & text[1:] & text[:-1] & (distance > self.jump)
+        births, deaths, finished, at_risk, lasting = np.moveaxis(self.lives, -3, 0)
+        line = trend(place.astype(float), text)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = at_risk / deaths
+        fields = {"steps": count, "strength": drawn.sum(0) / np.maximum(count, 1), "mobility": _mobility(place, here)}
+        fields |= {"moves": moved.sum(0), "transitions": pairs.sum(0)}
+        fields |= {"longest_stay": _longest_stay(here, pairs & ~moved), "jumps": jumped.sum(0)}
+        fields |= {"mean_jump": ratio(np.where(jumped, distance, 0).sum(0), jumped.sum(0))}
+        fields |= {"births": births, "deaths": deaths, "lasting": lasting}
+        fields |= {"mean_lifetime": ratio(finished, deaths), "expected_lifetime": expected}
+        fields |= {"drift": line.slope, "drift_low": line.low, "drift_high": line.high}
+        fields |= {"drift_relative": line.slope * crossed}
+        return Motion(self.main, self.counted, **fields, overall=summarised(fields, at_risk))
 
 
 def _mobility(main: np.ndarray, here: np.ndarray) -> np.ndarray:

@@ -11,6 +11,8 @@ import numpy as np
 from sinklab.analysis.counts import Counts, Slab, below, one_pass, ranked, ratio, share, slabs
 from sinklab.sinks.rules import Excess, Gu, Rule, Top
 
+Span = tuple[float, float] | None
+"""first and last border of a histogram"""
 EPSILONS = tuple(np.linspace(0, 10, 21).tolist())
 """thresholds of the published curve, 0 to 10 in halves"""
 
@@ -125,13 +127,7 @@ class ScoreHistogram(Counts):
 
 
 def score_histogram(
-    received: Any,
-    visible: Any = None,
-    positions: Any = None,
-    *,
-    bins: int = 64,
-    span: tuple[float, float] | None = None,
-    log: bool = False,
+    received: Any, visible: Any = None, positions: Any = None, *, bins: int = 64, span: Span = None, log: bool = False
 ) -> ScoreHistogram:
     """Count the scores a_j as multiples of an even share, in equal bins (``log``: equal on a logarithmic scale).
 
@@ -148,7 +144,7 @@ def score_histogram(
 class HistogramCounter:
     """`score_histogram`, slab by slab."""
 
-    def __init__(self, bins: int = 64, span: tuple[float, float] | None = None, log: bool = False) -> None:
+    def __init__(self, bins: int = 64, span: Span = None, log: bool = False) -> None:
         low, high = span or ((2.0**-8, 2.0**12) if log else (0.0, 64.0))
         if bins < 1 or not low < high or (log and low <= 0):
             raise ValueError(

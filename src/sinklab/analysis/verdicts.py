@@ -204,6 +204,10 @@ def ninety_six(filtered: Any, *, epsilon: float = 3.0, threshold: float = 0.96) 
     return _judged(verdict, found, median_p(filtered, threshold), shares, words)
 
 
+Shown = Callable[[float], str]
+"""How a number is written."""
+
+
 def _percent(share: float) -> str:
     number = 100 * share
     return f"{number:.0f} %" if abs(number) >= 100 else f"{number:.3g} %"
@@ -213,7 +217,7 @@ def _nats(number: float) -> str:
     return f"{number:.2g} nats"
 
 
-def _over_samples(found: Estimate, centre: str = "median", shown: Callable[[float], str] = _percent) -> str:
+def _over_samples(found: Estimate, centre: str = "median", shown: Shown = _percent) -> str:
     """Where the samples lie: the interval, or the range of too few."""
     if found.samples == 1:
         return "1 sample"
@@ -226,12 +230,7 @@ def _over_samples(found: Estimate, centre: str = "median", shown: Callable[[floa
 
 
 def _judged(
-    verdict: partial[Verdict],
-    found: Estimate,
-    p: float,
-    numbers: str,
-    words: tuple[str, str],
-    shown: Callable[[float], str] = _percent,
+    verdict: partial[Verdict], found: Estimate, p: float, numbers: str, words: tuple[str, str], shown: Shown = _percent
 ) -> Verdict:
     """Numbers, and the words for above or below the threshold; where that cannot be told, what could have been."""
     threshold = verdict.keywords["threshold"]

@@ -122,13 +122,8 @@ class Shown(Progress):
 def working() -> Iterator[Shown]:
     """A bar on the terminal for the length of the block; of several processes only the first one shows it."""
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    stage = SpinnerColumn(), TextColumn("{task.description}", markup=False)
+    columns = (*stage, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield Shown(console, bars)
 

@@ -15,6 +15,7 @@ from sinklab.studies.base import text_of
 from sinklab.training.settings import RECIPES, VARIANTS, TrainSettings, recipe
 
 DEFAULT = "laptop-scratch"
+Word = Annotated[str, tyro.conf.Positional]
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
@@ -38,10 +39,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         raise ValueError("--reproduce takes every setting from the run folder; leave out the recipe and --variant")
 
     def train(
-        recipe: Annotated[str, tyro.conf.Positional] = DEFAULT,
-        variant: str | None = None,
-        reproduce: Path | None = None,
-        settings: Any = filled,
+        recipe: Word = DEFAULT, variant: str | None = None, reproduce: Path | None = None, settings: Any = filled
     ) -> None:
         """Train a diffusion language model: from scratch, from a causal model, or its sink alone.
 
@@ -162,7 +160,7 @@ def generate(
             print(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
 
 
-def info(model: Annotated[str, tyro.conf.Positional], json: bool = False) -> None:
+def info(model: Word, json: bool = False) -> None:
     """Show the architecture of a model and the memory it needs, from its config.json alone; no weights are read.
 
     Try

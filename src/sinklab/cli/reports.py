@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sinklab.reports.printed import Printed
 
 
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
 MODELS = {"plain": "tiny", "sink": "tiny-sink", "causal": "tiny-causal"}
 MORE_PROMPTS = (
     "The morning was cold, and the street",
@@ -94,7 +95,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
 
 
 def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: Folders,
     out: Path = Path("runs/report"),
     figures: tuple[str, ...] = ("png", "svg"),
     tables: tuple[str, ...] = ("parquet", "csv", "md"),
@@ -229,11 +230,7 @@ def table1(
     _show([write_table1(folders, out, figures)])
 
 
-def onetoken(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    out: Path = Path("runs/onetoken"),
-    metric: str | None = None,
-) -> None:
+def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
     """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published one.
 
     Takes folders of `sinklab train` and of `sinklab eval`, or folders above them. A benchmark run is matched with the

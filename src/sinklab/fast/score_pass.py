@@ -119,15 +119,8 @@ class _Launch:
             self.mask_strides = tuple(0 if size == 1 else stride for size, stride in sizes)
         self.numbers = (self.shape[2], self.keys, scores.scale * LOG2E)
         self.shared = scores.groups
-        self.constants: dict[str, Any] = {
-            "D": dim,
-            "BD": max(16, 1 << (dim - 1).bit_length()),
-            "MASK": kind,
-            "BY_ROW": by_row,
-            "CAUSAL": scores.is_causal,
-            "SOME": self.heads is not None,
-            "CAST": cast,
-        }
+        self.constants: dict[str, Any] = {"D": dim, "BD": max(16, 1 << (dim - 1).bit_length()), "CAST": cast}
+        self.constants |= {"MASK": kind, "BY_ROW": by_row, "CAUSAL": scores.is_causal, "SOME": self.heads is not None}
 
     def _factors(self) -> tuple[int, ...]:
         return (*self.q.stride()[:3], *self.k.stride()[:3], *self.mask_strides)

@@ -125,21 +125,16 @@ def undamaged(path: Path, remedy: str = "Restore the file or run again.") -> Ite
         raise ValueError(f"{path} is damaged and cannot be read ({cause}). {remedy}") from error
 
 
+_BY_STATE = ("main_by_state", "share_by_state", "row_entropy", "row_logsumexp", "output_norm", "noop_bound")
 STUDY_DIMS: dict[str, tuple[str, ...]] = {
     "received": ("step", "layer", "head", "key"),
     "visible": ("step", "key"),
     "positions": ("step",),
     "step_number": ("step",),
-    "value_norm": ("step", "layer", "key"),
-    "key_norm": ("step", "layer", "key"),
-    "main_by_state": ("step", "state", "layer", "head"),
-    "share_by_state": ("step", "state", "layer", "head"),
     "received_from_masked": ("step", "layer", "head", "key"),
     "received_by_state": ("step", "state", "layer", "head", "key"),
-    "row_entropy": ("step", "state", "layer", "head"),
-    "row_logsumexp": ("step", "state", "layer", "head"),
-    "output_norm": ("step", "state", "layer", "head"),
-    "noop_bound": ("step", "state", "layer", "head"),
+    **dict.fromkeys(("value_norm", "key_norm"), ("step", "layer", "key")),
+    **dict.fromkeys(_BY_STATE, ("step", "state", "layer", "head")),
 }
 """Axes of the arrays "attention"; only the first four are in every study."""
 

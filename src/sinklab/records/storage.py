@@ -28,6 +28,8 @@ RUN_FILE = "run.json"
 PART_SUFFIX = ".part"
 DIMS_KEY = "dims"
 
+Dims = Mapping[str, tuple[str, ...]] | None
+"""Names of the axes of arrays."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -96,12 +98,7 @@ def write_beside(target: Path, write: Callable[[Path], object], *, shared: bool 
         raise
 
 
-def write_arrays(
-    target: Path,
-    arrays: Mapping[str, Any],
-    dims: Mapping[str, tuple[str, ...]] | None,
-    dtypes: Mapping[str, str | None],
-) -> None:
+def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]) -> None:
     """Write a safetensors file; OSError when the disk refuses, as of every other file."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -160,9 +157,7 @@ def stored(array: np.ndarray, key: str, dtype: str | None) -> np.ndarray:
     return stored(array, key, "float32")
 
 
-def checked_dims(
-    arrays: Mapping[str, np.ndarray], dims: Mapping[str, tuple[str, ...]] | None
-) -> dict[str, tuple[str, ...]]:
+def checked_dims(arrays: Mapping[str, np.ndarray], dims: Dims) -> dict[str, tuple[str, ...]]:
     """Names of the axes of every array; ValueError when one is missing or a name stands for two lengths."""
     dims = dict(dims or {})
     if set(dims) != set(arrays):

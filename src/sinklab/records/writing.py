@@ -184,7 +184,7 @@ class RunWriter:
         self,
         name: str,
         arrays: Mapping[str, Any],
-        dims: Mapping[str, tuple[str, ...]] | None = None,
+        dims: storage.Dims = None,
         *,
         dtype: str | Mapping[str, str] | None = None,
         part: int | None = None,

@@ -17,20 +17,10 @@ from matplotlib.figure import Figure as Canvas
 from sinklab.errors import near, unknown
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures
+from sinklab.reports import style
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import NotRecorded, Reader
-from sinklab.reports.style import (
-    DPI,
-    MARKERS,
-    Theme,
-    from_zero,
-    legend_above,
-    note,
-    own_axes,
-    theme_named,
-    themed,
-    whole_numbers,
-)
+from sinklab.reports.style import Theme
 from sinklab.reports.words import words_of
 
 NEW: Any = None
@@ -119,20 +109,20 @@ class Figure:
 
     def __call__(self, runs: Any, *options: Any, theme: str = "light", **named: Any) -> Any:
         """Draw the runs, or of several the first where the figure shows one."""
-        look, readers = theme_named(theme), as_shown(runs, self.kind)
+        look, readers = style.theme_named(theme), as_shown(runs, self.kind)
         readers = readers[:1] if self.alone else readers
         needs = [self.needs] if isinstance(self.needs, str) else self.needs
         for name in () if self.y else needs:
             readers = having(readers, name)
         bound = self.__signature__.bind(readers[0] if self.alone else readers, *options, **named)
         given = bound.arguments.get("axes")
-        with themed(look):
+        with style.themed(look):
             if self.size:
-                bound.arguments["axes"] = own_axes(given, *self.size)
+                bound.arguments["axes"] = style.own_axes(given, *self.size)
             plot: Any = bound.arguments.get("axes")
             drawn = (self._curves if self.y else self.draw)(*bound.args, **bound.kwargs, look=look)
             if self.legend is not None:
-                legend_above(plot, self.legend, grow=given is None, extra=drawn if self.y else ())
+                style.legend_above(plot, self.legend, grow=given is None, extra=drawn if self.y else ())
         return plot if self.y or drawn is None else drawn
 
     def _curves(self, readers: list[Any], axes: Axes = NEW, *, look: Theme) -> Sequence[tuple[str, str]]:
@@ -146,7 +136,7 @@ class Figure:
         axes.set(xlabel=self.x, ylabel=self.label)
         self.draw(axes, look)
         if axes.get_autoscaley_on():
-            from_zero(axes, self.least)
+            style.from_zero(axes, self.least)
         finish(axes, kept, self.x)
         return extra
 
@@ -245,11 +235,11 @@ def finish(plot: Axes, readers: list[Any], x: str) -> None:
     """A grid, whole numbers of layers, and the end of a causal warm start over steps."""
     plot.grid(axis="y")
     if x == "layer":
-        whole_numbers(plot.xaxis)
+        style.whole_numbers(plot.xaxis)
     for step in sorted({run.causal_steps for run in readers} - {0}) if x == "step" else ():
         muted = plot.xaxis.label.get_color()
         plot.axvline(step, color=muted, linestyle=":", linewidth=1)
-        note(plot, "diffusion from here", (step, 0.99), ("data", "axes fraction"), (3, 0), fontsize=7.5)
+        style.note(plot, "diffusion from here", (step, 0.99), ("data", "axes fraction"), (3, 0), fontsize=7.5)
 
 
 def drawn_as(readers: list[Any], look: Theme) -> list[Look]:
@@ -261,7 +251,7 @@ def drawn_as(readers: list[Any], look: Theme) -> list[Look]:
         kind, count = kinds.index(run.repeats), sum(one.repeats == run.repeats for one in readers)
         name = run.label if count == 1 else f"{run.repeats}, {count} runs"
         # with more kinds than colours, the markers tell
-        marker = MARKERS[(kind + len(before) + kind // len(colours)) % len(MARKERS)]
+        marker = style.MARKERS[(kind + len(before) + kind // len(colours)) % len(style.MARKERS)]
         found.append(Look(run, colours[kind % len(colours)], marker, None if before else name))
     return found
 
@@ -297,7 +287,7 @@ def draw_all(
         # refused by name, with where to look
         as_shown(readers)
     formats, names = tuple(formats), tuple(known if names is None else names)
-    looks = [theme_named(theme) for theme in themes]
+    looks = [style.theme_named(theme) for theme in themes]
     for there, wanted, what in ((FORMATS, formats, "formats"), (known, names, "names")):
         for name in wanted:
             if name not in there:
@@ -339,13 +329,13 @@ def save(canvas: Canvas, form: str, target: Path | BinaryIO) -> None:
             # Laid out once for all formats: savefig would draw twice for each.
             canvas.draw_without_rendering()
             canvas.set_layout_engine("none")
-        canvas.savefig(target, format=form, dpi=DPI, metadata=metadata)
+        canvas.savefig(target, format=form, dpi=style.DPI, metadata=metadata)
 
 
 def write_figure(canvas: Canvas, stem: Path, formats: Iterable[str], look: Theme) -> list[Path]:
     """Write it as STEM.png, …; the paths."""
     paths = []
-    with themed(look):
+    with style.themed(look):
         for form in formats:
             paths.append(stem.with_name(f"{stem.name}.{form}"))
             write_beside(paths[-1], partial(save, canvas, form))

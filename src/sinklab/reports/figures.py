@@ -5,22 +5,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator
 
+from sinklab.reports import style
 from sinklab.reports.drawing import NEW, Curve, drawn_as, figure, finish, line
 from sinklab.reports.maps import RASTERED, place_of
 from sinklab.reports.samples import ADDED, MASK, STATES, NotRecorded
 from sinklab.reports.study import Study
-from sinklab.reports.style import (
-    MARKERS,
-    Theme,
-    from_zero,
-    legend_above,
-    legend_of_dots,
-    note,
-    own_axes,
-    printable,
-    whole_numbers,
-)
+from sinklab.reports.style import Theme
 from sinklab.reports.training import Training
+from sinklab.reports.words import words_of
 
 WARM_UP = 0.05
 """part of a training run whose training loss does not set the scale"""
@@ -28,13 +20,7 @@ SHARES = (
     Curve("100 * added_share", "added sink", added=True),
     Curve("100 * text_share", "greatest text position", "--"),
 )
-HOLDERS = {
-    "main_added": "added sink",
-    "main_first": "first token",
-    "main_early": "tokens 2 to 4",
-    "main_other": "later tokens",
-    "main_none": "no sink",
-}
+HOLDERS: dict[str, str] = words_of("figures", "main_holders")
 """columns of the monitor that add up to 1, from the bottom of the figure"""
 
 
@@ -155,20 +141,20 @@ def value_norms(run: Study, axes: Axes | None = None, *, top: float | None = Non
     Added sink, visible text that is a sink, other visible text in the same state, and masks. ``top``: end of the
     vertical axis.
     """
-    table, plot = run.over("layer"), own_axes(axes, 4.6, 3.0)
-    for name, label, colour, marker, style in (
+    table, plot = run.over("layer"), style.own_axes(axes, 4.6, 3.0)
+    for name, label, colour, marker, dashes in (
         ("rest_norm", "other text", look.muted, "o", "-"),
         ("sink_norm", "text sinks", look.runs[0], "s", "--"),
         ("mask_norm", "masks", look.states["masked"], "v", "-"),
         ("added_norm", ADDED, look.added, "D", "-"),
     ):
         if table[name].notna().any():
-            plot.plot(table["layer"], table[name], color=colour, marker=marker, linestyle=style, label=label)
+            plot.plot(table["layer"], table[name], color=colour, marker=marker, linestyle=dashes, label=label)
     plot.set(xlabel="layer", ylabel="length of value vectors")
-    whole_numbers(plot.xaxis)
-    from_zero(plot)
+    style.whole_numbers(plot.xaxis)
+    style.from_zero(plot)
     plot.set_ylim(top=top)
-    legend_above(plot, 4, grow=False)
+    style.legend_above(plot, 4, grow=False)
     return plot
 
 
@@ -183,15 +169,15 @@ def heldout_loss(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
     ks = sorted({int(k) for one in looks for k in one.run.heldout["k"]})
     for index, one in enumerate(looks):
         frame = one.run.heldout
-        for control, style, words in (("sinks", "-", "sinks"), ("random", ":", "random columns")):
+        for control, dashes, words in (("sinks", "-", "sinks"), ("random", ":", "random columns")):
             rows = frame[frame["control"].isin(["none", control])].sort_values("k")
             if (rows["control"] == control).any():
                 change, error = rows["delta"].to_numpy(float), rows["delta_stderr"].fillna(0).to_numpy(float)
                 nudge = 0.02 * index + (0.06 if control == "random" else 0.0)
                 axes.errorbar(
                     [ks.index(int(k)) + nudge for k in rows["k"]], change, error, color=one.colour,
-                    marker=one.marker, linestyle=style, capsize=2.5, elinewidth=1,
-                    markerfacecolor=one.colour if style == "-" else look.surface,
+                    marker=one.marker, linestyle=dashes, capsize=2.5, elinewidth=1,
+                    markerfacecolor=one.colour if dashes == "-" else look.surface,
                     label=f"{one.name}: {words} hidden",
                 )  # fmt: skip
     axes.set_xticks(range(len(ks)), [str(k) for k in ks])
@@ -238,7 +224,7 @@ def optimization(runs: list[Training], *, look: Theme) -> Canvas:
             plot.plot(rows["step"], rows[name], color=one.colour, linewidth=1.1, label=one.name)
         plot.set_ylabel(panels[name])
         plot.grid(axis="y")
-        from_zero(plot)
+        style.from_zero(plot)
     plot.set_xlabel("step")
     handles, names = plot.get_legend_handles_labels()
     canvas.legend(handles, names, loc="outside upper left", ncols=2)
@@ -283,7 +269,7 @@ def score_histogram(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None
     threshold = runs[0].measured.threshold
     if low < threshold < high:
         axes.axvline(threshold, color=look.muted, linewidth=0.9)
-        note(axes, "sinks →", (threshold, 1), ("data", "axes fraction"), (3, -2))
+        style.note(axes, "sinks →", (threshold, 1), ("data", "axes fraction"), (3, -2))
     axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="received attention", ylabel="% of tokens")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -304,7 +290,7 @@ def epsilon_curve(runs: list[Study], axes: Axes = NEW, *, look: Theme) -> None:
         axes.plot(curve.epsilon, 100 * curve.filtered, color=one.colour, marker=one.marker, markevery=2, label=label)
     axes.axvline(3, color=look.muted, linewidth=0.8, linestyle=":")
     axes.axhline(96, color=look.muted, linewidth=0.8, linestyle=":")
-    note(axes, "96 %", (1, 96), ("axes fraction", "data"), (0, -2), ha="right")
+    style.note(axes, "96 %", (1, 96), ("axes fraction", "data"), (0, -2), ha="right")
     axes.set(xlabel="ε", ylabel="tokens that are no sinks, %", ylim=(min(80.0, lowest - 1), 100.4))
 
 
@@ -336,7 +322,7 @@ def value_norm_scatter(run: Study, layer: int | None = None, axes: Axes = NEW, *
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.minorticks_off()
-    legend_of_dots(axes, 3)
+    style.legend_of_dots(axes, 3)
 
 
 @figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"), size=(4.2, 3.8))
@@ -353,12 +339,12 @@ def output_norm_against_bound(run: Study, axes: Axes = NEW, *, look: Theme) -> N
         rows = drawn[drawn["state"] == code]
         if len(rows):
             axes.scatter(
-                rows["bound"], rows["output"], s=7, marker=MARKERS[code], color=look.states[state], linewidths=0,
+                rows["bound"], rows["output"], s=7, marker=style.MARKERS[code], color=look.states[state], linewidths=0,
                 alpha=0.5, label=state, rasterized=len(rows) > RASTERED,
             )  # fmt: skip
     axes.set(xlabel="bound: Σ weight × length of value", ylabel="length of a head's output")
     axes.set(xlim=(0, top), ylim=(0, top))
-    legend_of_dots(axes, 3, title="queries")
+    style.legend_of_dots(axes, 3, title="queries")
 
 
 @figure("sink_tokens", alone=True, needs="tokens")
@@ -371,7 +357,7 @@ def sink_tokens(run: Study, axes: Axes | None = None, *, top: int = 8, look: The
     count = min(top, int((found.events > 0).sum()))
     frequency, occupancy = 100 * found.frequency[:count], 100 * found.occupancy[:count]
     colours = {ADDED: look.added, MASK: look.states["masked"]}
-    axes = own_axes(axes, 4.6, 0.9 + 0.3 * max(count, 2))
+    axes = style.own_axes(axes, 4.6, 0.9 + 0.3 * max(count, 2))
     rows = np.arange(count)
     axes.barh(rows, frequency, color=[colours.get(label, look.muted) for label in found.label[:count]], height=0.66)
     axes.plot(occupancy, rows, linestyle="", marker="|", markersize=13, markeredgewidth=2.2, color=look.ink)
@@ -379,7 +365,7 @@ def sink_tokens(run: Study, axes: Axes | None = None, *, top: int = 8, look: The
     room = max(ends, default=1.0)
     for row, end in enumerate(ends):
         axes.text(float(end + 0.025 * room), row, f"{found.enrichment[row]:.1f}×", va="center", fontsize=8.5)
-    axes.set_yticks(rows, [label if label in colours else printable(label) for label in found.label[:count]])
+    axes.set_yticks(rows, [label if label in colours else style.printable(label) for label in found.label[:count]])
     axes.tick_params(axis="y", length=0, labelcolor=look.ink)
     axes.set(xlabel="% of sink events (bar) and of positions (tick)", xlim=(0, 1.17 * room))
     axes.spines["left"].set_visible(False)

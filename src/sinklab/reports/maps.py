@@ -17,6 +17,8 @@ from sinklab.reports.study import Study
 from sinklab.reports.style import Theme, colormap, legend_of_dots, own_axes, whole_numbers
 from sinklab.reports.training import Training
 
+Number = int | None
+"""of a layer or head of the model"""
 MOST_LAYERS = 12
 FLOOR = 0.5
 RASTERED = 1500
@@ -267,13 +269,7 @@ def sink_path(run: Study, axes: Axes = NEW, *, sample: int = 0, look: Theme) -> 
 
 @figure("sink_path_of_head", needs="attention", size=(4.6, 3.0), legend=1)
 def sink_path_of_head(
-    runs: list[Study],
-    layer: int | None = None,
-    head: int | None = None,
-    axes: Axes = NEW,
-    *,
-    sample: int = 0,
-    look: Theme,
+    runs: list[Study], layer: Number = None, head: Number = None, axes: Axes = NEW, *, sample: int = 0, look: Theme
 ) -> None:
     """Position of the main sink of one head over steps, a line per run (analysis paper, Fig. 7).
 

@@ -5,37 +5,27 @@ other.
 """
 
 import math
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
 from sinklab.reports.findings import hiding, richest, trend_word, with_sinks
 from sinklab.reports.study import Study
-from sinklab.reports.style import asset
 from sinklab.reports.training import OVER_EVEN, Training
-from sinklab.reports.words import interval, number, percent, quoted, same, times_chance
+from sinklab.reports.words import interval, number, quoted, same, statements, times_chance
 
 
 @lru_cache(maxsize=1)
-def _statements() -> Any:
-    # Plain text: the page escapes it.
-    words = Environment(
-        loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
-    )
-    filters = [number, percent, quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
-    filters += [groups, hiding, losses_of, trend_word, with_sinks]
-    words.filters |= {each.__name__: each for each in filters} | {"mean": np.nanmean}
-    words.tests["in_twins"] = _is_in_twins
-    words.tests |= {"unknown": pd.isna, "infinite": math.isinf, "close_to": same, "many": are_many}
-    words.globals |= {"over_even": OVER_EVEN, "fewest": FEWEST}
-    return words.get_template("sentences.jinja").module
+def _statements() -> Callable[..., list[str]]:
+    filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
+    filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
+    tests = {"in_twins": _is_in_twins, "infinite": math.isinf, "close_to": same, "many": are_many}
+    return statements("sinklab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
 
 
 def _is_in_twins(study: Study, *names: str) -> bool:
@@ -46,9 +36,7 @@ def _is_in_twins(study: Study, *names: str) -> bool:
 
 def told(statement: str, *about: Any, **facts: Any) -> list[str]:
     """The sentences of a statement; none where there is nothing to say."""
-    text = getattr(_statements(), statement)(*about, **facts)
-    # not the spaces that do not break
-    return [one for part in text.split("¶") if (one := re.sub(r"[ \n]+", " ", part).strip(" "))]
+    return _statements()(statement, *about, **facts)
 
 
 def told_of(runs: list[Any], *statements: str) -> list[str]:

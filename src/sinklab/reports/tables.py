@@ -129,11 +129,15 @@ def _tables_of(reader: Study | Training) -> Mapping[str, Callable[[Any], pd.Data
     return TRAINING_TABLES if isinstance(reader, Training) else TABLES
 
 
+WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
+    "parquet": lambda table, path: table.to_parquet(path, index=False),
+    "csv": lambda table, path: table.to_csv(path, index=False),
+    "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
+}
+
+
 def write_tables(
-    runs: Runs,
-    folder: str | Path,
-    formats: Iterable[str] = ("parquet", "csv", "md"),
-    names: Iterable[str] | None = None,
+    runs: Runs, folder: str | Path, formats: Iterable[str] = tuple(WRITERS), names: Iterable[str] | None = None
 ) -> list[Path]:
     """Write the tables of some runs, a file per table and format, with the run in the first column.
 
@@ -178,13 +182,6 @@ def _cell(value: object) -> str:
     body = text.strip(" ")
     lead = len(text) - len(text.lstrip(" "))
     return "␣" * lead + body + "␣" * (len(text) - lead - len(body))
-
-
-WRITERS: dict[str, Callable[[pd.DataFrame, Path], object]] = {
-    "parquet": lambda table, path: table.to_parquet(path, index=False),
-    "csv": lambda table, path: table.to_csv(path, index=False),
-    "md": lambda table, path: path.write_text(markdown(table), encoding="utf-8"),
-}
 
 
 def _first(table: pd.DataFrame, column: str) -> pd.DataFrame:

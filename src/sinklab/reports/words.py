@@ -1,9 +1,15 @@
-"""Numbers, shares and tokens as they stand in sentences and tables."""
+"""Numbers, shares and tokens as they stand in sentences and tables, and statements that are made of them."""
 
 import math
+import re
 import tomllib
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib import resources
 from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from sinklab.analysis.estimates import Estimate
 from sinklab.reports.samples import ADDED, MASK
@@ -53,6 +59,35 @@ def times_chance(enrichment: float) -> str:
     return f"{number(enrichment, 2)} times what chance would give"
 
 
+def statements(
+    package: str, filters: Iterable[Callable[..., Any]], tests: dict[str, Any] | None = None, **known: Any
+) -> Callable[..., list[str]]:
+    """What says the statements of a package's sentences.jinja: by its name and what it is about, as sentences; none
+    where there is nothing to say. "¶" stands between sentences of one statement; white space is free.
+
+    Args:
+        filters: functions that the statements use, by their names.
+        tests: and tests.
+        known: and constants.
+    """
+    text = resources.files(package).joinpath("sentences.jinja").read_text("utf-8")
+    # Plain text: a page escapes it.
+    words = Environment(
+        loader=FunctionLoader(lambda name: text), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    words.filters |= {each.__name__.lstrip("_"): each for each in (number, percent, *filters)}
+    words.tests |= {"unknown": pd.isna} | (tests or {})
+    words.globals |= known
+    module = words.get_template("sentences.jinja").module
+
+    def told(statement: str, *about: Any, **facts: Any) -> list[str]:
+        said = getattr(module, statement)(*about, **facts)
+        # not the spaces that do not break
+        return [one for part in said.split("¶") if (one := re.sub(r"[ \n]+", " ", part).strip(" "))]
+
+    return told
+
+
 @lru_cache(maxsize=1)
 def _cards() -> dict[str, dict[str, Any]]:
     return tomllib.loads(asset("cards.toml"))
@@ -60,7 +95,7 @@ def _cards() -> dict[str, dict[str, Any]]:
 
 def words_of(what: str, name: str) -> Any:
     """What cards.toml says of a "page", its "cards", "parts" or "tables", of "kinds" of runs without one, of what
-    "makes" a run and what a figure "needs".
+    "makes" a run, of what a figure "needs" and of "figures" themselves.
 
     Empty where it says nothing.
     """

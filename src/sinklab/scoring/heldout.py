@@ -25,6 +25,7 @@ from sinklab.scoring.requests import placed, scoring_edits
 from sinklab.scoring.writing import needs_clean_pass
 
 BATCH = 16
+Tell = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,8 @@ class EditedLosses:
             batches = ([getattr(one, f"{name}_BLH").flatten(1) for one in batch] for batch in self.removals)
             return torch.cat([torch.cat(parts, 1).nanmean(1) for parts in batches])
 
-        shares = {
-            "sinks": of_rows("sinks") / of_rows("chosen"),
-            "held": of_rows("mass"),
-            "removed": of_rows("realised"),
-        }
-        return {"columns": of_rows("removed"), **shares}
+        doses = {"columns": of_rows("removed"), "sinks": of_rows("sinks") / of_rows("chosen")}
+        return doses | {"held": of_rows("mass"), "removed": of_rows("realised")}
 
 
 @torch.inference_mode()
@@ -66,7 +63,7 @@ def edited_losses(
     *,
     seed: int = 0,
     batch: int = BATCH,
-    progress: Callable[[], object] | None = None,
+    progress: Tell | None = None,
 ) -> list[EditedLosses]:
     """Loss of each row under each of some sets of edits; an empty one is the model as it is.
 
@@ -236,12 +233,7 @@ def row_losses(
 
 
 def heldout_curve(
-    loaded: Loaded,
-    text: HeldoutRows,
-    *,
-    ks: Iterable[int] = (0, 1, 5, 10),
-    seed: int = 0,
-    progress: Callable[[], object] | None = None,
+    loaded: Loaded, text: HeldoutRows, *, ks: Iterable[int] = (0, 1, 5, 10), seed: int = 0, progress: Tell | None = None
 ) -> dict[str, list[Any]]:
     """Held-out loss over the number of hidden sinks, with random columns as control, as columns of the table
     ``heldout``.

@@ -109,22 +109,15 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     config: Any = loaded.model.config
     backbone = getattr(config, "backbone", config)
     of_layers, of_heads = backbone.num_hidden_layers, backbone.num_attention_heads
-    return {
-        "name": loaded.name,
-        "revision": loaded.revision,
-        "family": loaded.family,
-        "layers": of_layers,
-        "heads": of_heads,
-        "recorded_layers": list(range(of_layers) if layers is None else layers),
-        "recorded_heads": list(range(of_heads) if heads is None else heads),
-        "hidden_size": backbone.hidden_size,
-        "parameters": loaded.model.num_parameters(),
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        # of several processes each may have a device of its own, of the same type
-        "device": loaded.model.device.type,
-        "weights_sha256": weights_hash(loaded.model.state_dict()),
-        **{name: getattr(config, name, absent) for name, absent in ABSENT.items()},
-    }
+    about: dict[str, Any] = {name: getattr(loaded, name) for name in ("name", "revision", "family")}
+    about |= {"layers": of_layers, "heads": of_heads}
+    about["recorded_layers"] = list(range(of_layers) if layers is None else layers)
+    about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
+    about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
+    # of several processes each may have a device of its own, of the same type
+    about |= {"dtype": str(loaded.model.dtype).removeprefix("torch."), "device": loaded.model.device.type}
+    about["weights_sha256"] = weights_hash(loaded.model.state_dict())
+    return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
 
 
 def folder_names(models: Iterable[str]) -> list[str]:

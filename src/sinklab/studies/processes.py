@@ -127,7 +127,7 @@ class Processes:
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=PATIENCE)
             # its threads must end before the interpreter does: a process that aborts takes the others with it
-            atexit.register(_leave)
+            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
     def missing(self, out: Path, samples: int, *, resume: bool, parts: str = "generations") -> list[int]:
         """The samples that are still to be written, by whichever process; the same in all of them.
@@ -164,13 +164,6 @@ class Processes:
                 "(accelerate launch --num_processes), or write into another folder"
             )
         return todo
-
-
-def _leave() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def refuse_taken(out: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +107,12 @@ def _masked_form(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
         own_BNGD = sink.values(own_BNGD.transpose(1, 2)).transpose(1, 2)
         return torch.cat([own_BNGD.flatten(2), states_BKA[:, count:]], dim=1)
 
-    hooks = [layer.self_attn.v_proj.register_forward_hook(change) for layer in model.model.layers]
-    try:
-        out = model.model(
-            inputs_embeds=embeds,
-            attention_mask=seen_BKK[:, None],
-            position_ids=torch.cat([start + torch.arange(count), text], dim=1),
-            use_cache=False,
-            is_causal=False,
-        )
-    finally:
-        for hook in hooks:
-            hook.remove()
+    positions = torch.cat([start + torch.arange(count), text], dim=1)
+    seen: dict[str, Any] = {"attention_mask": seen_BKK[:, None], "position_ids": positions, "is_causal": False}
+    with ExitStack() as hooks:
+        for layer in model.model.layers:
+            hooks.callback(layer.self_attn.v_proj.register_forward_hook(change).remove)
+        out = model.model(inputs_embeds=embeds, use_cache=False, **seen)
     return model.lm_head(out.last_hidden_state[:, count:])
 
 
@@ -134,13 +129,10 @@ def _filled_cache(model: Any, ids_BL: Tensor, real_BL: Tensor) -> Tensor:
         mask_HLK[..., : prefix.count] += added_HN[:, None]
         return args, kwargs | {"attention_mask": mask_HLK[None]}
 
-    layers = model.model.layers if prefix.logits else ()
-    hooks = [layer.self_attn.register_forward_pre_hook(give, with_kwargs=True) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in model.model.layers if prefix.logits else ():
+            hooks.callback(layer.self_attn.register_forward_pre_hook(give, with_kwargs=True).remove)
         out = model.model(ids_BL, past_key_values=cache, position_ids=positions, is_causal=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return model.lm_head(out.last_hidden_state)
 
 

@@ -115,10 +115,8 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         num_key_value_heads=settings.kv_heads or settings.heads,
         max_position_embeddings=max(512, 2 * settings.length),
         tie_word_embeddings=settings.tie_embeddings,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
         rms_norm_eps=1e-5,
+        **{name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
     )
     fields = variant(settings, "logit_shift", "gate_bias")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
@@ -368,15 +366,8 @@ def muon_and_adamw(model: Any, muon_lr: float, args: Any, decayed: set[str]) -> 
     for name, weight in model.named_parameters():
         is_matrix = weight.ndim == 2 and ".layers." in name and name.rpartition(".")[2] not in sink
         (matrices if is_matrix else groups[name in decayed]).append(weight)
-    adamw = torch.optim.AdamW(
-        [
-            {"params": part, "weight_decay": args.weight_decay * is_decayed}
-            for is_decayed, part in groups.items()
-            if part
-        ],
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        fused=True,
-    )
+    parts = [{"params": some, "weight_decay": args.weight_decay * decays} for decays, some in groups.items() if some]
+    moments = (args.adam_beta1, args.adam_beta2)
+    adamw = torch.optim.AdamW(parts, lr=args.learning_rate, betas=moments, fused=True)
     decay = {"weight_decay": args.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
     return MuonAndAdamW(adamw, torch.optim.Muon(matrices, lr=muon_lr, **decay))

@@ -25,6 +25,8 @@ RECENT = 20
 """Logged losses whose median a spike is measured against."""
 FEWEST = 5
 """Logged losses before a spike can be detected."""
+LOGGED = {"loss": "loss", "heldout_loss": "eval_loss", "lr": "learning_rate", "grad_norm": "grad_norm"}
+"""Columns of the history -> what the Trainer calls them."""
 MONITOR_FILE = "monitor.json"
 SUMMARY = {"sink_share": "sink/share", "main_added": "sink/main", "mobility": "sink/mobility"}
 SUMMARY |= {"text_sinks": "sink/text_sinks", "activation_ratio": "sink/activation_ratio"}
@@ -75,7 +77,7 @@ class History(Recorder):
 
     table = "history"
     file = HISTORY_FILE
-    names = ("step", "tokens", "loss", "heldout_loss", "lr", "grad_norm", "tokens_per_second", "seconds")
+    names = ("step", "tokens", *LOGGED, "tokens_per_second", "seconds")
 
     def __init__(
         self,
@@ -123,17 +125,10 @@ class History(Recorder):
             return
         self._refuse_no_number(args, state, logs)
         self._refuse_spike(args, state, logs)
-        values = (
-            state.global_step,
-            state.global_step * self.tokens_per_step,
-            logs.get("loss", math.nan),
-            logs.get("eval_loss", math.nan),
-            logs.get("learning_rate", math.nan),
-            logs.get("grad_norm", math.nan),
-            self._speed() if "loss" in logs else math.nan,
-            round(time.perf_counter() - self.started, 1),
-        )
-        self.rows.append(dict(zip(self.names, values, strict=True)))
+        row = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step}
+        row |= {name: logs.get(said, math.nan) for name, said in LOGGED.items()}
+        row["tokens_per_second"] = self._speed() if "loss" in logs else math.nan
+        self.rows.append(row | {"seconds": round(time.perf_counter() - self.started, 1)})
         held = f", held out {logs['eval_loss']:.3f}" if "eval_loss" in logs else ""
         loss = f", loss {logs['loss']:.3f}" if "loss" in logs else ""
         self.say(f"step {state.global_step} of {state.max_steps}{loss}{held}{self._left(state)}")

@@ -17,15 +17,8 @@ from sinklab.diffusion import TimeSampler
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
+from sinklab.training import checkpoints
 from sinklab.training import model as models
-from sinklab.training.checkpoints import (
-    earlier_run,
-    needing_room,
-    of_training,
-    read_position,
-    same_data,
-    whole_checkpoints,
-)
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
 from sinklab.training.recorders import History, Recorder, SinkMonitor
@@ -62,18 +55,18 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     args = arguments(settings, folder)
     main = args.process_index == 0
     say = progress if progress is not None and main else (lambda text: None)
-    earlier = earlier_run(folder, settings)
+    earlier = checkpoints.earlier_run(folder, settings)
     if earlier and earlier.status == "complete":
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    checkpoint = next(reversed(whole_checkpoints(folder / "checkpoints")), None)
+    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
     if settings.resume and not checkpoint:
         say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
     if earlier:
-        same_data(folder, earlier, text.sha256)
+        checkpoints.same_data(folder, earlier, text.sha256)
     model: Any = start.model if start else models.new_model(settings, text.tokenizer)
     models.check_fit(model, text.tokenizer, settings)
     facts = {"name": folder.name, "family": settings.objective, "data_sha256": text.sha256}
@@ -83,13 +76,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     args.distributed_state.wait_for_everyone()
     # the weights of a checkpoint come from what was noted when the run began
     facts = earlier.model if earlier and checkpoint else facts
-    kept: dict[str, Any] = {
-        "kind": "training",
-        "model": facts,
-        "settings": dataclasses.asdict(settings),
-        "seed": settings.seed,
-    }
-    run = RunWriter(folder, **kept, overwrite=earlier is not None) if main else nullcontext()
+    kept: dict[str, Any] = {"model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
+    run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
     with run as record, explained(settings):
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
         with _kept(recorders, record):
@@ -117,7 +105,7 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         tokens = heldout["tokens"].tolist()
         losses = {"row": list(range(len(tokens))), "loss": heldout["losses"].tolist(), "tokens": tokens}
         record.table("heldout_rows", losses)
-        with needing_room(folder / "checkpoints", "the model"):
+        with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
     trainer.accelerator.wait_for_everyone()
 
@@ -127,7 +115,8 @@ def _trainer(
 ) -> tuple[DiffusionTrainer, list[Recorder]]:
     """The Trainer, and what it fills."""
     autoregressive, sampler = settings.objective == "autoregressive", cast(TimeSampler, settings.time_sampler)
-    shared = model.config.block_length if settings.t_per == "block" else None
+    config = model.config
+    shared = config.block_length if settings.t_per == "block" else None
     causal, anneal = (round(part * text.steps) for part in (settings.causal_start, settings.anneal))
     # every step of an autoregressive run
     clean = NEVER if autoregressive else causal
@@ -138,21 +127,16 @@ def _trainer(
     if settings.gradient_checkpointing:
         models.checkpoint_activations(model)
     if checkpoint and isinstance(text.training, StreamedRows):
-        text.training.start_at(*read_position(checkpoint))
+        text.training.start_at(*checkpoints.read_position(checkpoint))
+    phases = Phases(causal, anneal, settings.seed, autoregressive, settings.window)
+    of_model, in_blocks = (config.mask_token_id, config.logit_shift), config.block_length is not None
+    liger = {"auto": None, "on": True, "off": False}[settings.liger]
     trainer = DiffusionTrainer(
         model=model,
         args=args,
         train_dataset=text.training,
         data_collator=NoisyCollator(settings.seed, settings.batch, sampler, clean, shared),
-        objective=Objective(
-            Phases(causal, anneal, settings.seed, autoregressive, settings.window),
-            model.config.mask_token_id,
-            model.config.logit_shift,
-            settings.batch,
-            settings.head_chunk,
-            {"auto": None, "on": True, "off": False}[settings.liger],
-            in_blocks=model.config.block_length is not None,
-        ),
+        objective=Objective(phases, *of_model, settings.batch, settings.head_chunk, liger, in_blocks=in_blocks),
         heldout=text.heldout,
         together=max(1, min(args.per_device_train_batch_size, settings.head_chunk // settings.length)),
         keep=settings.keep,
@@ -226,7 +210,7 @@ def settings_of(folder: str | Path) -> TrainSettings:
     Raises:
         ValueError: if the folder holds no training run, is damaged, or has settings that do not exist.
     """
-    info = of_training(Path(folder), open_run(folder).info)
+    info = checkpoints.of_training(Path(folder), open_run(folder).info)
     known = get_type_hints(TrainSettings)
     if surplus := [name for name in info.settings if name not in known]:
         raise ValueError(

@@ -25,6 +25,7 @@ from sinklab.records.storage import cache_folder, write_beside
 from sinklab.training.settings import TrainSettings
 
 Say = Callable[[str], object]
+Documents = Pairs | Iterable[str]
 TOKENIZER_DOCUMENTS = 50_000
 """Documents of a stream that a tokenizer is trained on."""
 CACHED = 5_000_000
@@ -93,11 +94,11 @@ def rows_together(settings: TrainSettings) -> int:
     return 2 if settings.pairs in ("published", "corrected") else 1
 
 
-def _read(corpus: str, settings: TrainSettings) -> Pairs | Iterable[str]:
+def _read(corpus: str, settings: TrainSettings) -> Documents:
     return read_corpus(corpus, text_field=settings.text_field) if settings.pairs == "none" else read_pairs(corpus)
 
 
-def _trained_tokenizer(documents: Pairs | Iterable[str], settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
+def _trained_tokenizer(documents: Documents, settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
     kind = "documents"
     if isinstance(documents, Pairs):
         documents, kind = [" ".join(pair.texts()) for pair in documents], "questions"
@@ -107,10 +108,7 @@ def _trained_tokenizer(documents: Pairs | Iterable[str], settings: TrainSettings
 
 
 def _rows(
-    documents: Pairs | Iterable[str],
-    settings: TrainSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Say = lambda text: None,
+    documents: Documents, settings: TrainSettings, tokenizer: PreTrainedTokenizerBase, say: Say = lambda text: None
 ) -> Rows:
     if not isinstance(documents, Pairs):
         ids_RS, documents_RS = packed(list(documents), tokenizer, settings.length, say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sinklab.registry import rules
 from sinklab.reports.printed import save_figure, write_page
 from sinklab.reports.samples import NotRecorded
 from sinklab.reports.style import colormap, theme_named, themed
-from sinklab.reports.words import number, percent
+from sinklab.reports.words import number, percent, statements
 from sinklab.sinks.rules import DEFAULT
 from sinklab.studies.ablate.run import by_row
 from sinklab.studies.twins import no_twins, shared, twins_of
@@ -39,30 +39,22 @@ def cells_of(run: Run) -> pd.DataFrame:
 
 def ablation_sentences(runs: Iterable[Run]) -> list[str]:
     """Of each run: how many cells cost something and which most, and whether weight and cost go together."""
-    return [sentence for run in runs for sentence in _of_one(run)]
+    known: dict[str, Any] = {"fewest": FEWEST, "fewest_cells": FEWEST_CELLS, "rule": DEFAULT}
+    told = statements("sinklab.studies.ablate", (_change, rules.parse), **known)
+    return [sentence for run in runs for sentence in _of_one(run, told)]
 
 
-def _of_one(run: Run) -> list[str]:
-    cells, settings = cells_of(run), run.info.settings
-    unit, rows, name = settings["by"], int(cells["rows"].iloc[0]), run.info.model["name"]
-    what = _hidden(settings)
-    sinks = "" if settings["sink_rule"] else f", {percent(cells['sinks'].mean())} of them sinks by {DEFAULT}"
-    dose = (
-        f"{name}: {what} held {percent(cells['held'].mean())} of a head's attention (mean; most "
-        f"{percent(cells['held'].max())}), {number(cells['columns'].mean(), 2)} keys a head{sinks}; hidden in one "
-        f"{unit} at a time"
-    )
-    if rows < FEWEST:
-        return [f"{dose}, in {rows} rows: cannot tell what that costs, a verdict takes {FEWEST} rows."]
-    counts = cells["told"].value_counts()
-    most, clean = cells.loc[cells["delta"].idxmax()], _clean(cells)
-    beside = [_furthest(run.table(of_twin("map", kind))) for kind in twins_of(run)] if cells["told"].any() else []
-    told = (
-        f"{dose}: the loss of {number(clean, 4)} rises in {counts.get(1, 0)} and falls in {counts.get(-1, 0)} of "
-        f"{len(cells)} {unit}s, the others cannot be told from no change; most in "
-        f"{_cell(most)}, by {_change(most)} nats per token{shared(_furthest(cells), beside)}."
-    )
-    return [told, _together(run, unit), *no_twins({name: run})]
+def _of_one(run: Run, told: Callable[..., list[str]]) -> list[str]:
+    cells, settings, name, kinds = cells_of(run), run.info.settings, run.info.model["name"], twins_of(run)
+    maps = [run.table(of_twin("map", kind)) for kind in kinds] if cells["told"].any() else []
+    said = told("ablation", name, settings, cells, _clean(cells), shared(_furthest(cells), map(_furthest, maps)))
+    if cells["rows"].iloc[0] < FEWEST:
+        return said
+    found = _correlation(run)
+    # without an effect a correlation over so few cells is often large: a twin's has to be told, too
+    others = [_correlation(run, kind) for kind in kinds] if found.above() is not None else []
+    as_much = shared(found.value, [one.value for one in others if one.above() is not None])
+    return [*said, *told("together", settings["by"], found, as_much), *no_twins({name: run})]
 
 
 def _clean(cells: pd.DataFrame) -> float:
@@ -80,41 +72,6 @@ def _correlation(run: Run, twin: str = "") -> Estimate:
     return rank_correlation(by_row(rows, "held"), by_row(rows, "delta"))
 
 
-def _together(run: Run, unit: str) -> str:
-    found = _correlation(run)
-    if np.isnan(found.value):
-        return (
-            f"Whether {unit}s with more weight on these keys need them more cannot be told: that takes {FEWEST_CELLS} "
-            f"{unit}s that differ."
-        )
-    verdict = {
-        True: f"{unit}s that give these keys more weight lose more with them",
-        False: f"{unit}s that give these keys more weight lose less with them",
-        None: f"whether {unit}s that give these keys more weight lose more with them cannot be told",
-    }[found.above()]
-    low, high = (number(end, 2) for end in found.interval)
-    # without an effect a correlation over so few cells is often large: a twin's has to be told, too
-    others = [_correlation(run, kind) for kind in twins_of(run)] if found.above() is not None else []
-    beside = shared(found.value, [one.value for one in others if one.above() is not None])
-    return (
-        f"Weight and cost over {unit}s: rank correlation {number(found.value, 2)} (95 % {low} to {high}): "
-        f"{verdict}{beside}."
-    )
-
-
-def _hidden(settings: dict[str, Any]) -> str:
-    """What was hidden: what no rule called a sink is not called one."""
-    k, rule = settings["k"], settings["sink_rule"]
-    if rule is None:
-        return "the most attended key" if k == 1 else f"the {k} most attended keys"
-    return f"at most {k} {'key' if k == 1 else 'keys'} that {rules.parse(rule)} calls {'a sink' if k == 1 else 'sinks'}"
-
-
-def _cell(cell: pd.Series) -> str:
-    layer = f"layer {cell['layer']:.0f}"
-    return layer if cell["head"] < 0 else f"{layer}, head {cell['head']:.0f}"
-
-
 def _change(cell: pd.Series) -> str:
     parts = [f"{cell[name]:+.4f}".replace("-", "−") for name in ("delta", "delta_low", "delta_high")]
     return parts[0] if np.isnan(cell["delta_low"]) else f"{parts[0]} ({parts[1]} … {parts[2]})"
@@ -124,20 +81,13 @@ def ablation_table(run: Run) -> pd.DataFrame:
     """The cells by falling size of the change, as text for people; the numbers are the table ``map``."""
     cells = cells_of(run)
     cells = cells.reindex(cells["delta"].abs().sort_values(ascending=False, kind="stable").index)
-    lines = [
-        {
-            "layer": f"{cell['layer']:.0f}",
-            "head": "all" if cell["head"] < 0 else f"{cell['head']:.0f}",
-            "keys": number(cell["columns"], 2),
-            "sinks": percent(cell["sinks"]),
-            "held": percent(cell["held"]),
-            "removed": percent(cell["removed"]),
-            "change of loss": _change(cell),
-            "verdict": TOLD[int(cell["told"])] if cell["columns"] else "nothing to hide",
-        }
-        for _, cell in cells.iterrows()
-    ]
-    return pd.DataFrame(lines)
+    text = {"layer": cells["layer"].map("{:.0f}".format)}
+    text["head"] = cells["head"].map(lambda head: "all" if head < 0 else f"{head:.0f}")
+    text["keys"] = cells["columns"].map(lambda keys: number(keys, 2))
+    text |= {name: cells[name].map(percent) for name in ("sinks", "held", "removed")}
+    text["change of loss"] = cells.apply(_change, axis=1)
+    text["verdict"] = cells["told"].map(TOLD).where(cells["columns"] != 0, "nothing to hide")
+    return pd.DataFrame(text).reset_index(drop=True)
 
 
 def ablation_figure(run: Run, *, theme: str = "light") -> Figure:

@@ -55,14 +55,16 @@ def revealed(model: Any, rows: Any, seed: int) -> list[dict[str, Any]]:
     """Loss of the second half of rows as their true tokens are revealed one a step, by protocol and number of keys.
 
     The first half is given. A causal model goes from left to right; in a diffusion model all that is not revealed is
-    masked, and the order of each row is drawn from the seed. The loss is that of each token at the step that reveals
-    it: the chain rule in one order, whose least expected value is the same for all orders.
+    masked, and the order of each row is drawn from the seed, inside blocks where it has them. The loss is that of each
+    token at the step that reveals it: the chain rule in one order, whose least expected value is the same for all.
     """
     ids_BS = rows.ids_BS[:REVEALED]
     half = ids_BS.shape[1] // 2
     order_BT = half + torch.arange(ids_BS.shape[1] - half).expand(len(ids_BS), -1)
     if rows.canvas is not None:
         drawn_BT = torch.rand(order_BT.shape, generator=torch.Generator().manual_seed(seed))
+        if rows.block_length is not None:
+            drawn_BT += order_BT // rows.block_length
         order_BT = half + drawn_BT.argsort(1)
     step = _steps(model, ids_BS, order_BT, None if rows.canvas is None else rows.canvas.mask_id)
     cells = [{"task": "steps", "protocol": "clean", "k": 0, "control": "none", "loss": _revealed(step, order_BT, None)}]

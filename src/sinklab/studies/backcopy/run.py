@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,18 @@ from sinklab.sampling.canvas import Canvas
 from sinklab.sinks.rules import Gu
 from sinklab.studies.backcopy.masking import hidden, revealed
 from sinklab.studies.backcopy.source import Source
-from sinklab.studies.backcopy.study import BackcopySettings
+from sinklab.studies.backcopy.study import BLOCKS, BackcopySettings
 from sinklab.studies.base import Work, columns_of
 from sinklab.training.settings import VARIANTS
 from sinklab.training.trainer import causal_loss
 
-STAGES = {"causal": ("causal",), "diffusion": ("diffusion",), "converted": ("causal", "diffusion")}
+STAGES = {name: (name,) for name in ("causal", "diffusion", *BLOCKS)} | {"converted": ("causal", "diffusion")}
 # of one seed neither the rows to learn from nor those to measure on share a stream of numbers with the source
 LEARNED, MEASURED = 1_000_000, 2_000_000
 TRAINED_BY = ("layers", "heads", "width", "mlp_size", "steps", "batch", "lr", "muon_lr", "concentration")
 """Settings that a trained model depends on."""
 FEWEST_MASKED = 8
-"""Masked queries from which on a row says where they look."""
+"""Masked queries from which on a row says where they look; in blocks of fewer than twice as many, half a block."""
 
 
 def train_and_measure(work: Work) -> None:
@@ -52,13 +53,13 @@ def train_and_measure(work: Work) -> None:
         rows = Rows.of(source, settings.rows, STAGES[objective][-1], torch.Generator().manual_seed(MEASURED + seed))
         of_model = {"seed": seed, "objective": objective, "variant": variant}
         if settings.masking:
-            cells = [*hidden(model, rows), *revealed(model, rows, seed)]
+            cells = [*hidden(model, rows.by_block()), *revealed(model, rows, seed)]
             work.run.table("masking", columns_of(of_model | cell for cell in cells), part=part)
         states = {"trained": model} | untrained(source, variant, settings, model)
         lines = {state: of_model | {"state": state} for state in states}
         scores = [lines[state] | scored(one, source, rows) for state, one in states.items()]
         work.run.table("models", columns_of(scores), part=part)
-        looks = [lines[state] | head for state, one in states.items() for head in heads(one, rows)]
+        looks = [lines[state] | head for state, one in states.items() for head in heads(one, rows.by_block())]
         work.run.table("heads", columns_of(looks), part=part)
         count()
 
@@ -67,7 +68,8 @@ def untrained(source: Source, variant: str, settings: BackcopySettings, model: D
     """What stands beside a trained model, whose findings are none where these show them as well: "fresh", before its
     training, and "permuted", with its weights permuted within each tensor.
     """
-    twins = {state: new_model(source, variant, settings).eval() for state in ("fresh", "permuted")}
+    size = model.config.block_length
+    twins = {state: new_model(source, variant, settings, size).eval() for state in ("fresh", "permuted")}
     generator = torch.Generator().manual_seed(source.seed)
     twins["permuted"].load_state_dict(
         {
@@ -78,7 +80,7 @@ def untrained(source: Source, variant: str, settings: BackcopySettings, model: D
     return twins
 
 
-def new_model(source: Source, variant: str, settings: BackcopySettings) -> DiffusionLM:
+def new_model(source: Source, variant: str, settings: BackcopySettings, block_length: int | None = None) -> DiffusionLM:
     """A twin before training; what is not of the variant depends on the source's seed and the sizes alone."""
     backbone = LlamaConfig(
         vocab_size=source.mask_id + 1,
@@ -91,7 +93,8 @@ def new_model(source: Source, variant: str, settings: BackcopySettings) -> Diffu
         eos_token_id=None,
     )
     torch.manual_seed(source.seed)
-    return DiffusionLM(DiffusionLMConfig(backbone, mask_token_id=source.mask_id, **VARIANTS[variant]))
+    fields = {"mask_token_id": source.mask_id, "block_length": block_length} | VARIANTS[variant]
+    return DiffusionLM(DiffusionLMConfig(backbone, **fields))
 
 
 def twin(source: Source, objective: str, variant: str, settings: BackcopySettings) -> DiffusionLM:
@@ -115,7 +118,7 @@ def twin(source: Source, objective: str, variant: str, settings: BackcopySetting
         before = file.metadata()["settings"]
     if before != how:
         raise ValueError(f"{path} was trained with {before}, and the settings are {how}; name another folder --models")
-    model = new_model(source, variant, settings)
+    model = new_model(source, variant, settings, BLOCKS.get(objective))
     model.load_state_dict(load_file(path))
     return model.eval()
 
@@ -127,7 +130,7 @@ def trained(
 
     begun: a model that has the stages of training but the last behind it; it is changed.
     """
-    model = (new_model(source, variant, settings) if begun is None else begun).train()
+    model = (new_model(source, variant, settings, BLOCKS.get(objective)) if begun is None else begun).train()
     for stage in STAGES[objective] if begun is None else STAGES[objective][-1:]:
         optimizers = _optimizers(model, settings)
         schedules = [
@@ -171,6 +174,11 @@ class Rows:
     canvas: Canvas | None
     """What a diffusion model reads; None for a causal model, which reads the rows themselves."""
     t_B: Tensor
+    """Times of the rows, or with blocks (B, S)."""
+    block_length: int | None = None
+    """Tokens of a block where each is denoised behind the clean ones before it."""
+    own_BS: Tensor | None = None
+    """With one block of each row (`by_block`): where that is."""
 
     @classmethod
     def of(cls, source: Source, count: int, stage: str, generator: torch.Generator) -> Rows:
@@ -180,32 +188,63 @@ class Rows:
     @classmethod
     def noised(cls, source: Source, ids_BS: Tensor, stage: str, generator: torch.Generator) -> Rows:
         """These rows, with noise where the objective has some; the start token is never masked."""
-        t_B = sample_times(len(ids_BS), sampler="low_discrepancy", generator=generator)
+        (count, length), size = ids_BS.shape, BLOCKS.get(stage)
+        blocks = math.ceil(length / (size or length))
+        t_B = sample_times(count * blocks, sampler="low_discrepancy", generator=generator)
         if stage == "causal":
             return cls(ids_BS, None, t_B)
+        if size is not None:
+            t_B = t_B.view(count, blocks).repeat_interleave(size, 1)[:, :length]
         noisy_BS, masked_BS = corrupt(
             ids_BS, t_B, mask_id=source.mask_id, maskable_BS=ids_BS != source.start_id, generator=generator
         )
-        return cls(ids_BS, Canvas(noisy_BS, torch.ones_like(masked_BS), masked_BS, source.mask_id), t_B)
+        return cls(ids_BS, Canvas(noisy_BS, torch.ones_like(masked_BS), masked_BS, source.mask_id), t_B, size)
 
     def loss(self, model: Any) -> Tensor:
         """Nats a drawn token: of the next one, or the masked-token bound."""
         if self.canvas is None:
             return causal_loss(model, self.ids_BS)
-        return self.bound(model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS).logits)
+        clean = {} if self.block_length is None or self.own_BS is not None else {"clean": self.ids_BS}
+        return self.bound(model(self.canvas.ids_BS, logits_to_keep=self.canvas.open_BS, **clean).logits)
 
     def bound(self, logits_MV: Tensor) -> Tensor:
         """The masked-token bound of these logits at the masks."""
         assert self.canvas is not None
-        drawn_BS = torch.ones_like(self.canvas.open_BS)
+        drawn_BS = torch.ones_like(self.canvas.open_BS) if self.own_BS is None else self.own_BS.clone()
         drawn_BS[:, 0] = False
         return masked_token_loss(logits_MV, self.ids_BS, self.canvas.open_BS, self.t_B, maskable_BS=drawn_BS)
 
+    def by_block(self) -> Rows:
+        """Rows in blocks as they stand while one block of each is written, the next one in every row: clean before it,
+        masks behind it. All others as they are.
+        """
+        if self.canvas is None or self.block_length is None:
+            return self
+        block_S = torch.arange(self.ids_BS.shape[1]) // self.block_length
+        return self.at(torch.arange(len(self.ids_BS))[:, None] % (block_S[-1] + 1))
+
+    def at(self, number_B1: Tensor) -> Rows:
+        """These rows in blocks while the block with this number is written."""
+        assert self.canvas is not None and self.block_length is not None
+        block_S, canvas = torch.arange(self.ids_BS.shape[1]) // self.block_length, self.canvas
+        own_BS = block_S == number_B1.expand(len(self.ids_BS), 1)
+        noisy_BS = torch.where(own_BS, canvas.ids_BS, torch.where(block_S < number_B1, self.ids_BS, canvas.mask_id))
+        now = replace(canvas, ids_BS=noisy_BS, open_BS=canvas.open_BS & own_BS)
+        return replace(self, canvas=now, own_BS=own_BS)
+
     def best(self, source: Source) -> float:
         """The loss on these rows, under this noise, of a model that knows the source."""
-        if self.canvas is None:
+        canvas = self.canvas
+        if canvas is None:
             return float(source.nats(self.ids_BS).mean())
-        return float(self.bound(source.posterior(self.canvas.ids_BS)[self.canvas.open_BS].log()))
+        if self.block_length is None or self.own_BS is not None:
+            return float(self.bound(source.posterior(canvas.ids_BS)[canvas.open_BS].log()))
+        best_BSX = torch.zeros(*self.ids_BS.shape, source.tokens, dtype=torch.float64)
+        for number in range(math.ceil(self.ids_BS.shape[1] / self.block_length)):
+            # what a block is predicted from: the clean ones before it, and what is left of itself
+            one: Any = self.at(torch.tensor([[number]]))
+            best_BSX = torch.where(one.own_BS[..., None], source.posterior(one.canvas.ids_BS), best_BSX)
+        return float(self.bound(best_BSX[canvas.open_BS].log()))
 
 
 @torch.no_grad()
@@ -214,9 +253,10 @@ def scored(model: Any, source: Source, rows: Rows) -> dict[str, float]:
 
     ``over``: loss / best − 1. ``hidden``: the loss with position 0 hidden from every query in every layer.
     """
-    loss, best = float(rows.loss(model)), rows.best(source)
+    loss, best, looked = float(rows.loss(model)), rows.best(source), rows.by_block()
+    clean = loss if looked is rows else float(looked.loss(model))
     with intervene(model, MaskPositions((0,))):
-        hidden = float(rows.loss(model))
+        hidden = loss + float(looked.loss(model)) - clean
     return {"loss": loss, "best": best, "floor": source.floor, "over": loss / best - 1, "hidden": hidden}
 
 
@@ -230,17 +270,17 @@ def heads(model: Any, rows: Rows) -> list[dict[str, float]]:
     share of rows in which that is above 0.3. ``norm``: value norm at position 0 over that of the other text that is not
     masked, mean of the layer's heads.
     """
-    canvas, masked_BS = rows.canvas, torch.zeros_like(rows.ids_BS, dtype=torch.bool)
+    canvas, length, masked_BS = rows.canvas, rows.ids_BS.shape[1], torch.zeros_like(rows.ids_BS, dtype=torch.bool)
     with trace(model, ("value_norm", "received" if canvas is None else "received_by_state"), canvas=canvas) as seen:
         if canvas is None:
             model(rows.ids_BS, causal=True)
-            received_BLHK, queries_B = seen.received[0], torch.full((len(rows.ids_BS),), rows.ids_BS.shape[1])
+            received_BLHK, queries_B = seen.received[0], torch.full((len(rows.ids_BS),), length)
         else:
             masked_BS, queries_B = canvas.open_BS, canvas.open_BS.sum(1)
             model.denoiser(plain=True)(canvas.ids_BS, masked_BS)
             received_BLHK = seen.values("received_by_state")[0][:, 0]
     # of few queries one column is always the strongest by far
-    added, kept_B = seen.prefix, queries_B >= FEWEST_MASKED
+    added, kept_B = seen.prefix, queries_B >= min(FEWEST_MASKED, (rows.block_length or length) // 2)
     received_BLHK, queries_B = received_BLHK[kept_B].double(), queries_B[kept_B]
     strongest_BLH = received_BLHK[..., added:].amax(-1) / queries_B[:, None, None]
     norms_BLS, others_BS = seen.values("value_norm")[0][..., added:].double(), ~masked_BS

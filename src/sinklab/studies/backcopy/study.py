@@ -8,7 +8,9 @@ from sinklab.records.reading import Run
 from sinklab.registry import studies
 from sinklab.studies.base import Study, deferred
 
-OBJECTIVES = ("causal", "diffusion", "converted")
+BLOCKS = {"block4": 4, "block16": 16}
+"""Objectives that denoise in blocks behind clean ones, and the tokens of a block."""
+OBJECTIVES = ("causal", "diffusion", "converted", *BLOCKS)
 VARIANTS = ("plain", "sink", "zero", "gate", "logit")
 
 
@@ -19,7 +21,8 @@ class BackcopySettings(Checked):
     seeds: tuple[int, ...] = limited((0, 1, 2, 3, 4, 5), at_least=0, needed=True)
     """A seed is a source (its transition matrix), its rows, the initial weights and the noise."""
     objectives: tuple[str, ...] = limited(("causal", "diffusion"), one_of=OBJECTIVES, needed=True)
-    """causal (next token), diffusion (masked tokens), converted (causal first, then as many steps of diffusion)."""
+    """causal (next token), diffusion (masked tokens), converted (causal first, then as many steps of diffusion), block4
+    and block16 (diffusion in blocks of as many tokens, each behind the clean ones before it)."""
     variants: tuple[str, ...] = limited(("plain",), one_of=VARIANTS, needed=True)
     """plain, sink (an added token), zero (its values are zero), gate, logit (a learned logit per head)."""
     layers: int = limited(1, at_least=1)

@@ -12,6 +12,7 @@ from sinklab.records.storage import cache_folder
 from sinklab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
 from sinklab.studies.benchmarks.study import TWO_STAGE
 
+Folder = str | Path | None
 OFFLINE = tuple(SOURCES)
 """Benchmarks that can be read from local files."""
 LIKELIHOODS = frozenset(name for name, source in SOURCES.items() if source.likelihoods)
@@ -20,12 +21,7 @@ RUNS_CODE = tuple(name for name, source in SOURCES.items() if source.runs_code)
 
 
 def tasks(
-    names: Sequence[str],
-    data: str | Path | None,
-    *,
-    run_code: bool = False,
-    num_fewshot: int | None = None,
-    cache: str | Path | None = None,
+    names: Sequence[str], data: Folder, *, run_code: bool = False, num_fewshot: int | None = None, cache: Folder = None
 ) -> tuple[list[Any], Any]:
     """Tasks for ``lm_eval.simple_evaluate(tasks=…, task_manager=…)``, checked and with their data loaded.
 
@@ -90,7 +86,7 @@ def _unknown_task(name: str, known: Sequence[str], what: str) -> ValueError:
     return ValueError(f"unknown task {name!r}; {f'{near(name, known)} '.lstrip()}{what} are {listed}")
 
 
-def _config(source: Source, data: str | Path | None, cache: Path, num_fewshot: int | None) -> dict[str, Any]:
+def _config(source: Source, data: Folder, cache: Path, num_fewshot: int | None) -> dict[str, Any]:
     """The task file of a packaged benchmark on top of lm-eval's own, its data set replaced by files where they are.
 
     Raises:

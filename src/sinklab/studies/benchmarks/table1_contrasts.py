@@ -7,12 +7,11 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from sinklab.analysis.doses import MATCHED, Doses, at_equal_mass, no_phenomenon
-from sinklab.analysis.estimates import Estimate, mean_over
+from sinklab.analysis.doses import Doses, at_equal_mass, no_phenomenon
+from sinklab.analysis.estimates import mean_over
 from sinklab.reports.runs import labels
-from sinklab.studies.base import hidden_words
 from sinklab.studies.benchmarks import tables as paper
-from sinklab.studies.benchmarks.tables import Benchmark
+from sinklab.studies.benchmarks.tables import Benchmark, spoken
 
 POINTS = 0.05
 """What the summary calls a «> 5 % performance drop», as a difference of two accuracies."""
@@ -70,7 +69,7 @@ def contrasts(listed: Sequence[Benchmark]) -> list[str]:
         models = {name: cells_of(task, name, group) for name, group in by_model(listed).items()}
         masked = [one for cells in models.values() for one in cells.values() if one.k]
         if any(one.is_likelihood(task) for one in masked):
-            said.append(f"{titled(task)}: likelihoods have no step before: a clean pass over each text chooses")
+            said += spoken()("likelihoods", task)
         models = {name: cells for name, cells in models.items() if PLAIN in cells}
         for name, cells in models.items():
             said += _against_equal_mass(task, name, cells)
@@ -91,50 +90,26 @@ def _costs(task: str, cells: Cells, key: Cell) -> pd.Series:
 
 
 def _against_equal_mass(task: str, model: str, cells: Cells) -> Iterator[str]:
-    for protocol, control, k in [key for key in cells if key[1] == "matched"]:
-        if (protocol, "equal_mass", k) not in cells:
-            continue
-        dose = cells[protocol, control, k].dose(task)
-        share = math.nan if dose is None else dose.matched
-        keys = hidden_words("sinks", protocol)
-        what = f"{titled(task)}, {model}, protocol {protocol}, {k} {keys} against other keys of equal mass"
-        # NaN where nothing was hidden
-        if not share >= MATCHED:
-            some = "no head had" if math.isnan(share) else f"{100 * share:.0f} % of heads have"
-            yield f"{what}: cannot tell, {some} other keys that hold as much"
-        elif reason := _too_low(task, model, cells[PLAIN]):
-            yield f"{what}: cannot tell, {reason}"
-        else:
-            both = [_costs(task, cells, (protocol, name, k)) for name in ("matched", "equal_mass")]
-            apart = mean_over((both[0] - both[1]).dropna())
-            verdict = {True: "they cost more", False: "they cost less", None: "cannot tell"}[apart.above()]
-            yield f"{what}, in the {100 * share:.0f} % of heads that have such: {points(apart)} points lost: {verdict}"
+    for protocol, control, k in cells:
+        if control == "matched" and (protocol, "equal_mass", k) in cells:
+            dose, reason = cells[protocol, control, k].dose(task), _too_low(task, model, cells[PLAIN])
+            costs = [_costs(task, cells, (protocol, name, k)) for name in ("matched", "equal_mass")]
+            share, apart = math.nan if dose is None else dose.matched, mean_over((costs[0] - costs[1]).dropna())
+            yield from spoken()("equal_mass", task, model, protocol, k, share, reason, apart)
 
 
-def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> Iterator[str]:
-    (name, cells), (name_of_other, others) = one, other
-    shared = [key for key in cells if key in others and key[1] == "sinks" and key[2]]
-    for model, plain in ((name, cells[PLAIN]), (name_of_other, others[PLAIN])):
-        if shared and (reason := _no_sinks(task, model, plain) or _too_low(task, model, plain)):
-            both = f"{titled(task)}, {name} and {name_of_other}"
-            yield f"{both}: cannot tell which loses more, by any protocol: {reason}"
-            return
-    more = {True: f"{name} loses more", False: f"{name_of_other} loses more", None: "cannot tell"}
-    for protocol in dict.fromkeys(protocol for protocol, _, _ in shared):
-        how, ks = f"{titled(task)}, both by protocol {protocol}", [key[2] for key in shared if key[0] == protocol]
-        for k in sorted(ks):
-            costs = [_costs(task, part, (protocol, "sinks", k)) for part in (cells, others)]
-            apart = mean_over((costs[0] - costs[1]).dropna())
-            keys = f"{k} {hidden_words('sinks', protocol)}"
-            lost = f"they cost {name} {signed(costs[0].mean())} points, {name_of_other} {signed(costs[1].mean())}"
-            yield f"{how}, {keys}: {lost} (difference {points(apart)}): {more[apart.above()]}"
-        found = at_equal_mass(*(_doses(task, part, protocol) for part in (cells, others)))
-        if math.isnan(found.mass):
-            yield f"{how}, at equal removed attention: cannot tell, no share of it was removed from both"
-        else:
-            lost = f"it costs {name} {signed(found.one.value)} points, {name_of_other} {signed(found.other.value)}"
-            verdict = f"{lost} (difference {points(found.difference)}): {more[found.difference.above()]}"
-            yield f"{how}, at equal removed attention ({100 * found.mass:.1f} %): {verdict}"
+def _between(task: str, one: tuple[str, Cells], other: tuple[str, Cells]) -> list[str]:
+    sides = (one, other)
+    shared = sorted((key for key in one[1] if key in other[1] and key[1] == "sinks" and key[2]), key=lambda key: key[2])
+    if not shared:
+        return []
+    whys = [_no_sinks(task, name, cells[PLAIN]) or _too_low(task, name, cells[PLAIN]) for name, cells in sides]
+    apart, at_equal = {}, {}
+    for protocol, control, k in shared if not any(whys) else ():
+        costs = [_costs(task, cells, (protocol, control, k)) for _, cells in sides]
+        apart[protocol, k] = costs[0].mean(), costs[1].mean(), mean_over((costs[0] - costs[1]).dropna())
+        at_equal[protocol] = at_equal_mass(*(_doses(task, cells, protocol) for _, cells in sides))
+    return spoken()("between", task, one[0], other[0], whys[0] or whys[1], apart, at_equal)
 
 
 def _doses(task: str, cells: Cells, protocol: str) -> Doses:
@@ -158,19 +133,3 @@ def _too_low(task: str, model: str, plain: Benchmark) -> str:
     value = math.nan if score is None else float(score["value"])
     why = "chance and two standard errors" if floor > POINTS else "5 points"
     return "" if value > floor else f"{model} gets {value:.3f} with nothing masked, no more than {why}"
-
-
-def points(estimate: Estimate) -> str:
-    """A difference of shares in percentage points, with its interval where it has one."""
-    value, low, high = (signed(number) for number in (estimate.value, estimate.low, estimate.high))
-    return f"{value} ({low} … {high})" if estimate.is_interval else f"{value}, too few questions for an interval"
-
-
-def signed(share: float) -> str:
-    """A share in percentage points, with its sign and never −0.0."""
-    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
-
-
-def titled(task: str) -> str:
-    """What the paper calls it, where it has it."""
-    return paper.TITLES.get(task, task)

@@ -17,20 +17,10 @@ from sinklab.probing.scope import PROTOCOLS
 from sinklab.reports.printed import Printed, save_figure, write_printed
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
 from sinklab.studies.base import hidden_words
+from sinklab.studies.benchmarks import table1_contrasts as masked
 from sinklab.studies.benchmarks import tables as paper
-from sinklab.studies.benchmarks.table1_contrasts import (
-    PLAIN,
-    POINTS,
-    Cells,
-    by_model,
-    cells_of,
-    contrasts,
-    floor_of,
-    signed,
-    tasks_of,
-    titled,
-)
-from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop
+from sinklab.studies.benchmarks.table1_contrasts import PLAIN, POINTS
+from sinklab.studies.benchmarks.tables import Benchmark, found_in, paired_drop, signed, titled
 
 MEASURED, PUBLISHED = "measured", "published"
 
@@ -104,16 +94,16 @@ def table1_numbers(benchmarks: Iterable[Benchmark]) -> pd.DataFrame:
     """
     listed = list(benchmarks)
     rows: list[dict[str, Any]] = []
-    for task in tasks_of(listed):
-        for model, group in by_model(listed).items():
-            rows += _measured(task, model, cells_of(task, model, group))
+    for task in masked.tasks_of(listed):
+        for model, group in masked.by_model(listed).items():
+            rows += _measured(task, model, masked.cells_of(task, model, group))
         rows += _published(task)
     numbers = pd.DataFrame(rows)
     numbers = numbers.reindex(columns=[*COLUMNS, *(name for name in numbers if name not in COLUMNS)])
     return numbers.fillna({"verdict": "–"})
 
 
-def _measured(task: str, model: str, cells: Cells) -> list[dict[str, Any]]:
+def _measured(task: str, model: str, cells: masked.Cells) -> list[dict[str, Any]]:
     scores = {key: score for key, one in cells.items() if (score := one.score(task)) is not None}
     plain = scores.get(PLAIN)
     rows = []
@@ -125,7 +115,7 @@ def _measured(task: str, model: str, cells: Cells) -> list[dict[str, Any]]:
         row |= {} if (dose := one.dose(task)) is None else dose.row()
         if k and plain is not None:
             right = cells[PLAIN].right(task, plain), one.right(task, score)
-            row |= _drop(plain["value"], *paired_drop(*right), floor_of(cells[PLAIN], task))
+            row |= _drop(plain["value"], *paired_drop(*right), masked.floor_of(cells[PLAIN], task))
         rows.append(row)
     return rows
 
@@ -210,22 +200,12 @@ def _lost(by: dict[str, pd.Series]) -> str:
 
 def table1_notes(numbers: pd.DataFrame, unfinished: Iterable[Path] = ()) -> list[str]:
     """What has to be said below the table."""
-    notes = list(paper.TABLE1_NOTES)
+    notes, told = list(paper.TABLE1_NOTES), paper.spoken()
     measured = numbers[numbers["source"] == MEASURED] if len(numbers) else numbers
-    for _, cell in measured.iterrows():
-        if cell["verdict"] not in ("–", "floor"):
-            relative = "" if math.isnan(cell["relative"]) else f", {-100 * cell['relative']:+.0f} % of the accuracy"
-            notes.append(
-                f"{titled(cell['task'])}, {cell['model']}, protocol {cell['protocol']}, {cell['k']} "
-                f"{hidden_words(cell['control'], cell['protocol'])}: "
-                f"{signed(-cell['drop'])} points ({signed(-cell['drop_high'])} … {signed(-cell['drop_low'])})"
-                f"{relative.replace('-', '−')} on {int(cell['samples'])} questions: {cell['verdict']}"
-            )
+    for _, cell in measured[~measured["verdict"].isin(["–", "floor"])].iterrows():
+        notes += told("lost", cell)
     for (task, model), cells in measured.groupby(["task", "model"], sort=False):
-        if (share := cells["no_answer"].max()) > 0:
-            notes.append(f"{titled(task)}, {model}: no answer found in up to {share:.0%} of a cell")
-        if (cells["verdict"] == "floor").any():
-            notes.append(f"{titled(task)}, {model}: too little is right with nothing masked for a loss to be told")
+        notes += told("lacking", task, model, cells)
     return notes + [f"not finished, so left out: {path}" for path in unfinished]
 
 
@@ -243,7 +223,7 @@ def write_table1(folders: Iterable[str | Path], out: str | Path, formats: Iterab
             "sinklab table1 (it goes on where it stopped) or sinklab eval"
         )
     numbers = table1_numbers(found.benchmarks)
-    notes = table1_notes(numbers, found.unfinished) + contrasts(found.benchmarks)
+    notes = table1_notes(numbers, found.unfinished) + masked.contrasts(found.benchmarks)
     stem = Path(out) / "table1"
     printed = write_printed(stem, TITLE, table1_text(numbers), numbers, notes)
     drawn = save_figure(lambda: table1_figure(numbers), stem, formats)

@@ -7,9 +7,9 @@ import math
 import numbers
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sinklab.analysis.doses import MATCHED
+from sinklab.analysis.estimates import Estimate
 from sinklab.analysis.intervals import paired_share_interval
 from sinklab.probing.dose import Dose
 from sinklab.records.reading import Run, open_run
@@ -126,35 +128,41 @@ def _right(row: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> float
 def score_lines(run: Run | str | Path) -> list[str]:
     """The scores of a run folder of kind "benchmark", a line each."""
     opened = run if isinstance(run, Run) else open_run(run)
-    lines = []
-    for row in opened.table("scores").to_dict("records"):
-        filtered = "" if row["filter"] == "none" else f" ({row['filter']})"
-        spread = "" if math.isnan(row["stderr"]) else f" ± {row['stderr']:.4f}"
-        missing = row["no_answer"]
-        noted = "" if math.isnan(missing) or not missing else f"; no answer found in {missing:.0%}"
-        number = f"{row['metric']}{filtered} {row['value']:.4f}{spread}"
-        lines.append(f"{row['task']}: {number} on {row['samples']} documents{noted}")
-    lines += [_dose_line(row, opened.info.settings) for row in _rows_of(opened, "doses")]
-    samples = opened.table("samples")
-    for task, rows in samples.groupby("task", sort=False):
-        one = rows[rows["filter"] == rows["filter"].iloc[0]]
-        if cut := int((one["cut"] > 0).sum()):
-            lines.append(f"{task}: {cut} of {len(one)} prompts were longer than the context and lost their left end")
-    return lines
+    control = str(opened.info.settings.get("control") or "sinks")
+    first = [
+        rows[rows["filter"] == rows["filter"].iloc[0]]
+        for _, rows in opened.table("samples").groupby("task", sort=False)
+    ]
+    return spoken()("scores", _rows_of(opened, "scores"), _rows_of(opened, "doses"), control, first)
+
+
+@cache
+def spoken() -> Callable[..., list[str]]:
+    """What says the statements of sentences.jinja."""
+    from sinklab.reports.words import statements
+
+    filters = (hidden_words, Dose.from_row, titled, signed, points)
+    return statements("sinklab.studies.benchmarks", filters, matched=MATCHED)
+
+
+def points(estimate: Estimate) -> str:
+    """A difference of shares in percentage points, with its interval where it has one."""
+    value, low, high = (signed(number) for number in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} … {high})" if estimate.is_interval else f"{value}, too few questions for an interval"
+
+
+def signed(share: float) -> str:
+    """A share in percentage points, with its sign and never −0.0."""
+    return f"{round(100 * share, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def titled(task: str) -> str:
+    """What the paper calls it, where it has it."""
+    return TITLES.get(task, task)
 
 
 def _rows_of(run: Run, name: str) -> list[dict[Any, Any]]:
     return run.table(name).to_dict("records") if name in run.tables else []
-
-
-def _dose_line(row: Mapping[Any, Any], settings: Mapping[str, Any]) -> str:
-    what = hidden_words(str(settings.get("control") or "sinks"), row["protocol"])
-    how = f"protocol {row['protocol']} ({what})" if row["protocol"] else row["edits"]
-    only = ", chosen in a clean pass over each text, as likelihoods have no step before" if row["is_likelihood"] else ""
-    rests = f"on {row['documents']} documents"
-    if row["measured"] < row["documents"]:
-        rests += f" (what was removed: on {row['measured']})"
-    return f"{row['task']}: masked by {how}{only}: {Dose.from_row(row)}, {rests}"
 
 
 _PRINTED: dict[str, Any] = tomllib.loads((files(__package__) / "published.toml").read_text("utf-8"))

@@ -14,6 +14,7 @@ from sinklab.reports.drawing import Look, line
 from sinklab.reports.printed import save_figure
 from sinklab.reports.runs import as_shown
 from sinklab.reports.style import MARKERS, Theme, theme_named, themed
+from sinklab.reports.words import statements
 from sinklab.studies.base import labels_of
 
 NAMES, WHOLE, WHOSE, COLUMNS = (labels_of("caches")[name] for name in ("families", "whole", "whose", "columns"))
@@ -115,18 +116,5 @@ def _sentences(run: Run) -> list[str]:
     for row in table.to_dict("records"):
         cells = ("–" if pd.isna(row[name]) else form.format(row[name]) for name, form in shown.values())
         lines.append("  ".join([row["label"].ljust(width), *(cell.rjust(11) for cell in cells)]))
-    found = run.table("protection")
-    return lines + [_verdict(row) for row in found[found["metric"] == "divergence"].to_dict("records")]
-
-
-def _verdict(row: dict[Any, Any]) -> str:
-    side = "neither nearer to nor farther from"
-    side = "nearer to" if row["high"] < 0 else "farther from" if row["low"] > 0 else side
-    within = f"95 % {row['low']:+.5f} to {row['high']:+.5f}, {row['rows']} rows"
-    if pd.isna(row["low"]):
-        side = "no verdict on the distance to"
-        within = f"{row['rows']} rows, too few for an interval"
-    return (
-        f"{row['family']}, {row['keep']:.3g} kept: with protected {WHOSE[row['protect']]}sinks {side} uncached "
-        f"decoding ({row['difference']:+.5f} nats, {within})"
-    )
+    found, told = run.table("protection"), statements("sinklab.studies.caches", (), whose=WHOSE)
+    return lines + told("protection", found[found["metric"] == "divergence"].to_dict("records"))

@@ -28,6 +28,7 @@ from sinklab.studies.caches.policies import DELAY, Policy, pairs, policies
 from sinklab.studies.caches.study import CacheSettings
 from sinklab.studies.processes import Progress
 
+Tick = Callable[[], object]
 METRICS = ("loss", "divergence", "same")
 """Of the tokens still masked: nats of the true one; nats from the uncached distribution to the cached one; share of
 positions at which both have the same token first."""
@@ -65,7 +66,7 @@ def forced(
     rows: Sequence[int],
     found: Sequence[Policy],
     settings: CacheSettings,
-    progress: Callable[[], object] = lambda: None,
+    progress: Tick = lambda: None,
 ) -> dict[str, list[Any]]:
     """Every policy on the same text, revealed block by block, in the same random order: a table, a line per policy and
     row with the means of `METRICS`.
@@ -175,11 +176,7 @@ def held_bytes(model: Any, canvas: Canvas, policy: Policy, block_length: int) ->
 
 
 def costs(
-    model: Any,
-    lengths: Sequence[int],
-    found: Sequence[Policy],
-    settings: CacheSettings,
-    progress: Callable[[], object] = lambda: None,
+    model: Any, lengths: Sequence[int], found: Sequence[Policy], settings: CacheSettings, progress: Tick = lambda: None
 ) -> dict[str, list[Any]]:
     """Time and memory of one row at these canvas lengths: a table, a line per length and policy.
 

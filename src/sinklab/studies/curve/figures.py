@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sinklab.analysis.doses import MATCHED, Contrast
+from sinklab.analysis.doses import MATCHED
 from sinklab.analysis.estimates import FEWEST
 from sinklab.errors import one_of
 from sinklab.records.storage import write_beside
@@ -19,20 +19,14 @@ from sinklab.registry import rules
 from sinklab.reports.drawing import drawn_as, figure_of, line
 from sinklab.reports.printed import save_figure, write_page
 from sinklab.reports.style import legend_above, own_axes, theme_named, themed
-from sinklab.reports.words import number, percent
-from sinklab.studies.curve.curves import DOSE, Curves, Judged, Key, MaskingCurve, as_curves, contrasts, judged, unlike
+from sinklab.reports.words import number, percent, statements
+from sinklab.studies.base import labels_of
+from sinklab.studies.curve.curves import DOSE, Curves, MaskingCurve, as_curves, contrasts, judged, unlike
 from sinklab.studies.twins import no_twins
 
 STYLES: dict[str, Any] = {"top": "-", "sinks": "-", "random": ":", "lowest": "--", "recent": "-."}
 STYLES |= {"equal_mass": (0, (4, 1, 1, 1, 1, 1)), "matched": (0, (6, 1))}
-WORDS = {
-    "none": "nothing",
-    "top": "most attended keys",
-    "sinks": "sinks",
-    "random": "random keys",
-    "lowest": "least attended keys",
-}
-WORDS |= {"recent": "last keys", "equal_mass": "no sinks, equal mass", "matched": "chosen keys, matched heads"}
+WORDS: dict[str, str] = labels_of("curve")["hidden"]
 SCALES = ("log", "linear")
 AXES = ("count", "mass")
 
@@ -101,11 +95,7 @@ def masking_curve_table(runs: Curves) -> pd.DataFrame:
     for curve in as_curves(runs):
         for k, cells in curve.rows.groupby("k"):
             for cell in cells.to_dict("records"):
-                row: dict[str, object] = {
-                    "model": curve.title,
-                    "k": k,
-                    "hidden": WORDS.get(cell["control"], cell["control"]),
-                }
+                row = {"model": curve.title, "k": k, "hidden": WORDS.get(cell["control"], cell["control"])}
                 dose = {"keys": number(cell["columns"]), **{name: percent(cell[name]) for name in DOSE[1:]}}
                 row |= {"loss": number(cell["loss"], 4), "change": _change(cell), "relative": _relative(cell), **dose}
                 rows.append(row)
@@ -118,15 +108,10 @@ def masking_curve_sentences(runs: Curves) -> list[str]:
     Verdicts are corrected for the number of all of them together; what an untrained twin shows as well is marked.
     """
     curves = as_curves(runs)
-    verdicts = judged(curves)
-    sentences = [sentence for curve in curves for sentence in _of_one(curve, verdicts)]
-    causal = [curve for curve in curves if curve.is_causal]
-    sentences += [_contrast(one, other, verdicts) for one in curves if not one.is_causal for other in causal]
-    if len(verdicts) > 1:
-        sentences.append(
-            f"Verdicts are corrected for the {len(verdicts)} that are judged here (Holm), intervals are not."
-        )
-    return sentences + no_twins({curve.label: curve.run for curve in curves if curve.main is not None})
+    filters = (_signed, _points, _change, _relative, rules.parse, unlike, contrasts)
+    told = statements("sinklab.studies.curve", filters, matched=MATCHED, fewest=FEWEST)
+    watched = {curve.label: curve.run for curve in curves if curve.main is not None}
+    return told("page", curves, judged(curves)) + no_twins(watched)
 
 
 def write_masking_curves(
@@ -153,100 +138,6 @@ def write_masking_curves(
 
 def _drawn(curves: list[MaskingCurve], **look: Any) -> Figure:
     return figure_of(masking_curve_figure(curves, **look))
-
-
-def _of_one(curve: MaskingCurve, verdicts: dict[Key, Judged]) -> list[str]:
-    if curve.main is None or (last := curve.of(curve.main).iloc[-1])["k"] == 0:
-        return []
-    rows = curve.of(curve.main)
-    kind = "next-token loss" if curve.is_causal else "masked-token bound"
-    rises = {k: verdicts[curve.label, ("rise", k)] for k in rows["k"] if k}
-    first = next((k for k, rise in rises.items() if rise.holds), None)
-    told = "at no k can a rise of the loss be told"
-    if first is not None:
-        told = f"the loss rises from k = {int(first)} on{rises[first].shared}"
-    told += _against_random(curve, last, verdicts)
-    if curve.losses is None:
-        told = "an earlier version kept no losses of rows, so nothing is judged"
-    elif math.isnan(last["delta_low"]):
-        told = f"{last['rows']:.0f} rows are too few for a verdict (at least {FEWEST})"
-    said = [
-        f"{curve.title}: hiding {_keys(curve, last['k'])} per layer and head ({_dose(last)}) changes the {kind} of "
-        f"{number(rows['loss'][0])} by {_change(last)} nats per token ({_relative(last)}).",
-        f"{curve.label}: {told}.",
-    ]
-    return said + _against_equal_mass(curve, verdicts)
-
-
-def _dose(cell: pd.Series) -> str:
-    """What was taken away, as `Dose` says it."""
-    sinks = "" if math.isnan(cell["sinks"]) else f", {percent(cell['sinks'])} of them sinks"
-    keys = "" if math.isnan(cell["columns"]) else f"{number(cell['columns'])} keys a head{sinks}, "
-    removed = "" if math.isnan(cell["removed"]) else f", {percent(cell['removed'])} removed"
-    return f"{keys}held {percent(cell['held'])} of the attention{removed}"
-
-
-def _against_random(curve: MaskingCurve, last: pd.Series, verdicts: dict[Key, Judged]) -> str:
-    if (found := verdicts.get((curve.label, ("random", last["k"])))) is None:
-        return ""
-    random, keys = curve.of("random").iloc[-1]["delta"], _keys(curve, last["k"])
-    if found.holds is None:
-        return f"; {keys} and as many random ones ({_signed(random)}) cannot be distinguished"
-    verdict = "more than" if found.holds else "less than"
-    times = f", {number(last['delta'] / random, 2)} times" if random > 0 and last["delta"] > 0 else ""
-    return f"; {keys} cost {verdict} as many random ones ({_signed(random)}{times}){found.shared}"
-
-
-def _against_equal_mass(curve: MaskingCurve, verdicts: dict[Key, Judged]) -> list[str]:
-    """At the greatest k at which half of the heads have a control of equal mass."""
-    if (rows := curve.matched).empty:
-        return []
-    fit = rows[rows["matched"] >= MATCHED]
-    if fit.empty:
-        most = percent(rows["matched"].max())
-        return [
-            f"{curve.label}: cannot tell whether these keys cost more than others that hold as much, since at most "
-            f"{most} of heads have such others (a verdict takes half)."
-        ]
-    at = fit.iloc[-1]
-    found = verdicts[curve.label, ("equal mass", at["k"])]
-    told = {True: "cost more than", False: "cost less than", None: "cannot be distinguished from"}[found.holds]
-    return [
-        f"{curve.label}: {_keys(curve, at['k'])} {told} keys that are no sinks and hold as much, in the "
-        f"{percent(at['matched'])} of heads that have such keys ({_change(at, 'excess')} nats per token)"
-        f"{found.shared if found.holds is not None else ''}."
-    ]
-
-
-def _contrast(one: MaskingCurve, other: MaskingCurve, verdicts: dict[Key, Judged]) -> str:
-    """A diffusion model against an autoregressive one, in shares of the loss: the contrast of the paper's Table 1."""
-    pair = f"{one.title} against {other.title}, keys chosen by a clean pass (protocol clean)"
-    if (why := unlike(one, other)) is not None:
-        return f"{pair}: cannot tell, since {why}."
-    told = []
-    for name, (at, found) in contrasts(one, other).items():
-        verdict = verdicts[one.label, (other.label, name)]
-        if name == "count":
-            told.append(f"at equal count, {_keys(one, at)} a head, {_told(found, verdict)}")
-        elif math.isnan(at):
-            told.append("at equal removed attention cannot tell, since no share of it was removed from both")
-        else:
-            told.append(f"at equal removed attention, {percent(at)}, {_told(found, verdict)}")
-    return f"{pair}: {'; '.join(told)}."
-
-
-def _told(found: Contrast, verdict: Judged) -> str:
-    words = {True: "it loses more", False: "it loses less", None: "cannot tell which loses more"}
-    low, high = (_points(end) for end in found.difference.interval)
-    sizes = f"{_points(found.one.value)} against {_points(found.other.value)} of the loss"
-    between = "" if math.isnan(found.difference.interval[0]) else f"; difference 95 % {low} … {high}"
-    return f"{words[verdict.holds]} ({sizes}{between}){verdict.shared if verdict.holds is not None else ''}"
-
-
-def _keys(curve: MaskingCurve, k: float) -> str:
-    if curve.rule is not None:
-        return f"at most {int(k)} {'key' if k == 1 else 'keys'} that {rules.parse(curve.rule)} calls sinks"
-    return "the most attended key" if k == 1 else f"the {int(k)} most attended keys"
 
 
 def _change(cell: Any, name: str = "delta") -> str:
