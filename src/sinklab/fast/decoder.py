@@ -39,7 +39,7 @@ _ATTENTIONS = (modeling_llama.LlamaAttention, modeling_qwen2.Qwen2Attention, mod
 _MLPS = (modeling_llama.LlamaMLP, modeling_qwen2.Qwen2MLP, modeling_qwen3.Qwen3MLP)
 _NORMS = (modeling_llama.LlamaRMSNorm, modeling_qwen2.Qwen2RMSNorm, modeling_qwen3.Qwen3RMSNorm)
 _LARGE = 1 << 19  # numbers from which on two passes over halves cost less than a rolled copy
-# Positions that go through an MLP at a time on the CPU: what it makes of them stays in the processor's cache.
+# Positions of an MLP at a time on the CPU: what it makes of them stays in the cache, and no memory is cleared for it.
 _PIECE = 256
 
 
@@ -195,10 +195,9 @@ def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """A stock linear layer as a function of its weights, or None."""
-    if type(module) is not nn.Linear:
-        return None
-    return linear_for(module.weight, module.bias)
+    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or None."""
+    is_plain = type(module) is nn.Linear or (type(module) is Head and module.vocab_size == module.out_features)
+    return linear_for(module.weight, module.bias) if is_plain else None
 
 
 def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -316,9 +315,7 @@ class FastDecoder:
         decoder, modules = model.model, list(model.modules())
         gates = getattr(model, "gates", None) or [None] * len(decoder.layers)
         self.model, self.decoder, self.norm = model, decoder, _norm(decoder.norm)
-        head: Any = model.lm_head
-        is_plain = type(head) is Head and head.vocab_size == head.out_features
-        self.head: Callable[[Tensor], Tensor] = linear_for(head.weight, head.bias) if is_plain else head
+        self.head: Callable[[Tensor], Tensor] = _stock(model.lm_head) or model.lm_head
         self.layers = [Layer(layer, gate) for layer, gate in zip(decoder.layers, gates, strict=True)]
         self._shared = self.layers[0].heads // self.layers[0].groups
         self._is_stock = not any("forward" in vars(module) or compat.is_compiled(module) for module in modules)

@@ -63,6 +63,7 @@ def _onednn() -> Callable[..., Tensor] | None:
         return None
 
     def product(q_CD: Tensor, k_SD: Tensor, bias_S: Tensor | None = None) -> Tensor:
+        """Linear layers too: x in place of q, its weight in place of k."""
         return linear(q_CD, k_SD, bias_S, "none", [], "")
 
     # An operator that torch does not document: it is held to the documented one before it is trusted.
