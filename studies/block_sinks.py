@@ -280,7 +280,7 @@ def verdict(words: str, gaps: pd.Series, refused: str = "", twins: dict[str, pd.
     said = {True: "more", False: "less", None: f"cannot tell (±{found.reach:.3f} would have shown)"}[found.above()]
     alike = [state for state, mean in beside.items() if mean / found.value >= 1 / 3]
     said = f"no finding, untrained twins show it as well ({said})" if alike and found.above() is not None else said
-    said = f"cannot tell, since {refused}" if refused else said
+    said = f"cannot tell, since {refused}; ±{found.reach:.3f} would have shown" if refused else said
     told += f"**{said}**, {numbers}"
     return told + "".join(f"; {state} {mean:+.3f}" for state, mean in beside.items() if not math.isnan(mean))
 
@@ -410,7 +410,7 @@ def drawn(moved: pd.DataFrame) -> Figure:
             plot.set_xticks(range(len(arms)), arms, rotation=40, ha="right", fontsize=7)
             plot.set_title(title, fontsize=9)
             plot.set_ylim(-0.03, 1.03)
-            plot.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 0.02))
+            plot.legend(fontsize=7, loc="best")
     return figure
 
 
