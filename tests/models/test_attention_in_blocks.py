@@ -206,3 +206,29 @@ def test_a_cache_that_chooses_keeps_nothing_that_a_block_does_not_see(cache, var
     short_BS = model.generate(prompts_BP, max_new_tokens=4, cache=cache)
     if "keep=1.0" in cache and variant.get("sink_side") != "end":  # a sink at the end knows the length
         assert torch.equal(written_BS[:, :12], short_BS)
+
+
+def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_else():
+    model = tiny_lm(block_length=4).double()
+    prompts_BP = texts(model, rows=1, length=6)[0]
+    expected_BS = model.generate(prompts_BP, max_new_tokens=10)
+    ran, recorded = [], []
+    model.lm_head.register_forward_pre_hook(lambda *_: None)  # a hook of somebody else: the plain decoder runs
+    model.model.embed_tokens.register_forward_hook(lambda module, args, out: ran.append(out.shape[1]))
+    canvas = Canvas.from_prompts(prompts_BP, new_tokens=10, mask_id=model.config.mask_token_id)
+    steps, index = model.denoise(canvas), 0
+    while True:
+        if index in (3, 4, 8):
+            with trace(model) as recording:
+                step = next(steps, None)
+            recorded.append(recording.visible[0][0])
+        else:
+            step = next(steps, None)
+        if step is None:
+            break
+        last, index = step, index + 1
+    assert torch.equal(last.ids_BS, expected_BS)
+    assert [width for number, width in enumerate(ran) if number in (3, 4, 8)] == [16, 16, 16]
+    assert all(width < 16 for number, width in enumerate(ran[:8]) if number not in (3, 4))
+    # whole canvas: the first block is seen by all, the last by itself
+    assert all(visible_S.tolist() == [16] * 4 + [12] * 4 + [8] * 4 + [4] * 4 for visible_S in recorded)

@@ -103,7 +103,7 @@ class CommittedMemory:
         """The block of attention around the block, and with its first evaluation the one that was finished before."""
         denoiser, length = self.denoiser, ids_BS.shape[1]
         geometry = denoiser.geometry(ids_BS, wanted_BS)
-        if work.is_full:
+        if work.is_full or self.store is None:
             self.store = KeyValueStore(geometry.sinks, len(denoiser.model.model.layers))
             self.store.length, self.last = length, 0
             real_BS = masks.real_positions(ids_BS, denoiser.attention_BS)

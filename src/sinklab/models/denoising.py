@@ -288,9 +288,12 @@ class ModelSession:
         """
         filled, self._filled = self._filled, None
         policy = getattr(columns, "policy", None)
-        is_full = columns is None if policy is None else columns.is_full
         if policy != (None if self._memory is None else self._memory.policy):
             self._store, self._memory, filled = None, None, None
+        is_full = columns is None if policy is None else columns.is_full
+        if filled is None and getattr(policy, "is_exact", False):
+            # it may begin anywhere
+            self._memory, is_full = None, True
         if not is_full and filled != ids_BS.shape:
             fact = "nothing is" if filled is None else f"the canvas was {tuple(filled)} and is {tuple(ids_BS.shape)}"
             raise ValueError(

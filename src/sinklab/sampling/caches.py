@@ -65,8 +65,8 @@ def cache_of(given: Cache | str | None) -> Cache | None:
 
 
 def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None, block_BS: Tensor) -> Evaluate:
-    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything every time, or has an
-    exact cache of its own (`own_cache`).
+    """The denoiser as the loop calls it, under a cache; with `cache=None` it computes everything every time, or takes
+    an exact cache of its own (`own_cache`, asked before every evaluation: a trace may begin between two).
 
     Args:
         denoiser: (ids_BS, wanted_BS) -> logits_MV; with a cache it needs a method `session()`, which returns
@@ -83,9 +83,17 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
     def known(places: Places | None) -> dict[str, Any]:
         return {"places": places} if takes_places and places is not None else {}
 
-    cache = cache or cache_of(getattr(denoiser, "own_cache", None))
     if cache is None:
-        return lambda ids_BS, wanted_BS, block, nth, places=None: denoiser(ids_BS, wanted_BS, **known(places))
+        own: list[Evaluate] = []
+
+        def afresh(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None) -> Tensor:
+            if (exact := cache_of(getattr(denoiser, "own_cache", None))) is None:
+                own.clear()
+                return denoiser(ids_BS, wanted_BS, **known(places))
+            own[:] = own or [evaluator(denoiser, exact, block_BS)]
+            return own[0](ids_BS, wanted_BS, block, nth, places)
+
+        return afresh
     begin: Any = getattr(denoiser, "session", None)
     if begin is None:
         raise ValueError(
