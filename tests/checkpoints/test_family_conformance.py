@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers import (
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
@@ -61,6 +63,8 @@ def test_every_built_in_family_is_checked():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_conforms(tmp_path, name):
+    if name == "diffusion_gemma" and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("DiffusionGemma needs transformers 5.23")
     FAMILIES[name](tmp_path / "m")
     check_family(name, tmp_path / "m")
 

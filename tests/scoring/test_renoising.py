@@ -233,6 +233,10 @@ def test_what_is_not_for_it_is_refused_by_name(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=words):
             refused()
+    with monkeypatch.context() as older:
+        older.setattr("transformers.__version__", "5.17.0")
+        with pytest.raises(ValueError, match=r"transformers 5\.17\.0 goes on otherwise behind a finished canvas; pip"):
+            sinklab.load(folder)
     monkeypatch.setattr(DiffusionGemma, "own_class", "DiffusionGemmaThatIsNotThereYet")
     with pytest.raises(
         ValueError, match=r"transformers \S+ lacks DiffusionGemmaThat.*pip install 'transformers>=5.23'"

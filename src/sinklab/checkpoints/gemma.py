@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import transformers
+from packaging.version import Version
 from transformers import AutoConfig
 
 from sinklab.checkpoints.families import CheckpointPlan, Family, Shapes, published
@@ -22,9 +23,11 @@ class DiffusionGemma(Family):
 
     def read(self, config: Mapping[str, Any], shapes: Shapes | None) -> CheckpointPlan:
         """The config is transformers' own; names of tensors are as well."""
-        if not hasattr(transformers, self.own_class):
-            lacks = f"transformers {transformers.__version__} lacks {self.own_class}, which runs it"
-            raise ValueError(f"{lacks}; pip install 'transformers>=5.23'")
+        version, lacks = transformers.__version__, not hasattr(transformers, self.own_class)
+        if lacks or Version(version) < Version("5.23"):
+            # 5.17 has the class, and other numbers from the second canvas on
+            fact = f"lacks {self.own_class}, which runs it" if lacks else "goes on otherwise behind a finished canvas"
+            raise ValueError(f"transformers {version} {fact}; pip install 'transformers>=5.23'")
         self.field(config, "text_config")
         whole = AutoConfig.for_model(**config)
         return CheckpointPlan(self, whole.get_text_config(), whole=whole)
