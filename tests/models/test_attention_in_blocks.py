@@ -6,6 +6,8 @@ import torch
 from sinklab.models import masks
 from sinklab.probing import trace
 from sinklab.sampling import Canvas, DecodingSettings
+from sinklab.scoring.writing import WritingRequest, canvas_of
+from tiny_diffusion import tiny_loaded
 from tiny_diffusion import tiny_model as tiny_lm
 
 VARIANTS = [
@@ -232,3 +234,18 @@ def test_what_is_watched_for_some_steps_is_computed_afresh_there_and_nowhere_els
     assert all(width < 16 for number, width in enumerate(ran[:8]) if number not in (3, 4))
     # whole canvas: the first block is seen by all, the last by itself
     assert all(visible_S.tolist() == [16] * 4 + [12] * 4 + [8] * 4 + [4] * 4 for visible_S in recorded)
+
+
+def test_where_blocks_are_columns_the_writer_of_texts_begins_one_as_generate_does():
+    loaded = tiny_loaded(block_length=4, blocks_from="column")
+    loaded.model.double()
+    prompts = [(5, 6, 7, 8, 9, 10, 11), (12, 13, 14), (15, 16, 17, 18)]
+    canvas = canvas_of(loaded, [WritingRequest(ids) for ids in prompts], 9)
+    assert canvas.ids_BS.shape == (3, 17) and canvas.attention_BS.sum(1).tolist() == [16, 12, 13]
+    *_, last = loaded.model.denoise(canvas)
+    for ids, row_S in zip(prompts, last.ids_BS, strict=True):
+        alone = canvas_of(loaded, [WritingRequest(ids)], 9)
+        assert alone.ids_BS.shape[1] % 4 == 1
+        written_1S = loaded.model.generate([ids], max_new_tokens=9)
+        assert written_1S.shape == (1, len(ids) + 9)
+        assert torch.equal(written_1S[0, -9:], row_S[-9:])

@@ -317,8 +317,8 @@ def describe(name_or_folder: str | Path, *, revision: str | None = None) -> Mode
     # a tied head is the same tensor, and parameters() yields it once
     total = sum(parameter.numel() for parameter in model.parameters())
     experts = [tensor for name, tensor in model.named_parameters() if ".experts." in name]
-    names = [name for name in ("num_experts_per_tok", "top_k_experts") if getattr(backbone, name, None)]
-    chosen: int = getattr(backbone, names[0]) if names else 0
+    counts = (getattr(backbone, name, 0) for name in ("num_experts_per_tok", "top_k_experts"))
+    chosen: int = next(filter(None, counts), 0)
     # where layers differ, a config of transformers says per layer what this one has
     layer = backbone if plan.whole is None else backbone.per_layer_config[0]
     return ModelInfo(

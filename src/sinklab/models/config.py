@@ -217,6 +217,11 @@ class DiffusionLMConfig(PreTrainedConfig):
         return self.sink_positions if self.sink_side == "front" else 0
 
     @property
+    def block_columns(self) -> int:
+        """What the columns of a prompt must be a multiple of for the completion to begin a block; 1 for any number."""
+        return self.block_length if self.block_length and self.blocks_from == "column" else 1
+
+    @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         return (

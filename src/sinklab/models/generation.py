@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sinklab.errors import near
 from sinklab.sampling.caches import Cache
@@ -55,13 +54,12 @@ class GenerateByDenoising:
         are filled (infilling).
 
         Args:
-            input_ids: prompts (B, P), padded to the left where they differ in length; a list or a single row (P,) will
-                do.
+            input_ids: prompts (B, P), padded on the left where lengths differ; a list or a single row (P,) will do.
             attention_mask: 1 for text, 0 for padding (B, P); None means no padding.
             max_new_tokens: length of the completion; None fills the masks of ``input_ids``.
             rule: which proposals to commit first, a rule or its name; ``low_confidence`` by default.
             schedule: how many of them at each evaluation, a schedule or its name; ``even`` by default.
-            cache: what to remember between evaluations, a cache or its name; nothing by default.
+            cache: what to remember between evaluations, a cache or its name; by default what changes nothing.
             settings: all options in one record; those given by keyword replace its fields.
             streamer: a ``TextDiffusionStreamer`` shows drafts while they change (batch of one).
             options: fields of :class:`~sinklab.sampling.DecodingSettings`: ``steps``, ``block_length``,
@@ -86,24 +84,17 @@ class GenerateByDenoising:
         with torch.inference_mode():
             ids_BP = token_rows("input_ids", input_ids).to(self.device)
             real_BP = None if attention_mask is None else token_rows("attention_mask", attention_mask)
-            limits, padding = {"mask_id": mask_id, "context": self.config.text_positions}, 0
+            limits = {"mask_id": mask_id, "context": self.config.text_positions}
             if max_new_tokens is None:
                 canvas = Canvas.infill(ids_BP, attention_BS=real_BP, **limits)
             else:
-                ids_BP, real_BP, padding = self._whole_blocks(ids_BP, real_BP)
+                limits["multiple"] = self.config.block_columns
                 canvas = Canvas.from_prompts(ids_BP, new_tokens=max_new_tokens, attention_BP=real_BP, **limits)
             decoding = self.denoise(canvas, settings, **chosen)
             # what a streamer shows as prompt stays on the screen: nothing of a text that is still to be filled
-            written_BS = _shown(decoding, canvas, ids_BP.shape[1] if max_new_tokens else 0, streamer)
-        return written_BS[:, padding:].clone()
-
-    def _whole_blocks(self, ids_BP: Tensor, real_BP: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
-        """Prompts, padded so that the completion begins a block where blocks are columns, and by how much."""
-        if self.config.block_length is None or self.config.blocks_from == "text":
-            return ids_BP, real_BP, 0
-        real_BP = torch.ones_like(ids_BP) if real_BP is None else real_BP.to(ids_BP.device)
-        padding = -ids_BP.shape[-1] % self.config.block_length
-        return F.pad(ids_BP, (padding, 0)), F.pad(real_BP, (padding, 0)), padding
+            prompt = canvas.ids_BS.shape[1] - max_new_tokens if max_new_tokens else 0
+            written_BS = _shown(decoding, canvas, prompt, streamer)
+        return written_BS[:, -ids_BP.shape[-1] - (max_new_tokens or 0) :].clone()
 
     def denoise(self, canvas: Canvas, settings: DecodingSettings | None = None, **objects: Any) -> Iterator[Step]:
         """The steps of :meth:`generate` over a canvas, one model evaluation each; the last one holds the result.

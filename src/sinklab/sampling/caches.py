@@ -84,14 +84,15 @@ def evaluator(denoiser: Callable[[Tensor, Tensor], Tensor], cache: Cache | None,
         return {"places": places} if takes_places and places is not None else {}
 
     if cache is None:
-        own: list[Evaluate] = []
+        own: Evaluate | None = None
 
         def afresh(ids_BS: Tensor, wanted_BS: Tensor, block: int, nth: int, places: Places | None = None) -> Tensor:
-            if (exact := cache_of(getattr(denoiser, "own_cache", None))) is None:
-                own.clear()
+            nonlocal own
+            if (exact := getattr(denoiser, "own_cache", None)) is None:
+                own = None
                 return denoiser(ids_BS, wanted_BS, **known(places))
-            own[:] = own or [evaluator(denoiser, exact, block_BS)]
-            return own[0](ids_BS, wanted_BS, block, nth, places)
+            own = own or evaluator(denoiser, cache_of(exact), block_BS)
+            return own(ids_BS, wanted_BS, block, nth, places)
 
         return afresh
     begin: Any = getattr(denoiser, "session", None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from sinklab.errors import check_count, check_tensor
@@ -86,6 +87,7 @@ class Canvas:
         pad_id: int | None = None,
         context: int | None = None,
         attention_BP: Tensor | None = None,
+        multiple: int = 1,
     ) -> Canvas:
         """Prompts on the left, `new_tokens` masks on the right of each.
 
@@ -97,9 +99,10 @@ class Canvas:
             pad_id: id written at padding; needed only when the prompts' lengths differ.
             context: the most positions the model can read; None for no limit.
             attention_BP: for a tensor of prompts that is already padded on the left, True or 1 at real tokens.
+            multiple: pad further, to a multiple of so many columns (`DiffusionLMConfig.block_columns`).
 
-        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, a canvas longer than context,
-        right-padded prompts, and masks inside a prompt.
+        Raises ValueError for no prompts, new_tokens < 1, ragged prompts without pad_id, padding on the right, a canvas
+        longer than context, and masks in a prompt.
         """
         check_count("new_tokens", new_tokens, "leave it out to fill masks in the prompt, or use Canvas.infill")
         if isinstance(prompts, Tensor):
@@ -114,6 +117,7 @@ class Canvas:
             raise ValueError("attention_BP goes with a tensor of prompts; lists are padded here, so leave it out.")
         else:
             ids_BP, real_BP = left_padded(prompts, pad_id)
+        ids_BP, real_BP = (pad(part_BP, (-part_BP.shape[1] % multiple, 0)) for part_BP in (ids_BP, real_BP))
         rows, width = ids_BP.shape
         if context is not None and width + new_tokens > context:
             raise ValueError(

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from sinklab.attention.context import decoding
 from sinklab.checkpoints.dit import LOWERED
 from sinklab.errors import check_count
-from sinklab.sampling.canvas import Block, Canvas
+from sinklab.sampling.canvas import Block, Canvas, blocks
 from sinklab.sampling.denoisers import Denoiser
 from sinklab.sampling.loop import Choice, Step
+from sinklab.scoring.likelihood import at_least_float32
 
 
 def subs(logits_BSV: Tensor, ids_BS: Tensor, mask_id: int) -> Tensor:
@@ -34,10 +35,6 @@ def subs(logits_BSV: Tensor, ids_BS: Tensor, mask_id: int) -> Tensor:
     given_BS1 = (ids_BS != mask_id)[..., None]
     certain_BSV = torch.full_like(logits_BSV, LOWERED).scatter(-1, ids_BS[..., None], 0.0)
     return torch.where(given_BS1, certain_BSV, logits_BSV.log_softmax(-1))
-
-
-def _exact(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def published_noise(
@@ -63,11 +60,11 @@ def published_noise(
     (rows, length), block_length = ids_BS.shape, config.block_length
     if block_length is not None and length % block_length:
         raise ValueError(f"a text is scored in whole blocks of {block_length} tokens, but has {length}; cut or fill it")
-    blocks = 1 if block_length is None else length // block_length
+    count = 1 if block_length is None else length // block_length
     drawn: dict[str, Any] = {"generator": generator, "device": generator.device}
-    share_BN = torch.arange(rows * blocks, device=generator.device).view(rows, blocks) / (rows * blocks)
-    even_BN = (torch.rand(rows, blocks, **drawn) / (rows * blocks) + share_BN) % 1
-    t_BS = (even_BN * (times[1] - times[0]) + times[0]).repeat_interleave(length // blocks, 1)
+    share_BN = torch.arange(rows * count, device=generator.device).view(rows, count) / (rows * count)
+    even_BN = (torch.rand(rows, count, **drawn) / (rows * count) + share_BN) % 1
+    t_BS = (even_BN * (times[1] - times[0]) + times[0]).repeat_interleave(length // count, 1)
     chance_BS = torch.rand(rows, length, **drawn)
     masked_BS = chance_BS < (1 - 1e-3) * t_BS if block_length is None else chance_BS <= t_BS
     if block_length is not None:
@@ -101,7 +98,7 @@ def published_loss(model: Any, ids_BS: Tensor, real_BS: Tensor | None = None, **
         clean = {"clean": ids_BS}
         counted_BS = counted_BS.index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids_BS.device), 0.0)
     logits_MV = model(noisy_BS, logits_to_keep=masked_BS, **clean).logits
-    nats_M = F.cross_entropy(_exact(logits_MV), ids_BS[masked_BS], reduction="none") / t_BS[masked_BS]
+    nats_M = F.cross_entropy(at_least_float32(logits_MV), ids_BS[masked_BS], reduction="none") / t_BS[masked_BS]
     return (nats_M * counted_BS[masked_BS]).sum() / counted_BS.sum()
 
 
@@ -126,7 +123,7 @@ def ddpm_cache(
     check_count("steps", steps, "it counts updates")
     run = _Run(denoiser, canvas, generator, torch.float32)
     t_T = torch.linspace(1, eps, steps + 1)[:-1]
-    block = run.window(0, 0, canvas.ids_BS.shape[1])
+    (block,) = run.windows(canvas.ids_BS.shape[1])
     yield from run.updates(block, ((t_T - (1 - eps) / steps) / t_T).tolist())
     masked_BW = run.masked(block)
     p_MV = run.probabilities(block, masked_BW)
@@ -167,9 +164,8 @@ def semi_ar(
     run = _Run(denoiser, canvas, generator, torch.float64, top_p)
     t_T = torch.linspace(1, 0, steps or 0)
     stays = None if steps is None else [max(0.0, 1 - 1 / steps / t) if t else 0.0 for t in t_T.tolist()]
-    length = canvas.ids_BS.shape[1]
-    for number, start in enumerate(range(0, length, block_length)):
-        yield from run.updates(run.window(number, start, min(start + block_length, length)), stays)
+    for block in run.windows(block_length):
+        yield from run.updates(block, stays)
 
 
 @dataclass(eq=False)
@@ -188,14 +184,10 @@ class _Run:
             raise ValueError("this sampler of its authors knows no padding; decode rows of unequal length one by one")
         self.ids_BS, self.index = self.canvas.ids_BS, 0
 
-    def window(self, number: int, start: int, stop: int) -> Block:
-        """These columns of every row as a block."""
-        (rows, length), device = self.ids_BS.shape, self.ids_BS.device
-        columns_BW = torch.arange(start, stop, device=device).expand(rows, -1)
-        flat_N = (columns_BW + torch.arange(rows, device=device)[:, None] * length).flatten()
-        real_BW, sizes_B = torch.ones_like(columns_BW, dtype=torch.bool), torch.full((rows,), stop - start)
-        every_N = torch.arange(len(flat_N), device=device)
-        return Block(number, columns_BW, real_BW, every_N, flat_N, sizes_B, slice(start, stop), length)
+    def windows(self, width: int) -> list[Block]:
+        """All columns of every row, in blocks of so many."""
+        number_S = torch.arange(self.ids_BS.shape[1], device=self.ids_BS.device) // width
+        return blocks(number_S.expand_as(self.ids_BS), number_S.bincount().tolist())
 
     def masked(self, block: Block) -> Tensor:
         """Where the block is still masked, bool (B, W)."""
@@ -206,7 +198,7 @@ class _Run:
         """(M, V) of the tokens at the masks, from one evaluation; outside the nucleus they are 0."""
         wanted_BS = block.put(masked_BW, torch.zeros_like(self.canvas.open_BS))
         with decoding(self):
-            p_MV = _exact(self.denoiser(self.ids_BS, wanted_BS)).log_softmax(-1).to(self.dtype).exp()
+            p_MV = at_least_float32(self.denoiser(self.ids_BS, wanted_BS)).log_softmax(-1).to(self.dtype).exp()
         if self.top_p < 1:
             sorted_MV, order_MV = p_MV.sort(-1, descending=True)
             kept_MV = sorted_MV.cumsum(-1) <= self.top_p

@@ -394,4 +394,5 @@ def canvas_of(loaded: Loaded, requests: Sequence[WritingRequest], new_tokens: in
     config: Any = loaded.model.config
     prompts = [list(request.ids) for request in requests]
     how = {"mask_id": config.mask_token_id, "pad_id": 0, "context": config.text_positions}
+    how["multiple"] = config.block_columns
     return Canvas.from_prompts(prompts, new_tokens=new_tokens, **how)

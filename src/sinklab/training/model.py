@@ -37,12 +37,10 @@ def started_from(settings: TrainSettings) -> Loaded:
     torch.manual_seed(settings.seed)
     # what a diffusion checkpoint's config says besides its backbone; None of a causal one
     theirs = read_plan(name)[0].settings
+    _keep_blocks(name, theirs, settings.objective, fields)
     if theirs is not None:
         _refuse_other_variant(name, theirs, fields)
-        _keep_blocks(name, theirs.get("block_length"), settings.objective, fields)
         loaded = load(name, **fields)
-    elif settings.objective == "block_diffusion" and settings.block_length is None:
-        raise ValueError(f"{name} is causal, so objective='block_diffusion' needs --block-length, such as 16")
     elif settings.objective == "autoregressive":
         loaded = load(name, as_diffusion=True, mask_token_id=None, **fields)
     else:
@@ -60,17 +58,17 @@ def source_of(loaded: Loaded) -> dict[str, Any]:
     return {"init_from": source, "notes": list(loaded.notes)}
 
 
-def _keep_blocks(name: str, theirs: int | None, objective: str, fields: dict[str, Any]) -> None:
+def _keep_blocks(name: str, theirs: dict[str, Any] | None, objective: str, fields: dict[str, Any]) -> None:
     """Where no block length is given, that of the model it is; nobody loses blocks silently."""
+    length = (theirs or {}).get("block_length")
     if objective == "block_diffusion":
-        if fields["block_length"] is None and theirs is None:
-            raise ValueError(
-                f"{name} has full attention, so objective='block_diffusion' needs --block-length, such as 16"
-            )
-        fields["block_length"] = fields["block_length"] or theirs
-    elif theirs is not None:
+        fields["block_length"] = fields["block_length"] or length
+        if fields["block_length"] is None:
+            fact = "is causal" if theirs is None else "has full attention"
+            raise ValueError(f"{name} {fact}, so objective='block_diffusion' needs --block-length, such as 16")
+    elif length is not None:
         raise ValueError(
-            f"{name} has attention in blocks of {theirs}, which is trained with --objective block_diffusion, but the "
+            f"{name} has attention in blocks of {length}, which is trained with --objective block_diffusion, but the "
             f"objective is {objective!r}"
         )
 
