@@ -14,6 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from sinklab.data.rows import row_start
 from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
+from sinklab.errors import Terminated, on_sigterm
 from sinklab.records.reading import open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
@@ -21,7 +22,7 @@ from sinklab.training import checkpoints
 from sinklab.training import model as models
 from sinklab.training.checks import arguments, check, explained, tensorboard, variant
 from sinklab.training.model import freeze, merge_lora
-from sinklab.training.recorders import History, Recorder, SinkMonitor
+from sinklab.training.recorders import History, Recorder, SinkMonitor, Stop
 from sinklab.training.settings import TrainSettings
 from sinklab.training.text import Text, prepare
 from sinklab.training.trainer import DiffusionTrainer, NoisyCollator, Objective, Phases
@@ -34,7 +35,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     """Train and write a run folder: ``run.json``, tables ``history``, ``heldout``, ``heldout_rows`` and ``monitor``,
     ``model/`` (weights, config, tokenizer), ``sink.safetensors`` where the sink alone was trained, ``checkpoints/``.
 
-    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings.
+    Started by ``torchrun`` or ``accelerate launch``, every process calls this with the same settings. SIGTERM to any of
+    them ends the run behind the step in work: with a checkpoint, and by ``SystemExit(143)``.
 
     Args:
         settings: what to train, on what.
@@ -78,11 +80,19 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     facts = earlier.model if earlier and checkpoint else facts
     kept: dict[str, Any] = {"model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
     run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
-    with run as record, explained(settings):
-        trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
-        with _kept(recorders, record):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        _finish(trainer, record, text, settings)
+    stop = Stop()
+    try:
+        with run as record, explained(settings), on_sigterm(stop.want):
+            trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
+            trainer.add_callback(stop)
+            with _kept(recorders, record):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                stop.leave()
+            _finish(trainer, record, text, settings)
+    except Terminated:
+        # a launcher may kill the others once one has left, and the first one still writes
+        args.distributed_state.wait_for_everyone()
+        raise
     return folder / "model"
 
 
@@ -171,6 +181,8 @@ def _trainer(
 def _kept(recorders: list[Recorder], record: RunWriter | None) -> Iterator[None]:
     """Write what was measured in the block, also where it fails; a full disk must not hide why."""
     error: BaseException | None = None
+    for recorder in recorders if record is not None else ():
+        recorder.write = record.table
     try:
         yield
     except BaseException as failure:
