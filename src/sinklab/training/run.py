@@ -81,18 +81,13 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     kept: dict[str, Any] = {"model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
     run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
     stop = Stop()
-    try:
-        with run as record, explained(settings), on_sigterm(stop.want):
-            trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
-            trainer.add_callback(stop)
-            with _kept(recorders, record):
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-                stop.leave()
-            _finish(trainer, record, text, settings)
-    except Terminated:
-        # a launcher may kill the others once one has left, and the first one still writes
-        args.distributed_state.wait_for_everyone()
-        raise
+    with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
+        trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
+        trainer.add_callback(stop)
+        with _kept(recorders, record):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            stop.leave()
+        _finish(trainer, record, text, settings)
     return folder / "model"
 
 
@@ -101,7 +96,7 @@ def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Cal
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
-    size = "" if isinstance(text.training, StreamedRows) else f" on {text.training.ids_RS.numel():,} tokens"
+    size = "" if isinstance(text.training, StreamedRows) else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
     say(f"training {count:,} parameters{size}")
 
 
@@ -175,6 +170,16 @@ def _trainer(
     for callback in [*(tensorboard(settings) if args.process_index == 0 else ()), *reversed(recorders)]:
         trainer.add_callback(callback)
     return trainer, recorders
+
+
+@contextmanager
+def _leaving_together(args: Any) -> Iterator[None]:
+    """After SIGTERM the processes leave once the first has written: a launcher kills the rest when one is gone."""
+    try:
+        yield
+    except Terminated:
+        args.distributed_state.wait_for_everyone()
+        raise
 
 
 @contextmanager
