@@ -38,6 +38,8 @@ def check(settings: TrainSettings) -> None:
 
 def _check_sizes(settings: TrainSettings) -> None:
     if settings.init_from is not None:
+        if settings.init != "plain":
+            raise ValueError(f"init={settings.init!r} draws new weights, but init_from has some; leave out one of them")
         return
     width, left = divmod(settings.hidden_size, settings.heads)
     if left:

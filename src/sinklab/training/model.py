@@ -1,6 +1,7 @@
 """The model of a run: new, or from another one; which optimizer trains what of it; and how it is saved."""
 
 import copy
+import math
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -114,12 +115,24 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
         max_position_embeddings=max(512, 2 * settings.length),
         tie_word_embeddings=settings.tie_embeddings,
         rms_norm_eps=1e-5,
+        initializer_range=math.sqrt(2 / (5 * settings.hidden_size)) if settings.init == "smdm" else 0.02,
         **{name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
     )
     fields = variant(settings, "logit_shift", "gate_bias")
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
-    return DiffusionLM(config).train()
+    model = DiffusionLM(config).train()
+    if settings.init == "smdm":
+        _calm_residuals(model, settings)
+    return model
+
+
+@torch.no_grad()
+def _calm_residuals(model: DiffusionLM, settings: TrainSettings) -> None:
+    """From N(0, 2 / 5d) to SMDM's N(0, 1 / (d · layers²)) where layers write to the residual stream."""
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight *= math.sqrt(5 / 2) / settings.layers
 
 
 def check_fit(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, settings: TrainSettings) -> None:

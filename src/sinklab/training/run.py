@@ -93,6 +93,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
 
 def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
     """Leave what is trained trainable, and say how much it is."""
+    # where padding is the end token, torch would keep the end of a text from learning
+    model.get_input_embeddings().padding_idx = None
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)

@@ -95,7 +95,9 @@ def rows_together(settings: TrainSettings) -> int:
 
 
 def _read(corpus: str, settings: TrainSettings) -> Documents:
-    return read_corpus(corpus, text_field=settings.text_field) if settings.pairs == "none" else read_pairs(corpus)
+    if settings.pairs != "none":
+        return read_pairs(corpus)
+    return read_corpus(corpus, text_field=settings.text_field, only=settings.only)
 
 
 def _trained_tokenizer(documents: Documents, settings: TrainSettings, say: Say) -> PreTrainedTokenizerBase:
@@ -168,7 +170,8 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
     if row_start(tokenizer):
         raise ValueError("rows of this tokenizer begin with a start token, which a stream has not; leave out streaming")
-    same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
+    names = ("length", "text_field", "only", "seed", "shuffle_rows", "documents")
+    same = {name: getattr(settings, name) for name in names}
     skipped = 0 if settings.heldout is not None else settings.heldout_rows
     stream = StreamedRows(settings.corpus, tokenizer, **same, skip_rows=skipped)
     heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
