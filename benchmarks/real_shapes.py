@@ -274,14 +274,10 @@ def measured(only: list[str], device: str, quick: bool) -> dict[str, Any]:
                 stage: alone(stage, folder=str(folder), device=device, positions=positions)
                 for stage in ("step", "page")
             }
-            if name == "llada" and "lora" in only and (device == "cuda" or quick):
-                result["lora_whole"] = alone(
-                    "lora", folder=str(folder), device=device, room=str(folder.parent), length=length
-                )
             subprocess.run(["rm", "-rf", str(folder.parent)], check=True)
         if "lora" in only:
             result["lora"] = {}
-            for layers in (2, 4):
+            for layers in (2, 4, *([32] if device == "cuda" else [])):
                 config = {**LLADA, **(SHAPES["llada"][1] if quick else {}), "n_layers": layers}
                 folder = Path(place) / f"lora-{layers}" / "model"
                 write_folder(folder, config, device)
