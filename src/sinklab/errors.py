@@ -62,13 +62,7 @@ def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 class Terminated(SystemExit):
-    """SIGTERM ended the work, of a scheduler or of ``timeout``: left to itself, it ends the program with status 143."""
-
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
-
-    def __str__(self) -> str:
-        return "by SIGTERM"
+    """SIGTERM ended the work, of a scheduler or of ``timeout``; with 143, the status of the program that it ends."""
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def test_a_command_keeps_what_is_written_and_goes_on(
     assert signal.getsignal(signal.SIGTERM) is handler
     assert capsys.readouterr().err.splitlines()[-1] == "sinklab: interrupted; what was written so far is kept"
     left = open_run("run").info
-    assert (left.status, left.error) == ("interrupted", "Terminated: by SIGTERM")
+    assert (left.status, left.error) == ("interrupted", "Terminated: 143")
     kept = {path: path.read_bytes() for path in Path("run").glob("*") if path.name != "run.json"}
     assert kept
     assert main([*command, "--out", "run", "--resume"]) == 0

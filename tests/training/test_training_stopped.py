@@ -57,7 +57,7 @@ def test_sigterm_ends_a_run_behind_its_step_and_it_goes_on_to_the_same_end(
     assert end.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is handler
     left = open_run(tmp_path / "run")
-    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: by SIGTERM")
+    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
     assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == [f"checkpoint-{step}"]
     assert left.table("history")["step"].max() == step
     train(replace(here, resume=True))
@@ -117,7 +117,7 @@ def test_a_signal_to_one_of_two_processes_ends_both_behind_the_same_step(
     train_in_two([here], before=STOPPED, ends=143)
     assert [path.name for path in whole_checkpoints(tmp_path / "run" / "checkpoints")] == ["checkpoint-3"]
     left = open_run(tmp_path / "run")
-    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: by SIGTERM")
+    assert (left.info.status, left.info.error) == ("interrupted", "Terminated: 143")
     assert left.table("history")["step"].tolist() == [2, 3]
     train(replace(here, resume=True))
     train(replace(here, out=str(tmp_path / "alone")))

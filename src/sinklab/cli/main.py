@@ -135,4 +135,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _terminate(*_: object) -> None:
     # a scheduler repeats itself, and what is being put in order must not be cut short
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
+    raise Terminated(143)

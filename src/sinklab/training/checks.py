@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import gather_object
 from transformers import LlamaConfig, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
@@ -194,6 +195,8 @@ def arguments(settings: TrainSettings, folder: Path) -> TrainingArguments:
     if ranks > 1:
         # gloo's threads must end before the interpreter does: a process that aborts takes the others with it
         atexit.register(args.distributed_state.destroy_process_group)
+    if len({*gather_object([args.bf16])}) > 1:
+        raise ValueError("all processes must compute in one type, but not all machines have bfloat16; give --no-bf16")
     return args
 
 

@@ -22,6 +22,7 @@ from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM, Gate
 from sinklab.models.sinks.base import tensors_of
 from sinklab.records.storage import weights_hash
+from sinklab.training.checkpoints import settle
 from sinklab.training.checks import variant
 from sinklab.training.settings import TrainSettings
 
@@ -124,17 +125,11 @@ def new_model(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Di
     config = DiffusionLMConfig(backbone=backbone, mask_token_id=tokenizer.mask_token_id, **fields)
     torch.manual_seed(settings.seed)
     model = DiffusionLM(config).train()
-    if settings.init == "smdm":
-        _calm_residuals(model, settings)
-    return model
-
-
-@torch.no_grad()
-def _calm_residuals(model: DiffusionLM, settings: TrainSettings) -> None:
-    """From N(0, 2 / 5d) to SMDM's N(0, 1 / (d · layers²)) where layers write to the residual stream."""
     for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight *= math.sqrt(5 / 2) / settings.layers
+        # SMDM: from N(0, 2 / 5d) to N(0, 1 / (d · layers²)) where layers write to the residual stream
+        if settings.init == "smdm" and name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.data *= math.sqrt(5 / 2) / settings.layers
+    return model
 
 
 def check_fit(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, settings: TrainSettings) -> None:
@@ -209,9 +204,7 @@ def save(model: DiffusionLM, tokenizer: PreTrainedTokenizerBase, folder: Path, s
     written.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
     (beside / "weights.sha256").write_text(weights_hash(written.state_dict()) + "\n")
-    for file in beside.iterdir():
-        # the writers of safetensors make files that only their owner may read
-        file.chmod((beside / "config.json").stat().st_mode)
+    settle(beside)
     shutil.rmtree(folder / "model", ignore_errors=True)
     beside.rename(folder / "model")
     if settings.train_only == "sink":

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from transformers import TrainerCallback
 
-from sinklab.errors import Terminated
 from sinklab.records.info import undamaged
 from sinklab.records.storage import write_beside
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -205,11 +204,6 @@ class Stop(TrainerCallback):
             self.wanted = bool(anywhere)
         if self.wanted:
             control.should_log = control.should_save = control.should_training_stop = True
-
-    def leave(self) -> None:
-        """Raises Terminated if SIGTERM came."""
-        if self.wanted:
-            raise Terminated
 
 
 class SinkMonitor(Recorder):

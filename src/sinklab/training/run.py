@@ -51,6 +51,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
             without enough memory.
     """
     check(settings)
+    settings = checkpoints.with_precision(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     folder = Path(settings.out)
@@ -86,20 +87,23 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
         trainer.add_callback(stop)
         with _kept(recorders, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            stop.leave()
+            if stop.wanted:
+                raise Terminated(143)
         _finish(trainer, record, text, settings)
     return folder / "model"
 
 
 def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
     """Leave what is trained trainable, and say how much it is."""
+    # of tied weights one is saved: the Trainer is told, or it would miss the other in every checkpoint
+    model._keys_to_ignore_on_save = {*model.all_tied_weights_keys}
     # where padding is the end token, torch would keep the end of a text from learning
     model.get_input_embeddings().padding_idx = None
     torch.manual_seed(settings.seed)
     trained = set(freeze(model, settings.train_only, settings.lora_rank))
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trained)
     size = "" if isinstance(text.training, StreamedRows) else f" on {math.prod(text.training.ids_RS.shape):,} tokens"
-    say(f"training {count:,} parameters{size}")
+    say(f"training {count:,} parameters{size}, computing in {'bfloat16' if settings.bf16 else 'float32'}")
 
 
 def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, settings: TrainSettings) -> None:
@@ -169,7 +173,8 @@ def _trainer(
         )
         recorders.append(monitor)
     # the history counts a step once the monitor has looked
-    for callback in [*(tensorboard(settings) if args.process_index == 0 else ()), *reversed(recorders)]:
+    # and TensorBoard closes its file when all have spoken: another would begin in a folder of its own
+    for callback in [*reversed(recorders), *(tensorboard(settings) if args.process_index == 0 else ())]:
         trainer.add_callback(callback)
     return trainer, recorders
 

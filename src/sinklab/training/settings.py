@@ -174,8 +174,10 @@ class OptimizerSettings(Checked):
 class EngineSettings(Checked):
     """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is learned."""
 
-    bf16: bool = True
-    """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so)."""
+    bf16: bool | None = None
+    """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so); when left out, where
+    this machine multiplies bfloat16 in hardware. A run that is resumed keeps its type.
+    """
     compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
     gradient_checkpointing: bool = limited(False, free=True)

@@ -170,10 +170,9 @@ def _heldout(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Row
 def _streamed(settings: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Text:
     if row_start(tokenizer):
         raise ValueError("rows of this tokenizer begin with a start token, which a stream has not; leave out streaming")
-    names = ("length", "text_field", "only", "seed", "shuffle_rows", "documents")
-    same = {name: getattr(settings, name) for name in names}
+    same = {name: getattr(settings, name) for name in ("length", "text_field", "seed", "shuffle_rows", "documents")}
     skipped = 0 if settings.heldout is not None else settings.heldout_rows
-    stream = StreamedRows(settings.corpus, tokenizer, **same, skip_rows=skipped)
+    stream = StreamedRows(settings.corpus, tokenizer, **same, only=settings.only, skip_rows=skipped)
     heldout = stream.heldout() if settings.heldout is None else _heldout(settings, tokenizer)
     glance = fingerprint(settings.corpus, text_field=settings.text_field)
     sha256 = hashlib.sha256((glance + data_hash(tokenizer, heldout)).encode()).hexdigest()
