@@ -156,7 +156,6 @@ def test_real_shapes_run_at_tiny_size(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     import real_shapes
 
-    found = real_shapes.measured(["llada", "lora"], "cpu", quick=True)
+    found = real_shapes.measured(["llada"], "cpu", quick=True)
     assert found["llada"]["step"]["traced_equals_plain"] and found["llada"]["step"]["masked_differs"]
     assert found["llada"]["page"]["page_mb"] > 0
-    assert found["lora"][4]["peak_gb"] > 0
