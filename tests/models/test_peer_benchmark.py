@@ -66,7 +66,9 @@ def otherlab(peers, root, **changes):
     (package / "loop.py").write_text(LOOP)
     (root / "driver.py").write_text(DRIVER)
     environment(root / "source", f'PYTHONPATH={Path(sinklab.__file__).parents[1]} exec {sys.executable} "$@"')
-    return replace(peers.PEERS[1], name="otherlab", driver=root / "driver.py", cells=((4, 1, "committed"),), aim=0.0, **changes)
+    return replace(
+        peers.PEERS[1], name="otherlab", driver=root / "driver.py", cells=((4, 1, "committed"),), aim=0.0, **changes
+    )
 
 
 @pytest.mark.slow
