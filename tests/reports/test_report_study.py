@@ -293,17 +293,8 @@ def test_sinks_are_compared_with_text_in_the_same_state(make_study, change, long
     assert words in said[0] and said[1].startswith("Masks, told apart, have value vectors 0.5")
 
 
-def test_dots_are_drawn_from_every_kind(make_study):
+def test_dots_are_drawn_of_every_state(make_study):
     study = one(make_study(added=1, share=0.3, text_share=0.3, norm=0.25))
-    drawn = study.measured.scatter
-    # the sinks in the text are masks: none is visible text
-    assert set(drawn["kind"]) == {0, 2, 3}
-    drawn = drawn[(drawn["kind"] != 3) | (drawn["score"] > 5)]
-    for kind, norm, score in ((0, 2.0, 0.4 / 23 * 24), (3, 2.0, 7.2), (2, 0.25, 7.2)):
-        rows = drawn[drawn["kind"] == kind]
-        np.testing.assert_allclose(rows["norm"], norm)
-        np.testing.assert_allclose(rows["score"], score, rtol=2e-3)
-    assert (drawn["kind"] == 2).sum() == (drawn["kind"] == 3).sum() == 22 * LAYERS
     bounds = study.measured.bounds
     assert set(bounds["output"]) == {0.5} and set(bounds["bound"]) == {1.5}
     # Nothing is committed before the first step of either sample.
@@ -360,7 +351,7 @@ def test_what_a_run_did_not_record_is_none(make_study):
     thin = one(make_study("thin", leave_out=("tokens", "key_norm", "value_norm", "row_entropy", "output_norm")))
     assert thin.sink_tokens is None and thin.samples[0].output_norm_TGLH is None and not thin.samples[0].has_tokens
     assert np.isnan([layers_of(thin)[0].rest_norm, layers_of(thin)[0].rest_key_norm]).all()
-    assert thin.measured.scatter.empty and thin.measured.bounds.empty
+    assert thin.measured.bounds.empty
     with pytest.raises(NotRecorded, match=r"needs the table tokens: .* has none of sample 0"):
         _ = thin.samples[0].ids_TS
 

