@@ -22,7 +22,7 @@ from sinklab.reports.words import number
 
 FLOOR = 0.5
 """where a logarithmic colour scale begins: half an even share"""
-FEW = 4
+FEW = 3
 """lines that each have an entry of the legend; of more, runs and kinds of line have one each"""
 DASHES = {"-": "none", "--": "7 3", ":": "2 3", "-.": "8 3 2 3"}
 """kinds of line of figures -> of the page"""
@@ -48,10 +48,15 @@ class Axis:
     """what stands at 0, 1, 2, …: places at even distances"""
     below: str = ""
     """what values below 0 stand for"""
+    ticks: Sequence[float] = ()
+    """where numbers stand; none: chosen"""
 
     def said(self, value: float) -> str:
         """A number of this axis."""
-        return self.names[int(value)] if self.names else f"{value:g}{self.unit}"
+        if self.names:
+            return self.names[int(value)]
+        text = f"1/{1 / value:g}" if self.unit == "×" and 0 < value < 1 else f"{value:g}"
+        return f"{text}{self.unit}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class Line:
     high: Any = None
     """ends of the 95 % intervals, NaN where there is none; None without any"""
     kind: str = "line"
-    """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots, or faint"""
+    """line, bars (intervals as bars), steps (``x`` has the borders), path (holds its place), dots, said (a dot with its
+    words beside it), or faint"""
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,15 @@ class Chart:
     @property
     def legend(self) -> tuple[list[str], list[tuple[Any, str]]]:
         """The entry of each line, "" for one that has its entry already; and kinds of line, as (style, words)."""
-        named = [line.name or line.run for line in self.lines]
+        # a faint line goes with another
+        named = ["" if line.kind in ("faint", "said") else line.name or line.run for line in self.lines]
         shared = len(self.lines) > FEW and len(set(named)) > 1
         texts = [
-            name if shared or not line.words else f"{name}: {line.words}" if len(set(named)) > 1 else line.words
+            name
+            if shared or not line.words or not name
+            else f"{name}: {line.words}"
+            if len(set(named)) > 1
+            else line.words
             for name, line in zip(named, self.lines, strict=True)
         ]
         once = ["" if text in texts[:place] else text for place, text in enumerate(texts)]
@@ -234,11 +245,14 @@ def _set_up(axes: Axes, name: str, one: Axis) -> None:
     if one.names:
         axis.set_ticks(range(len(one.names)), one.names)
     elif one.scale != "linear":
-        getattr(axes, f"set_{name}scale")(one.scale, **({"linthresh": one.linear} if one.scale == "symlog" else {}))
+        how: dict[str, float] = {"linthresh": one.linear} if one.scale == "symlog" else {"base": 2 if one.unit else 10}
+        getattr(axes, f"set_{name}scale")(one.scale, **how)
     elif one.whole:
         whole_numbers(axis)
+    if one.ticks:
+        axis.set_ticks(one.ticks)
     if one.scale != "linear" or one.unit:
-        axis.set_major_formatter(lambda value, _: f"{value:g}{one.unit}".replace("-", "−"))
+        axis.set_major_formatter(lambda value, _: one.said(value))
     getattr(axes, f"set_{name}lim")(one.low, one.high)
     if one.below:
         least, most = getattr(axes, f"get_{name}lim")()
@@ -263,8 +277,10 @@ def _draw_line(axes: Axes, line: Line, look: Theme, label: str) -> None:
             axes.errorbar(x, y, [y - low, high - y], fmt="none", ecolor=colour, elinewidth=1, capsize=2.5)
         else:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    if line.kind == "dots":
+    if line.kind in ("dots", "said"):
         how["linestyle"] = ""
+    if line.kind == "said":
+        axes.annotate(line.words, (x[0], y[0]), (4, 2), textcoords="offset points", fontsize=7)
     full = line.style == "-"
     axes.plot(
         x, y, marker=MARKERS[line.marker % len(MARKERS)], markersize=3 if line.kind == "path" else 4,
@@ -323,6 +339,7 @@ def draw_panels(
 
     size: inches of a panel. share: axes that have the same ends, and labels at the edge alone. title: of the whole.
     """
+    columns = min(columns, len(shown))
     rows, plain = -(-len(shown) // columns), matplotlib.rcParams["axes.labelsize"]
     canvas = Canvas(figsize=(size[0] * columns, size[1] * rows + 0.6), layout="constrained")
     grid: Any = canvas.subplots(rows, columns, squeeze=False, sharex="x" in share, sharey="y" in share)
@@ -337,15 +354,17 @@ def draw_panels(
                 said(getattr(axes, f"get_{name}label")(), fontsize=plain, color=look.muted)
                 axes.set(**{f"{name}label": ""})
     for axes in grid.flat[len(shown) :]:
-        axes.set_visible(False)
+        axes.remove()
+    used = grid.flat[: len(shown)]
     if alike:
-        colour_bar(image, grid, maps[0])
-    lines = {entry: one for axes in grid.flat for one, entry in zip(*axes.get_legend_handles_labels(), strict=True)}
+        colour_bar(image, used, maps[0])
+    lines = {entry: one for axes in used for one, entry in zip(*axes.get_legend_handles_labels(), strict=True)}
     kinds = {kind: None for one in shown if isinstance(one, Chart) for kind in one.legend[1]}
     lines |= {words: Line2D([], [], color=look.muted, linestyle=style) for style, words in kinds}
     if len(lines) > 1:
-        canvas.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=min(len(lines), columns + 1))
-        canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(lines) // (columns + 1)))
+        beside = max(1, min(len(lines), int(11 * canvas.get_figwidth() / (6 + max(map(len, lines))))))
+        canvas.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=beside)
+        canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(lines) // beside))
     if title:
         canvas.suptitle(title, x=0.01, ha="left", fontsize=10)
     return canvas

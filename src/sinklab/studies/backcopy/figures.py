@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.records.reading import Run
+from sinklab.reports.charts import Axis, Chart, Line, Mark
+from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure, write_page
-from sinklab.reports.style import MARKERS, theme_named, themed
+from sinklab.reports.samples import Reader
 from sinklab.reports.words import percent
 from sinklab.studies.backcopy.source import Source
 
@@ -231,23 +232,17 @@ def _spread(values: pd.Series) -> str:
     return f"{percent(values.mean())} ({percent(values.min())} … {percent(values.max())})"
 
 
-def backcopy_figure(run: Run, *, theme: str = "light") -> Figure:
+@figure("backcopy", kind="backcopy", alone=True, prepared=True, size=(4.6, 3.6))
+def backcopy_figure(one: Reader) -> Chart:
     """Weight on position 0 over the distance to the best loss: a mark a seed, a colour an objective."""
-    look, models = theme_named(theme), by_model(run)
+    models, lines = by_model(one.run), []
     variants, objectives = [*dict.fromkeys(models["variant"])], [*dict.fromkeys(models["objective"])]
-    with themed(look):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-        plot: Any = figure.subplots()
-        for (objective, variant), group in models.groupby(KEYS, sort=False):
-            marker, colour = MARKERS[variants.index(variant)], look.runs[objectives.index(objective)]
-            label = f"{objective}, {variant}"
-            plot.plot(100 * group["over"], 100 * group["first"], linestyle="", marker=marker, color=colour, label=label)
-        plot.axhline(100 * WEIGHT, color=look.muted, linewidth=0.9, linestyle=":")
-        plot.axvline(100 * NEAR, color=look.muted, linewidth=0.9, linestyle=":")
-        plot.set(xlabel="loss above the best possible, %", ylabel="weight on position 0, %, largest of a head")
-        plot.set_ylim(-3, 103)
-        plot.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
+    for (objective, variant), group in models.groupby(KEYS, sort=False):
+        how = {"colour": objectives.index(objective), "marker": variants.index(variant), "kind": "dots"}
+        lines.append(Line(100 * group["over"], 100 * group["first"], f"{objective}, {variant}", **how))
+    y = Axis("weight on position 0, %, largest of a head", low=-3, high=103)
+    marks = [Mark("y", 100 * WEIGHT), Mark("x", 100 * NEAR)]
+    return Chart(Axis("loss above the best possible, %"), y, lines, marks)
 
 
 def draw_backcopy(run: Run) -> list[Path]:
