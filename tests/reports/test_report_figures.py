@@ -1,11 +1,14 @@
 import json
 import re
+from importlib import resources
 
 import numpy as np
 import pytest
+from matplotlib import image
 from matplotlib.figure import Figure
 
 from sinklab.analysis.estimates import mean_over
+from sinklab.cli import main
 from sinklab.registry import figures
 from sinklab.reports import (
     NotRecorded,
@@ -27,6 +30,7 @@ from sinklab.reports import (
     sink_tokens,
     sinks_per_layer,
     split_sinks,
+    style,
     value_norms,
     value_norms_by_state,
 )
@@ -269,7 +273,7 @@ def test_page_files_and_numbers_show_what_was_prepared_once(make_study, tmp_path
     content = json.loads(re.search(r'id="payload">(.*?)</script>', html, re.S)[1])
     anchor = next(card["anchor"] for card in words_of("cards", "study") if card["figure"] == name)
     series = content["charts"][anchor]["series"]
-    drawn = [line for line in figures[name](runs).lines if line.get_label() in chart.legend[0]]
+    drawn = [line for line in figures[name](runs).lines if line.get_marker() in style.MARKERS]
     assert len(series) == len(drawn) == len(chart.lines) == len(chart.numbers().columns)
     for line, shown, on_file in zip(chart.lines, series, drawn, strict=True):
         np.testing.assert_allclose(np.array(shown["points"], float)[:, 1], line.y, rtol=1e-4)
@@ -421,3 +425,40 @@ def test_the_threshold_stays_in_the_histogram_where_no_token_comes_near_it(make_
     assert low <= 1 and high > 4
     # a label outside would leave the axes no room, which is a warning
     axes.figure.canvas.draw()
+
+
+@pytest.mark.slow
+def test_figures_for_a_paper_have_its_width_and_a_caption(make_study, tmp_path, capsys):
+    run = make_study("a/plain", samples=6, folder="plain")
+    only = ["figure_1", "sink_share", "layer_head_map"]
+    assert main(["figures", str(run.path), "--out", str(tmp_path / "out"), "--only", *only, "--style", "icml"]) == 0
+    names = {f"{name}-a-plain.{form}" for name in only for form in ("pdf", "png", "txt")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert capsys.readouterr().out.endswith("out (9 files)\n")
+    widths = {name: image.imread(tmp_path / "out" / f"{name}-a-plain.png").shape[1] for name in only}
+    # the composite is as wide as the text, others as a column
+    assert widths == {"figure_1": int(6.75 * 170), "sink_share": 552, "layer_head_map": 552}
+    told = {name: (tmp_path / "out" / f"{name}-a-plain.txt").read_text("utf-8") for name in only}
+    assert told["sink_share"].startswith("Share of attention per layer (sink-token paper, Fig. 3b and 3d).")
+    assert "Bands and bars are 95 % intervals over samples." in told["sink_share"]
+    assert "n = 6 samples, seed 3, steps 12, rule low_confidence" in told["sink_share"]
+    assert "intervals" not in told["layer_head_map"] and "(d) What hiding" in told["figure_1"]
+    panels = figures["figure_1"](run).axes
+    assert [axes.get_title(loc="left")[:3] for axes in panels if axes.get_title(loc="left")] == [
+        "(a)",
+        "(b)",
+        "(c)",
+        "(d)",
+    ]
+    assert main(["figures", str(run.path), "--only", "figure_2", "--out", str(tmp_path / "no")]) == 2
+    assert "did you mean 'figure_1'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_study_registers_its_figures_for_the_command(tmp_path, capsys):
+    folder = resources.files("sinklab.checkpoints").joinpath("packaged", "curves", "tiny")
+    arguments = ["figures", str(folder), "--formats", "svg", "--out", str(tmp_path)]
+    assert main(arguments) == 0 and [path.name for path in sorted(tmp_path.iterdir())] == [
+        "masking_curve-tiny.svg",
+        "masking_curve-tiny.txt",
+    ]

@@ -307,8 +307,8 @@ def _draw_map(axes: Axes, shown: Map, look: Theme, top: float) -> Any:
     axes.set(xlabel=shown.columns.label, ylabel=shown.rows.label)
     for axis, names, most in ((axes.xaxis, shown.columns.names, 7), (axes.yaxis, shown.rows.names, 8)):
         ticks = [int(at) for at in MaxNLocator(most, integer=True).tick_values(0, len(names) - 0.6)]
-        ticks = [at for at in ticks if 0 <= at < len(names)]
         lead = [-0.9 * width] if added and axis is axes.xaxis else []
+        ticks = [at for at in ticks if len(lead) <= at < len(names)]
         axis.set_ticks([*lead, *(at + 0.5 for at in ticks)], ["sink"] * len(lead) + [names[at] for at in ticks])
     for mark in shown.marks:
         (axes.axhline if mark.axis == "y" else axes.axvline)(mark.at, color=look.muted, linewidth=0.6, alpha=0.8)
@@ -337,7 +337,8 @@ def draw_panels(
 ) -> Canvas:  # fmt: skip
     """A grid of them on a new figure; all maps of one scale share its end, and one bar; charts share a legend.
 
-    size: inches of a panel. share: axes that have the same ends, and labels at the edge alone. title: of the whole.
+    size: inches of a panel. share: "x" and "y", axes that have the same ends, and labels at the
+        edge alone; "own": each panel has its legend. title: of the whole.
     """
     columns = min(columns, len(shown))
     rows, plain = -(-len(shown) // columns), matplotlib.rcParams["axes.labelsize"]
@@ -358,16 +359,26 @@ def draw_panels(
     used = grid.flat[: len(shown)]
     if alike:
         colour_bar(image, used, maps[0])
-    lines = {entry: one for axes in used for one, entry in zip(*axes.get_legend_handles_labels(), strict=True)}
-    kinds = {kind: None for one in shown if isinstance(one, Chart) for kind in one.legend[1]}
-    lines |= {words: Line2D([], [], color=look.muted, linestyle=style) for style, words in kinds}
-    if len(lines) > 1:
-        beside = max(1, min(len(lines), int(11 * canvas.get_figwidth() / (6 + max(map(len, lines))))))
-        canvas.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=beside)
-        canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(lines) // beside))
+    for axes in used if "own" in share else ():
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            axes.legend(loc="best", fontsize="x-small", frameon=True, framealpha=0.8, edgecolor="none")
+    if "own" not in share:
+        _legend_of_all(canvas, used, shown, look)
     if title:
         canvas.suptitle(title, x=0.01, ha="left", fontsize=10)
     return canvas
+
+
+def _legend_of_all(canvas: Canvas, grid: Any, shown: Sequence[Chart | Map], look: Theme) -> None:
+    lines = {entry: one for axes in grid for one, entry in zip(*axes.get_legend_handles_labels(), strict=True)}
+    kinds = {kind: None for one in shown if isinstance(one, Chart) for kind in one.legend[1]}
+    lines |= {words: Line2D([], [], color=look.muted, linestyle=style) for style, words in kinds}
+    if len(lines) > 1:
+        longest = max(map(len, lines))
+        canvas.set_figwidth(max(canvas.get_figwidth(), 0.5 + 0.066 * longest))
+        beside = max(1, min(len(lines), int(11 * canvas.get_figwidth() / (6 + longest))))
+        canvas.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=beside)
+        canvas.set_figheight(canvas.get_figheight() + 0.19 * -(-len(lines) // beside))
 
 
 def draw_alone(axes: Axes, shown: Chart | Map, look: Theme, *, grow: bool, top: float | None = None) -> None:

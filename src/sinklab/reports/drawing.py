@@ -100,7 +100,7 @@ class Figure:
     columns: int = 0
     """panels beside each other"""
     share: str = "xy"
-    """axes that panels share"""
+    """axes that panels share; "own": each has its legend"""
     size: tuple[float, float] = (4.6, 2.8)
     """inches of what is prepared or declared, of each panel where there are several"""
 
@@ -358,7 +358,9 @@ def _write_caption(drawn: Figure, readers: list[Any], path: Path) -> Path:
 
 def caption(drawn: Figure, readers: list[Any], has_intervals: bool = False) -> str:
     """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
-    words = re.split(r"\n\s*\n", inspect.cleandoc(drawn.__doc__ or ""))[0].replace("\n", " ")
+    said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
+    # but for what is said to whoever calls it
+    words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)
     told = statements("sinklab.reports", (), file="captions.jinja")
     return " ".join(told("caption", words=words, runs=readers, has_intervals=has_intervals))
 

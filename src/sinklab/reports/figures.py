@@ -156,7 +156,7 @@ def value_norms(axes: Axes, look: Theme) -> None:
 
 
 @figure(
-    "value_norms_by_state", x="layer", label="norm of sinks / others in the same state", needs="value norms",
+    "value_norms_by_state", x="layer", label="norm of sinks / of others", needs="value norms",
     y=tuple(
         Curve(f"sink_norm_{state} / rest_norm_{state}", state, dashes)
         for state, dashes in zip(STATES, ("-", "--", ":"), strict=True)

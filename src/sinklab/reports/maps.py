@@ -2,6 +2,7 @@
 
 # T steps, L layers, H heads, Q queries, K keys (added sinks first)
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from sinklab.errors import near
 from sinklab.reports.charts import Axis, Chart, Line, Map, Mark
 from sinklab.reports.drawing import Look, drawn_as, figure
+from sinklab.reports.figures import heldout_loss, mobility_by_layer, sink_share
 from sinklab.reports.samples import NotRecorded, Sample
 from sinklab.reports.study import Study
 from sinklab.reports.training import Training
@@ -143,6 +145,29 @@ def sink_paths(run: Study, *, sample: int = 0) -> list[Chart]:
         _paths([(one, watched, place)], f"{_named(run, *place)}: {mobility:.2f}")
         for place, mobility in most_mobile(run)[:MOST_PATHS]
     ]
+
+
+@figure("figure_1", alone=True, needs="attention", prepared=True, columns=2, share="own", size=(2.75, 2.1))
+def figure_1(run: Study, *, sample: int = 0) -> list[Chart | Map]:
+    """What a run shows, in four panels.
+
+    (a) Received attention in the head whose strong sink moves most. (b) Main sinks of the three such heads over steps.
+    (c) Share of attention by layer. (d) What hiding the most attended keys costs beside random ones; where that was not
+    measured, how much main sinks move, by layer.
+    """
+    watched, ((layer, head), _), (one,) = recorded_sample(run, sample), most_mobile(run)[0], drawn_as([run])
+    moving = [
+        (replace(one, colour=nth, marker=nth), watched, place) for nth, (place, _) in enumerate(most_mobile(run)[:3])
+    ]
+    last = heldout_loss if run.heldout is not None else mobility_by_layer
+    shown = {
+        f"received in {_named(run, layer, head)}": _map_of(run, watched, run.layers[layer], run.heads[head]),
+        "where main sinks are": _paths(moving),
+        "how much they take": sink_share.prepare(run),
+        "what hiding them costs" if last is heldout_loss else "how much they move": last.prepare(run),
+    }
+    named = zip("abcd", shown.items(), strict=True)
+    return [replace(panel, title=f"({letter}) {title}") for letter, (title, panel) in named]
 
 
 @figure("sink_path_of_head", needs="attention", prepared=True, size=(4.6, 3.0))

@@ -106,7 +106,7 @@ def sized(figure: Figure, paper: str) -> Figure:
     """A figure as wide as the text of a paper, or as its column where it is narrow; its height goes with it."""
     if paper:
         width, height = figure.get_size_inches()
-        wide = PAPERS[paper][width <= 5]
+        wide = PAPERS[paper][int(width <= 5)]
         figure.set_size_inches(wide, height * wide / width)
     return figure
 
@@ -123,7 +123,7 @@ def own_axes(axes: Axes | None, width: float = 4.6, height: float = 3.0) -> Axes
     return Figure(figsize=(width, height), layout="constrained").subplots()
 
 
-def legend_above(axes: Axes, columns: int = 1, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
+def legend_above(axes: Axes, columns: int = 0, *, grow: bool, extra: Sequence[tuple[str, str]] = ()) -> None:
     """A legend over the plot, left; with ``grow`` the figure gets taller by its lines and the plot keeps its height.
 
     columns: 0 takes two, or one where an entry is long.
