@@ -4,6 +4,7 @@
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,6 +15,7 @@ from sinklab.reports.drawing import figure
 from sinklab.reports.printed import save_figure
 from sinklab.reports.runs import as_shown
 from sinklab.reports.samples import NotRecorded, Reader
+from sinklab.reports.words import statements
 from sinklab.studies.base import labels_of
 from sinklab.studies.twins import no_twins, shared, twins_of
 
@@ -108,47 +110,26 @@ def contents_sentences(runs: list[Run]) -> list[str]:
         ValueError: for a run of another kind.
     """
     run = runs[0]
-    there, settings = contents_places(run), run.info.settings
-    names = {
-        "excess": f"sinks by ε = {settings['epsilon']:g}",
-        "strongest": "the strongest keys of each head, sinks or not",
-    }
-    rule = names.get(settings["choose"], f"sinks by {settings['choose']}")
-    lines = [f"{_label(run)}: {rule}, in {len(run.table('texts'))} texts."]
-    if run.info.status != "complete":
-        lines[0] += " The run is not complete; --resume goes on with it."
-    looks = run.table("looks")
-    for place, name in PLACES.items():
-        here = looks[looks["place"] == place]
-        if here.empty:
-            lines.append(f"{place} ({name}): no such positions.")
-            continue
-        seen = f"{100 * here['sinks'].sum() / here['positions'].sum():.2g} % of the positions of a layer"
-        counted = f"{place} ({name}): {seen} are chosen, {here['pairs'].sum()} pairs sampled"
-        lines.append(counted + (f". {_differences(run, place)}" if place in there else "; nothing to compare."))
-    if "added_sinks" in run.tables:
-        lines.append(_added(run.table("added_sinks")))
+    looks = run.table("looks").groupby("place")[["sinks", "positions", "pairs"]].sum()
+    found = {place: _differences(run, place) for place in contents_places(run)}
+    told = statements("sinklab.studies.contents", (), places=PLACES)
+    lines = told("page", _label(run), run.info, len(run.table("texts")), looks, found)
+    lines += told("added", run.table("added_sinks")) if "added_sinks" in run.tables else []
     return lines + no_twins({_label(run): run})
 
 
-def _differences(run: Run, place: str) -> str:
-    frame = _told(run, place)
-    if frame.empty:
-        return "Too little for a probe."
-    beside = [_told(run, place, kind) for kind in twins_of(run)]
-    more, less = frame[frame["low"] > 0], frame[frame["high"] < 0]
-    text = (
-        f"Of {len(frame)} differences between what probes read at sinks and beside them, {len(more)} are above 0 and "
-        f"{len(less)} below it at 95 % (some {0.05 * len(frame):.0f} would be where there is none)"
-    )
-    text += shared(_clear(frame), map(_clear, beside))
-    for rows, word in ((more.nlargest(1, "value"), "largest"), (less.nsmallest(1, "value"), "lowest")):
-        for row in rows.itertuples():
-            text += f"; the {word} is {row.target} at layer {row.layer}, {row.value:+.2f}"
-            text += f" [{row.low:+.2f}, {row.high:+.2f}]"
-            same = [one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"] for one in beside]
-            text += shared(row.value, [value for values in same for value in values])
-    return text + "."
+def _differences(run: Run, place: str) -> dict[str, Any]:
+    """What `differences` of sentences.jinja says."""
+    told, beside = _told(run, place), [_told(run, place, kind) for kind in twins_of(run)]
+    ends = {
+        "largest": told[told["low"] > 0].nlargest(1, "value"),
+        "lowest": told[told["high"] < 0].nsmallest(1, "value"),
+    }
+    extremes = []
+    for word, row in ((word, row) for word, rows in ends.items() for row in rows.itertuples()):
+        same = [one[(one["target"] == row.target) & (one["layer"] == row.layer)]["value"] for one in beside]
+        extremes.append((word, row, shared(row.value, [value for values in same for value in values])))
+    return {"told": told, "shared": shared(_clear(told), map(_clear, beside)), "extremes": extremes}
 
 
 def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
@@ -165,16 +146,6 @@ def _told(run: Run, place: str, kind: str = "") -> pd.DataFrame:
 def _clear(frame: pd.DataFrame) -> float:
     """The share of differences that are told from 0."""
     return float(((frame["low"] > 0) | (frame["high"] < 0)).mean())
-
-
-def _added(frame: pd.DataFrame) -> str:
-    share = f"{frame['share'].mean():.1%} of the attention on average over layers ({frame['share'].max():.1%} at most)"
-    spread = frame["spread"].max()
-    if pd.isna(spread):
-        return f"Added sinks: {share}; they are keys and values, and have no states to read."
-    if spread == 0:
-        return f"Added sinks: {share}; their states are the same to the last bit in every text: a constant."
-    return f"Added sinks: {share}; their states differ by up to {spread:.2g} between texts."
 
 
 def _label(run: Run) -> str:
