@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
@@ -21,6 +24,7 @@ from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
 from sinklab.reports.charts import Chart
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
+from sinklab.reports.maps import most_mobile
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
@@ -208,6 +212,51 @@ def _of_studies(studies: list[Study]) -> list[Part]:
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
 
+def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
+    """What opens the page: three sentences with their pictures, or where nothing was measured the command for it.
+
+    shown: labels of the runs in the explorer.
+    """
+    found = []
+    for name, row in words_of("story", "").items():
+        runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
+        link = f"#{row.get('proof', '')}"
+        if "proof" not in row and runs and (explored := [run for run in runs if run.label in shown]):
+            places = [most_mobile(run)[0][0] if name == "move" else _strongest(run) for run in explored[:2]]
+            fields = {"run": [shown.index(run.label) for run in explored[:2]]}
+            fields |= dict(zip(("layer", "head"), zip(*places, strict=True), strict=True))
+            link = "#" + "&".join(f"{field}={','.join(map(str, values))}" for field, values in fields.items())
+        found.append({
+            "title": row["title"],
+            "anchor": f"story-{name}",
+            "sentences": [text for run in runs for text in say.told(name, run)],
+            "chart": registered[row["figure"]].prepare(runs) if runs else None,
+            "link": link,
+            "command": row["command"].replace("{name}", str(studies[0].run.info.model.get("name", "MODEL"))),
+        })  # fmt: skip
+    return found
+
+
+def _strongest(study: Study) -> tuple[int, int]:
+    share_LH = np.nan_to_num(study.measured.main_share_LH)
+    layer, head = np.unravel_index(int(share_LH.argmax()), share_LH.shape)
+    return int(layer), int(head)
+
+
+def tipped(text: str) -> Markup:
+    """Words of the glossary with what they mean, each where it first stands."""
+    words, seen = words_of("words", "glossary"), set[str]()
+
+    def tip(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
+
+    return Markup(re.sub(rf"(?<![\w-])({'|'.join(words)})s?\b", tip, str(escape(text)), flags=re.IGNORECASE))
+
+
 def _beside_twins(study: Study) -> pd.DataFrame:
     return twins_table(study).set_index("measure").map(FORMS["measure"]).rename(columns=words_of("page", "twins"))
 
@@ -328,10 +377,13 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     parts = parts_of(runs)
     charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
-    data = payload(runs, budget) | {"charts": charts} if is_study else {"runs": []}
+    data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
+    story = story_of(runs, [run["label"] for run in explored]) if is_study else []
+    data |= {"charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}}
     return {
-        "title": words["title"],
+        "title": words["title"].replace("{names}", names),
+        "story": story,
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
@@ -350,7 +402,7 @@ def _template() -> Template:
     pages = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
     )
-    pages.filters["shown"] = _shown
+    pages.filters |= {"shown": _shown, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages.get_template("page.jinja")

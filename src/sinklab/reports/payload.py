@@ -112,14 +112,17 @@ def arrays_of(study: Study, budget: int = BUDGET) -> dict[str, Any]:
     """``samples`` (as many as fit, the first always), ``vocabulary`` and ``shown`` (a sentence) of one run."""
     vocabulary, samples, used = dict[Token, int](), list[dict[str, Any]](), 0
     # As many samples as can have their maps and some keys of every head; each gets an equal part of what is left.
-    fits = 1
+    fits, written = 1, study.generations
+    if written is not None and "masked_sinks" in written:
+        written = written[written["masked_sinks"].fillna(0) == 0]
+    finals = {} if written is None else written.set_index("sample")["completion"].to_dict()
     for place in study.recorded[:MOST_SAMPLES]:
         sample = study.sample(place)
         if len(samples) >= fits:
             break
         if not sample.step_numbers_T.size:
             continue
-        content = _base(sample, vocabulary, budget - used)
+        content = _base(sample, vocabulary, budget - used) | {"final": str(finals.get(sample.index) or "")}
         if samples and used + _used(content) > budget:
             break
         if not samples:
@@ -280,8 +283,8 @@ def _head_maps(weight_LH: np.ndarray, mobility_LH: np.ndarray) -> list[dict[str,
 
 # In the order they are put together: a later file may use an earlier one.
 SCRIPTS = (
-    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "paths", "scatter", "pane",
-    "charts", "findings", "controls", "main",
+    "data", "colours", "text", "drawing", "app", "player", "readout", "heatmap", "heads", "multiples", "paths",
+    "scatter", "pane", "charts", "findings", "controls", "main",
 )  # fmt: skip
 
 

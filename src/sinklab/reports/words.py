@@ -104,4 +104,4 @@ def words_of(what: str, name: str) -> Any:
 
     Empty where it says nothing.
     """
-    return _cards()[what].get(name, "")
+    return _cards()[what].get(name, "") if name else _cards()[what]
