@@ -195,7 +195,7 @@ def test_a_link_of_the_story_shows_what_it_says(page, one):
     page.settle()
     wanted = dict(field.split("=") for field in link[1:].split("&"))
     assert (choice(page, "layer"), choice(page, "head")) == (f"layer {wanted['layer']}", f"head {wanted['head']}")
-    assert page.run("document.getElementById('explorer').getBoundingClientRect().top") < 60
+    assert page.run("document.getElementById('explorer').getBoundingClientRect().top") < 200
     # what stands in one card is explained where it first stands
     assert page.run("document.querySelector('.story abbr').title").startswith("What every token would receive")
 

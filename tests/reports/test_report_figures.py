@@ -257,7 +257,7 @@ def test_paths_are_those_of_the_heads_that_move_most(make_study):
 
     figure = sink_paths(make_study(change=other))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [f"layer {layer}, head {head}: {mobility}" for layer, head, mobility in (
+    assert titles == [f"layer {layer}, head {head}, mobility {mobility}" for layer, head, mobility in (
         (0, 1, "1.00"), (0, 2, "1.00"), (1, 2, "1.00"), (1, 1, "1.00"), (0, 0, "0.00"), (1, 0, "0.00"))]  # fmt: skip
     paths = [axes.lines[0].get_ydata().tolist() for axes in figure.axes]
     assert paths[0] == [PROMPT + step for step in range(STEPS)] and paths[4] == [9] * STEPS

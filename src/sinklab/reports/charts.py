@@ -256,7 +256,7 @@ def _set_up(axes: Axes, name: str, one: Axis) -> None:
     getattr(axes, f"set_{name}lim")(one.low, one.high)
     if one.below:
         least, most = getattr(axes, f"get_{name}lim")()
-        ticks = [tick for tick in axis.get_ticklocs() if 0 <= tick <= most]
+        ticks = [tick for tick in axis.get_ticklocs() if 0 < tick <= most]
         axis.set_ticks([0.6 * least, *ticks], [one.below, *(f"{tick:g}" for tick in ticks)])
         axes.axhline(0.25 * least, color=axes.spines["left"].get_edgecolor(), linewidth=0.8)
 

@@ -142,7 +142,7 @@ def sink_paths(run: Study, *, sample: int = 0) -> list[Chart]:
     """
     watched, (one,) = recorded_sample(run, sample), drawn_as([run])
     return [
-        _paths([(one, watched, place)], f"{_named(run, *place)}: {mobility:.2f}")
+        _paths([(one, watched, place)], f"{_named(run, *place)}, mobility {mobility:.2f}")
         for place, mobility in most_mobile(run)[:MOST_PATHS]
     ]
 
