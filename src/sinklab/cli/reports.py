@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import suppress
 from functools import partial
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -134,6 +135,45 @@ def report(
     rule = None if sink_rule is None else rules.parse(sink_rule)
     opened = [open_run(run) for run in runs]
     print(f"report: {build(opened, out, rule=rule, received=sink_input or '', figures=figures, tables=tables)}")
+
+
+def figures(
+    runs: Folders,
+    out: Path = Path("runs/figures"),
+    only: tuple[str, ...] = (),
+    style: Literal["neurips", "icml", "acl", "thesis"] = "neurips",
+    formats: tuple[Literal["pdf", "svg", "png"], ...] = ("pdf", "png"),
+) -> None:
+    """Draw the figures of run folders for a paper: vector graphics of its widths, each with a caption beside it.
+
+    Colour scales are shared by the figures of several runs, bands are 95 % intervals over samples. NAME.txt holds a
+    caption with the samples, seeds and settings; names of files have the models in them.
+
+    Try
+        sinklab figures runs/plain --only figure_1
+        sinklab figures runs/plain runs/sink --only sink_share layer_head_map --style icml
+        sinklab figures runs/curve --formats svg
+
+    Args:
+        runs: run folders of one kind, of `sinklab trace`, `train`, `curve`, `ablate`, …
+        out: folder for the figures.
+        only: names of figures; all that the runs recorded enough for, when left out. `sinklab list figures` has them.
+        style: whose widths of text and column, and sizes of letters.
+        formats: of the files.
+    """
+    from sinklab.records.reading import open_run
+    from sinklab.reports.drawing import draw_all
+
+    if not runs:
+        raise ValueError("figures needs at least one run folder; make one with `sinklab trace` or `sinklab train`")
+    opened = [open_run(run) for run in runs]
+    with suppress(ModuleNotFoundError):
+        # a study registers the figures of its kind of run
+        import_module(f"sinklab.studies.{opened[0].info.kind}.figures")
+    drawn = draw_all(opened, out, formats, names=only or None, paper=style)
+    for name, why in drawn.skipped.items():
+        print(f"not drawn: {name}: {why}")
+    print(f"figures: {out} ({len(drawn.written)} files)")
 
 
 def compare(
