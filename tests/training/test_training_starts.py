@@ -291,7 +291,10 @@ def test_tensorboard_has_the_curves(settings: TrainSettings, tmp_path: Path) -> 
     told = curves.Tags()["scalars"]
     assert {"train/loss", "train/learning_rate", "eval/loss"} <= set(told)
     assert len(curves.Scalars("train/loss")) == 4, "the monitor takes no turn away"
-    assert any("sink/" in name for name in told)
+    looks = curves.Scalars(next(name for name in told if "sink/" in name))
+    assert looks[-1].step == settings.steps, "the last look is told before the file is closed"
+    folders = {path.parent for path in (tmp_path / "run").rglob("events.out.*")}
+    assert folders == {tmp_path / "run" / "tracking"}
 
 
 @pytest.mark.parametrize(

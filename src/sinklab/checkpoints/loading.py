@@ -83,7 +83,7 @@ def load(
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
-        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
+        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units.
         device: where to put the model; the CPU by default.
         device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
             ``device``.
@@ -99,8 +99,7 @@ def load(
 
     Raises:
         ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
-            tensors are missing, surplus, misshapen or damaged, weights are pickled, settings make no sense, or the sink
-            file is damaged or belongs to a backbone of another shape.
+            tensors are missing, surplus, misshapen or damaged, weights are pickled, or settings or the sink do not fit.
     """
     name = str(name_or_folder)
     refuse_unknown(settings)
@@ -117,8 +116,9 @@ def load(
     plan = families.read(raw, name, weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
+    model = _filled(plan, weights, name, materialize.weight_type(dtype, raw, device_map), device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
+    notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
     plan = replace(plan, notes=(*plan.notes, *notes))
     return _assembled(model, plan, folder, raw, name, tokenizer, revision)
 
@@ -152,15 +152,6 @@ def _as_diffusion(
             f"its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
     return replace(plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {})
-
-
-def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
-    if dtype == "auto":
-        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(number, torch.dtype) or not number.is_floating_point:
-        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
-    return number
 
 
 def _filled(

@@ -40,7 +40,7 @@ MORE_PROMPTS = (
 """Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
-def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
+def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "float32") -> None:
     """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
     Three small models come with this package, trained alike on public-domain English books: diffusion without and with
@@ -55,6 +55,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     Args:
         out: folder for the run folders and the report; it must be empty or absent.
         quick: one short sample, for a first look in seconds.
+        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
     """
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
@@ -75,7 +76,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     with working() as say:
         for label, name in MODELS.items():
             say.stage(f"loading {name!r} ({label})")
-            loaded = load(name)
+            loaded = load(name, dtype=dtype)
             # order and blocks are for diffusion models only
             fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
             settings = dataclasses.replace(plain, **fields)
