@@ -86,11 +86,11 @@ class Processes:
     @classmethod
     def here(cls, shard: str | None = None) -> Processes:
         """As ``--shard`` or the environment says. Raises ValueError for what makes no sense."""
-        given = (os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
         what = "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with accelerate launch"
         if shard is not None:
             what = "--shard is i/n with i from 0 to n - 1, such as 0/4, but i is {!r} and n is {!r}; give another"
-            given = (part for part in (*shard.split("/"), "")[:2])
+            given = shard.partition("/")[::2]
         rank, world = given
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
             raise ValueError(what.format(rank, world))
