@@ -94,6 +94,12 @@ def write_beside(target: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove half-written files that an interrupted writer left in a folder; nobody may be writing there."""
+    for leftover in path.glob(f".*{PART_SUFFIX}"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
 def write_arrays(target: Path, arrays: Mapping[str, Any], dims: Dims, dtypes: Mapping[str, str | None]) -> None:
     """Write a safetensors file; OSError when the disk refuses, as of every other file."""
     from safetensors import SafetensorError

@@ -21,7 +21,17 @@ from sinklab.records import storage
 from sinklab.records.info import RunInfo, read_info
 from sinklab.records.leases import CLAIMS, RUN, Claims, Lease
 from sinklab.records.reading import Run, lost_files, open_run
-from sinklab.records.storage import ARRAYS, KINDS, PART_SUFFIX, RUN_FILE, SCHEMA, TABLES, Kind, write_beside
+from sinklab.records.storage import (
+    ARRAYS,
+    KINDS,
+    PART_SUFFIX,
+    RUN_FILE,
+    SCHEMA,
+    TABLES,
+    Kind,
+    remove_leftovers,
+    write_beside,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +65,6 @@ def _difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
             return f"len({name})", len(old), len(new)
         return _difference(f"{name}[{place}]", old[place], new[place])
     return name, old, new
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove half-written files that an interrupted writer left behind."""
-    for leftover in path.glob(f".*{PART_SUFFIX}"):
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def names_in(path: Path) -> list[str]:
