@@ -1,10 +1,10 @@
-"""Runs of every kind, killed: at random moments, or at each step that writes; then gone on with, and held to a whole run.
+"""Runs of every kind, killed at random moments or at each step that writes, gone on with, and held to a whole run.
 
     python benchmarks/kills.py [--kills 15] [--seed 0] [--only trace train] [--every-write]
 
-A kill is SIGKILL to a fork that does a small run (those of tests/small_runs.py); one in four runs is killed again while it
-goes on. What came out must equal a whole run, file by file, but for times and dates. ``--every-write`` kills each run, and
-makes it fail, at every step that opens a file to write, renames, removes or makes one. Writes a result file.
+A kill is SIGKILL to a fork that does a small run (those of tests/small_runs.py); one in four runs is killed again while
+it goes on. What came out must equal a whole run, file by file, but for times and dates. ``--every-write`` kills each
+run, and makes it fail, at every step that opens a file to write, renames, removes or makes one. Writes a result file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from measure import write_result  # noqa: E402 - the path comes first
-from small_runs import KINDS, contents, every_write, forked, resumed  # noqa: E402
+from measure import write_result
+
+from small_runs import KINDS, contents, every_write, forked, resumed
 
 
 def random_kills(kind: str, folder: Path, kills: int, dice: random.Random) -> dict[str, Any]:
