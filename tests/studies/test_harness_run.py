@@ -281,8 +281,9 @@ def test_the_cache_leaves_out_cut_and_foreign_lines(tmp_path: Path) -> None:
         first.add([])
         second.add({"b": {"text": "2"}})
         third.add({"c": {"text": "3"}})
+        first.refresh()
         assert not first.has(["a", "c"])
-        assert first.has(["a", "b"]), "what another worker answered is there as soon as it is asked for"
+        assert first.has(["a", "b"]), "what another worker answered is there as soon as one looks"
         # answered by both: the first one counts, and no line more is written
         first.add({"b": {"text": "other"}})
         assert first.get("b") == {"text": "2"}

@@ -203,7 +203,7 @@ class RunWriter:
         """Change run.json, in which other workers may have noted something since."""
         if self._lease is None:
             with self.claims.hold(RUN) as lease:
-                self._save(change(self.info), lease)
+                self._save(change(self.refresh()), lease)
         else:
             self._save(change(self._info), self._lease)
 
@@ -215,17 +215,17 @@ class RunWriter:
         self._info = info
         info.save(self.path)
 
-    @property
-    def info(self) -> RunInfo:
-        """What run.json says by now."""
-        return read_info(self.path / RUN_FILE) if self._shared else self._info
+    def refresh(self) -> RunInfo:
+        """What run.json says by now; `has` knows of other workers what this read, or writing did."""
+        if self._shared:
+            self._info = read_info(self.path / RUN_FILE)
+        return self._info
 
     def has(self, name: str, part: int | None = None) -> bool:
         """Whether the table or arrays ``name`` (or this part of it) are written and listed."""
-        info = self.info
         if part is None:
-            return name in [*info.tables, *info.arrays]
-        return any(part in info.parts.get(kind.file(name), ()) for kind in KINDS)
+            return name in [*self._info.tables, *self._info.arrays]
+        return any(part in self._info.parts.get(kind.file(name), ()) for kind in KINDS)
 
     def keep(self, files: Iterable[Path]) -> None:
         """Have it noticed when one of these files, of the run folder and written by other means, is lost."""

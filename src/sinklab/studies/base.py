@@ -333,14 +333,14 @@ class Study:
                 return
             how = {"resume": False, "overwrite": True}
         with ExitStack() as last, RunWriter(path, **about, **how, shared=self.shards) as run:
-            missing = {*range(self.samples(plan))}.difference(run.info.parts.get(f"{self.parts}.parquet", ()))
+            missing = {*range(self.samples(plan))}.difference(run.refresh().parts.get(f"{self.parts}.parquet", ()))
             claims = run.claims if self.shards else None
-            with Units(claims, worker.ordered(missing), partial(run.has, self.parts)) as units:
+            with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh) as units:
                 work = Work(loaded, settings, run, say, plan, units)
                 self.run(work)
             # another one may be at it, or have done it; held until run.json says so
             held = last.enter_context(run.claims.seek(FINISH) or nullcontext())
-            run.is_last = held is not None and run.info.status != "complete"
+            run.is_last = held is not None and run.refresh().status != "complete"
             if run.is_last:
                 self.finish(work)
                 worker.finished.append(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,14 +128,21 @@ class Units:
     with block lets go of the unit in work.
     """
 
-    def __init__(self, claims: Claims | None, units: Sequence[Any], is_done: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        claims: Claims | None,
+        units: Sequence[Any],
+        is_done: Callable[[Any], bool],
+        refresh: Callable[[], object] = lambda: None,
+    ) -> None:
         """
         Args:
             claims: of the run folder; None where there is one worker.
             units: in the order in which they are tried; their texts name the claims.
-            is_done: asked once a unit is claimed, since another worker may have done it meanwhile.
+            is_done: whether a unit was done by any worker when `refresh` looked.
+            refresh: looks.
         """
-        self._claims, self._units, self._is_done = claims, units, is_done
+        self._claims, self._units, self._is_done, self._refresh = claims, units, is_done, refresh
         self._lease: Lease | None = None
 
     def __len__(self) -> int:
@@ -147,16 +155,18 @@ class Units:
         todo = [*self._units]
         while todo:
             elsewhere = []
-            for unit in todo:
+            for unit in itertools.filterfalse(self._is_done, todo):
                 self._lease = self._claims.take(f"unit-{unit}")
                 if self._lease is None:
                     elsewhere.append(unit)
                     continue
+                # another worker may have done it just before
+                self._refresh()
                 if not self._is_done(unit):
                     yield unit
                 self._lease.release()
-            todo = [unit for unit in elsewhere if not self._is_done(unit)]
-            if todo:
+            self._refresh()
+            if todo := [unit for unit in elsewhere if not self._is_done(unit)]:
                 time.sleep(POLL)
 
     def __enter__(self) -> Self:

@@ -69,8 +69,7 @@ class RequestCache:
         return self._answers.get(key)
 
     def has(self, keys: Iterable[str]) -> bool:
-        """Whether all of these requests are answered by now."""
-        self.refresh()
+        """Whether all of these requests are answered."""
         return all(key in self._answers for key in keys)
 
     def add(self, answers: Mapping[str, dict[str, Any]] | Iterable[tuple[str, dict[str, Any]]]) -> None:

@@ -163,7 +163,8 @@ class SinklabLM(TemplateLM):
 
         names_of = [*units]
         order = [names_of[number] for number in self.worker.ordered(range(len(units)))]
-        with Units(self.claims, [name for name in order if not is_done(name)], is_done) as todo:
+        missing = [name for name in order if not is_done(name)]
+        with Units(self.claims, missing, is_done, self.cache.refresh) as todo:
             for name in todo:
                 self.cache.add(units[name][1]())
                 self.progress.count(sum(self.cache.get(key) is not None for key in names), total)

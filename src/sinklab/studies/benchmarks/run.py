@@ -160,7 +160,7 @@ def evaluate(
             results = None if given is None else _scored(asked, given)
         # held until run.json says that all is there
         last.enter_context(run.claims.hold(FINISH))
-        run.is_last = run.info.status != "complete"
+        run.is_last = run.refresh().status != "complete"
         if run.is_last:
             _conclude(asked, run, results, documents)
             worker.finished.append(path)
