@@ -29,12 +29,12 @@ from tiny_diffusion import TEXT, tiny_loaded
 from tiny_tasks import toy_tasks
 from tiny_training import tiny_settings, uneven_documents
 
-# how long something took, when it was, and how much memory it had
-TIMED = r"second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|checksums"
+# how long something took, when and where it was, and whether a training run was resumed, which is among its settings
+TIMED = r"^host$|^began$|^took$|second|time|date|per_s|_ms$|ms_per|^ratio$|created|versions|checksums|^resume$"
 
 
 @cache
-def _given() -> Path:
+def given_text() -> Path:
     """Text of which all runs take theirs."""
     folder = Path(os.environ["SMALL_RUNS"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,14 +48,14 @@ def trace(place: Path, resume: bool) -> None:
     from sinklab.studies.trace.study import StudySettings, study
 
     texts: dict[str, Any] = {"prompts": ("The sea", "The old man"), "new_tokens": 3, "block_length": None}
-    heldout = {"heldout": str(_given() / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 1)}
+    heldout = {"heldout": str(given_text() / "held.txt"), "heldout_rows": 2, "heldout_length": 16, "ks": (0, 1)}
     study(tiny_loaded(1), place, StudySettings(**texts, **heldout, twin=True), resume=resume)
 
 
 def curve(place: Path, resume: bool) -> None:
     from sinklab.studies.curve.study import CurveSettings, masking_curve
 
-    text = {"heldout": str(_given() / "held.txt"), "rows": 2, "length": 16}
+    text = {"heldout": str(given_text() / "held.txt"), "rows": 2, "length": 16}
     masking_curve(tiny_loaded(), place, CurveSettings(ks=(0, 1), controls=("random",), **text), resume=True)
 
 
@@ -78,7 +78,13 @@ def probe(place: Path, resume: bool) -> None:
 def caches(place: Path, resume: bool) -> None:
     from sinklab.studies.caches.study import CacheSettings, cache_fidelity
 
-    text: dict[str, Any] = {"text": str(_given() / "held.txt"), "rows": 3, "batch": 2, "prompt_tokens": 12, "texts": 1}
+    text: dict[str, Any] = {
+        "text": str(given_text() / "held.txt"),
+        "rows": 3,
+        "batch": 2,
+        "prompt_tokens": 12,
+        "texts": 1,
+    }
     settings = CacheSettings(keep=(), refreshed=(), repeats=1, new_tokens=6, block_length=6, sinks=2, **text)
     cache_fidelity(tiny_loaded(context=40), place, settings, resume=resume)
 
@@ -88,7 +94,7 @@ def evaluated(place: Path, resume: bool) -> None:
     from sinklab.studies.benchmarks.study import EvalSettings
 
     settings = EvalSettings(block_length=None, mc_samples=2, limit=2, batch=1, mask_sinks=1, record_sinks=1)
-    evaluate(replace(settings, resume=resume), tiny_loaded(1), place, task_objects=toy_tasks(_given()))
+    evaluate(replace(settings, resume=resume), tiny_loaded(1), place, task_objects=toy_tasks(given_text()))
 
 
 def table1(place: Path, resume: bool) -> None:
@@ -98,7 +104,7 @@ def table1(place: Path, resume: bool) -> None:
     evaluate = run.evaluate
 
     def toy(settings: EvalSettings, model: Any, out: Path, **how: Any) -> Path:
-        return evaluate(settings, model, out, task_objects=toy_tasks(_given())[:1], **how)
+        return evaluate(settings, model, out, task_objects=toy_tasks(given_text())[:1], **how)
 
     settings = EvalSettings(tasks=("toy_texts",), block_length=None, limit=2, batch=1, record_sinks=0, new_tokens=3)
     with patch.object(run, "evaluate", toy), patch.object(run, "_check_tasks", lambda settings: None):
@@ -109,7 +115,7 @@ def train(place: Path, resume: bool) -> None:
     from sinklab.training import train
 
     often = {"eval_every": 3, "save_every": 2, "monitor_every": 2, "monitor_rows": 2, "keep": 1}
-    settings = tiny_settings(_given() / "text.jsonl", steps=5, heldout_rows=4, shuffle_rows=7, **often)
+    settings = tiny_settings(given_text() / "text.jsonl", steps=5, heldout_rows=4, shuffle_rows=7, **often)
     train(replace(settings, sink_kind="token", sink_count=1, out=str(place), resume=resume and place.exists()))
 
 
@@ -117,10 +123,10 @@ def report(place: Path, resume: bool) -> None:
     from sinklab.records import open_run
     from sinklab.reports import report
 
-    if not (_given() / "traced" / "run.json").exists():
-        trace(_given() / "made", False)
-        (_given() / "made").rename(_given() / "traced")
-    report([open_run(_given() / "traced")], place, figures=("svg",), tables=("csv",))
+    if not (given_text() / "traced" / "run.json").exists():
+        trace(given_text() / "made", False)
+        (given_text() / "made").rename(given_text() / "traced")
+    report([open_run(given_text() / "traced")], place, figures=("svg",), tables=("csv",))
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
@@ -166,23 +172,28 @@ def difference(place: Path, whole: dict[str, Any]) -> str:
     return ", ".join(sorted(apart))
 
 
-def forked(work: Callable[[], None], seconds: float | None = None, log: Path | None = None) -> int:
+def launched(work: Callable[[], object], log: Path | None = None) -> int:
+    """The number of a fork that does some work, and ends with status 1 if that fails; what it says goes to a file."""
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        with open(log or os.devnull, "a") as streams:
+            os.dup2(streams.fileno(), 1)
+            os.dup2(streams.fileno(), 2)
+            try:
+                work()
+                status = 0
+            except BaseException:
+                traceback.print_exc(file=streams)
+            streams.flush()
+    finally:
+        os._exit(status)
+
+
+def forked(work: Callable[[], object], seconds: float | None = None, log: Path | None = None) -> int:
     """The exit status of some work in a fork; below zero where a signal ended it, as it does after `seconds`."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with open(log or os.devnull, "a") as streams:
-                os.dup2(streams.fileno(), 1)
-                os.dup2(streams.fileno(), 2)
-                try:
-                    work()
-                    status = 0
-                except BaseException:
-                    traceback.print_exc(file=streams)
-                streams.flush()
-        finally:
-            os._exit(status)
+    child = launched(work, log)
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)

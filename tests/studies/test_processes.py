@@ -116,7 +116,7 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path
         for file in out.glob("*-0002.*"):
             file.unlink()
         said: list[str] = []
-        workers = [Processes(rank, world) for rank in range(world)]
+        workers = [Processes.here(f"{rank}/{world}") for rank in range(world)]
         with ThreadPoolExecutor(world) as pool:
             how = {"resume": True, "progress": said.append}
             jobs = [
@@ -133,11 +133,11 @@ def test_a_run_of_two_goes_on_with_one_or_three_workers(settings: dict, tmp_path
 
 def test_workers_are_named_by_the_command_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Processes.here() == Processes(0, 1)
-    assert Processes.here("2/5") == Processes(2, 5)
+    assert Processes.here("2/5") == Processes(2, 5, joins=True)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     second = Processes.here()
-    assert second == Processes(1, 3)
+    assert second == Processes(1, 3, joins=True)
     assert not second.is_first
     assert second.ordered([0, 1, 2, 3, 4, 7]) == [1, 4, 7, 0, 2, 3], "its own first, then those of the others"
     assert Processes().ordered([2, 0, 1]) == [0, 1, 2]
@@ -157,12 +157,12 @@ QUICK = StudySettings(
 def test_workers_come_into_a_folder_of_their_run_and_of_no_other(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
-    worker = Processes(1, 2)
+    worker = Processes.here("1/2")
     with pytest.raises(ValueError, match=r"holds notes.txt but no run.json"):
         study(tiny_loaded(), tmp_path / "notes", QUICK, worker=worker)
     with pytest.raises(ValueError, match=r"notes is taken; choose another folder, or continue the run that is there"):
         study(tiny_loaded(), tmp_path / "notes", QUICK)
-    study(tiny_loaded(), tmp_path / "run", QUICK, worker=Processes(0, 2))
+    study(tiny_loaded(), tmp_path / "run", QUICK, worker=Processes.here("0/2"))
     before = open_run(tmp_path / "run").info
     study(tiny_loaded(), tmp_path / "run", QUICK, worker=worker)
     assert open_run(tmp_path / "run").info == before

@@ -282,7 +282,7 @@ def conduct(
     places = [out / folder for folder in folder_names(models)] if several else [out]
     worker = worker or Processes.here()
     # of several workers another one may have begun already
-    if worker.world == 1 and not (resume or getattr(settings, "resume", False)):
+    if not (worker.joins or resume or getattr(settings, "resume", False)):
         for place in places:
             refuse_taken(place)
     if len(models) > 1:

@@ -307,7 +307,7 @@ class Study:
             raise ValueError(
                 f"a {self.name} is scored by one process, but several were started; start it without a launcher"
             )
-        resume = resume or worker.world > 1
+        resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
@@ -361,7 +361,7 @@ class Study:
         seed = next(
             (seed for seed in (read_info(folder / RUN_FILE).seed for folder in folders) if seed is not None), None
         )
-        if seed is None and worker.world > 1:
+        if seed is None and worker.joins:
             raise ValueError("workers that share a run share its seed, but it is to be drawn; give one (--seed)")
         import torch
 

@@ -81,6 +81,8 @@ class Processes:
 
     rank: int = 0
     world: int = 1
+    joins: bool = False
+    """Whether it takes up what is there: others may have begun."""
     finished: list[Path] = field(default_factory=list, compare=False)
     """Run folders to which this worker wrote the last."""
 
@@ -95,7 +97,7 @@ class Processes:
         rank, world = given
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
             raise ValueError(what.format(rank, world))
-        return cls(int(rank), int(world))
+        return cls(int(rank), int(world), joins=shard is not None or int(world) > 1)
 
     @property
     def is_first(self) -> bool:

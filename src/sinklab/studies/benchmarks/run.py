@@ -134,7 +134,7 @@ def evaluate(
     path, worker = Path(out), worker or Processes.here()
     settings = settings or EvalSettings()
     progress = as_progress(progress if worker.is_first else None)
-    resume = settings.resume or worker.world > 1
+    resume = settings.resume or worker.joins
     if not resume:
         refuse_taken(path)
     if task_objects is not None:
