@@ -15,7 +15,7 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, materialize, published, sinkfile, tokens
+from sinklab.checkpoints import families, materialize, parallel, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
@@ -67,6 +67,7 @@ def load(
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str | int | None = None,
     device_map: DeviceMap | None = None,
+    tensor_parallel: int = 1,
     revision: str | None = None,
     allow_pickle: bool = False,
     as_diffusion: bool = False,
@@ -87,6 +88,7 @@ def load(
         device: where to put the model; the CPU by default.
         device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
             ``device``.
+        tensor_parallel: so many of torchrun's processes hold one model together, for inference, and read a part each.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
@@ -104,8 +106,10 @@ def load(
     """
     name = str(name_or_folder)
     refuse_unknown(settings)
-    if device is not None and device_map is not None:
-        raise ValueError("give device or device_map, not both")
+    if (device is not None or tensor_parallel != 1) and device_map is not None:
+        raise ValueError("give device_map, or device and tensor_parallel, not both")
+    if tensor_parallel != 1:
+        device = parallel.place_of(tensor_parallel, device)
     if device_map is None:
         # 0 is a device too
         device_map = {"": materialize.usable_device("cpu" if device is None else device)}
@@ -117,7 +121,7 @@ def load(
     plan = families.read(raw, name, weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
+    model = _filled(plan, weights, name, materialize.dtype_of(dtype, raw), device_map, settings, tensor_parallel)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
     plan = replace(plan, notes=(*plan.notes, *notes))
     return _assembled(model, plan, folder, raw, name, tokenizer, revision)
@@ -154,15 +158,6 @@ def _as_diffusion(
     return replace(plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {})
 
 
-def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
-    if dtype == "auto":
-        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(number, torch.dtype) or not number.is_floating_point:
-        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
-    return number
-
-
 def _filled(
     plan: CheckpointPlan,
     weights: weightfiles.Weights,
@@ -170,6 +165,7 @@ def _filled(
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
+    tensor_parallel: int,
 ) -> PreTrainedModel:
     config = families.configured(plan, settings, name)
     config.dtype = dtype
@@ -177,9 +173,13 @@ def _filled(
         config.backbone.dtype = dtype
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
+    if tensors.new and tensor_parallel > 1:
+        raise ValueError(f"{name} has no {min(tensors.new)}, which would start anew; save it with that, and load that")
     devices = materialize.plan_devices(model, device_map, dtype)
-    if plan.whole is not None and len(devices) > 1:
+    if plan.whole is not None and (len(devices) > 1 or tensor_parallel > 1):
         raise ValueError(f"{name} shares weights between its parts, which one device must hold; pass device='cuda'")
+    if tensor_parallel > 1:
+        model = parallel.divided(model, tensor_parallel, devices[""], name)
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
@@ -359,7 +359,7 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         f"{type(loaded.model).__name__} cannot be initialised from the config of {loaded.name} alone, so there is no "
         "freshly initialised twin; the one with permuted weights needs no class"
     )
-    twin = copy.deepcopy(loaded.model).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model)).eval()
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
         torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
@@ -374,7 +374,7 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
     the seed alone.
     """
-    twin = copy.deepcopy(loaded.model).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model)).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
     for tensor in {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values():
