@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed
+from transformers import LlamaForCausalLM
+from transformers.distributed import DistributedConfig
+from transformers.utils import logging
 
 from sinklab.checkpoints import load, weights
 from sinklab.probing import MaskSinks, intervene, trace
@@ -58,10 +61,12 @@ def edited(model: Any, edit: Any, ids: torch.Tensor, real: torch.Tensor) -> tupl
 
 
 @torch.no_grad()
-def compared(whole: Any, divided: Any, ids: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
+def compared(
+    whole: Any, divided: Any, ids: torch.Tensor, real: torch.Tensor, edits: dict[str, Any] = EDITS
+) -> dict[str, float]:
     found = {"logits": apart(whole(ids).logits, divided(ids).logits)}
     plain = whole(ids, real).logits
-    maps = [(0, 1, whole.config.backbone.num_attention_heads - 1)]
+    maps = [(0, 1, getattr(whole.config, "backbone", whole.config).num_attention_heads - 1)]
     recordings = []
     for model in (whole, divided):
         with trace(model, STATISTICS, maps=maps) as recording:
@@ -71,7 +76,7 @@ def compared(whole: Any, divided: Any, ids: torch.Tensor, real: torch.Tensor) ->
     assert one.head_indices == other.head_indices
     found |= {name: apart(one.array(name), other.array(name)) for name in (*STATISTICS, "visible")}
     found["map"] = apart(one.map(*maps[0]), other.map(*maps[0]))
-    for name, edit in EDITS.items():
+    for name, edit in edits.items():
         (here, log), (there, their_log) = (edited(model, edit, ids, real) for model in (whole, divided))
         assert apart(here, plain) > 1e-3, f"{name} changes nothing"
         assert log.pop("keys", None) == their_log.pop("keys", None), f"{name}: other keys"
@@ -115,27 +120,44 @@ def read_of(folder: Path, count: int) -> dict[str, int]:
     return read | {"held": here, "whole": sum(one.numel() for one in every)}
 
 
+def of_transformers(folder: Path, count: int) -> dict[str, float]:
+    """A model that `from_pretrained` divides is traced and edited as the whole one too."""
+    whole = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    how: Any = {"distributed_config": DistributedConfig(tp_size=count)}
+    divided = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64, **how)
+    ids = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    edits = {name: EDITS[name] for name in ("sinks of a layer", "random keys", "values of zero")}
+    return compared(whole, divided, ids, torch.ones_like(ids), edits)
+
+
 def main(folder: Path, count: int) -> None:
     torch.set_num_threads(1)
     # what the caller draws in each process is another number
     torch.manual_seed(int(os.environ["RANK"]))
     results: dict[str, Any] = {}
+    logging.disable_progress_bar()
     for path in sorted(one for one in folder.iterdir() if one.is_dir()):
+        if path.name == "causal":
+            # transformers has no second model beside the first
+            results["causal"] = of_transformers(path, count) if distributed.get_world_size() == count else {}
+            continue
         whole, divided = (load(path, dtype="float64", **how).model for how in ({}, {"tensor_parallel": count}))
         place = distributed.get_rank() // count
         # the processes of one model read the same text, those of another one another
         ids = torch.randint(5, 200, (2, 14), generator=torch.Generator().manual_seed(place))
         real = torch.ones_like(ids)
         real[1, :3] = 0
-        about: dict[str, Any] = {"float64": compared(whole, divided, ids, real), "size": read_of(path, count)}
-        about["gradients on"] = apart(whole(ids).logits.detach(), divided(ids).logits.detach())
+        about: dict[str, Any] = {"float64": compared(whole, divided, ids, real)} | read_of(path, count)
+        about["float64"]["gradients on"] = apart(whole(ids).logits.detach(), divided(ids).logits.detach())
         about["texts"] = texts(whole, divided, ids[:1])
         # the same without a seed: one is drawn
         about["unseeded"] = divided.generate(ids[:1], max_new_tokens=6, temperature=2.0).tolist()
         narrow = [load(path, **how).model for how in ({}, {"tensor_parallel": count})]
         with torch.no_grad():
             about["float32"] = apart(*(model(ids).logits for model in narrow))
-        results[path.name] = about | {"place": place}
+        greedy = [model.generate(ids[:1], max_new_tokens=16) for model in narrow]
+        about["equal tokens in float32"] = float((greedy[0] == greedy[1]).double().mean())
+        results[path.name] = about
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
     distributed.barrier()
     distributed.destroy_process_group()
