@@ -172,7 +172,7 @@ def test_a_transformers_without_division_of_experts_is_named(monkeypatch):
 def test_a_divided_model_has_no_twin():
     loaded = tiny_loaded()
     loaded.model._tp_size = 2
-    with pytest.raises(ValueError, match=r"divided over processes is not copied, so it has no untrained twin"):
+    with pytest.raises(ValueError, match=r"divided over processes, .* so it has no untrained twin"):
         permuted(loaded)
 
 

@@ -67,7 +67,6 @@ def load(
     dtype: torch.dtype | str = torch.float32,
     device: torch.device | str | int | None = None,
     device_map: DeviceMap | None = None,
-    tensor_parallel: int = 1,
     revision: str | None = None,
     allow_pickle: bool = False,
     as_diffusion: bool = False,
@@ -76,19 +75,16 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor directly into the model, its dtype and device, and no code of a checkpoint is
-    run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
-    tensor, if that is larger), or one whole tensor where it is split (SMDM's query, key and value). Pickles are
-    mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
+    Weights are read tensor by tensor directly into the model, and no code of a checkpoint is run; the attention is
+    always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a tensor, if larger), or
+    one whole tensor where it is split (SMDM's). Pickles are mapped; those from before torch 1.6 are held whole besides.
 
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
         dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
         device: where to put the model; the CPU by default.
-        device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
-            ``device``.
-        tensor_parallel: so many of torchrun's processes hold one model together, for inference, and read a part each.
+        device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
@@ -97,14 +93,14 @@ def load(
             say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
         settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
-            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
+            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``. With ``tensor_parallel=n`` each ``n``
+            processes of torchrun hold one model together, for inference, and each reads its part of the files.
 
     Raises:
-        ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
-            tensors are missing, surplus, misshapen or damaged, weights are pickled, settings make no sense, or the sink
-            file is damaged or belongs to a backbone of another shape.
+        ValueError: if there is no such model or device, architecture, config, settings or weights are not supported or
+            do not fit, processes cannot divide it, or the sink file is damaged or of a backbone of another shape.
     """
-    name = str(name_or_folder)
+    name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
     refuse_unknown(settings)
     if (device is not None or tensor_parallel != 1) and device_map is not None:
         raise ValueError("give device_map, or device and tensor_parallel, not both")
@@ -359,7 +355,7 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         f"{type(loaded.model).__name__} cannot be initialised from the config of {loaded.name} alone, so there is no "
         "freshly initialised twin; the one with permuted weights needs no class"
     )
-    twin = copy.deepcopy(parallel.undivided(loaded.model)).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
         torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
@@ -374,7 +370,7 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
     the seed alone.
     """
-    twin = copy.deepcopy(parallel.undivided(loaded.model)).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
     for tensor in {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values():

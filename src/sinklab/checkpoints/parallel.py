@@ -15,19 +15,13 @@ from transformers import PreTrainedModel
 from sinklab.compat import divide, divides_experts, is_divided
 from sinklab.errors import check_count
 
-RULES = {
-    "colwise": 0,
-    "rowwise": -1,
-    "grouped_gemm": 0,
-    "ep_dispatch_experts": None,
-    "replicated_with_grad_allreduce": None,
-}
+RULES: dict[str, int | None] = {"colwise": 0, "rowwise": -1, "grouped_gemm": 0}
+RULES |= dict.fromkeys(("ep_dispatch_experts", "replicated_with_grad_allreduce"))
 """Style of transformers' plans -> the axis of a weight that it divides, in order of rank. Each leaves every process the
 heads or experts of its own, and sums what they give before the next layer reads it."""
 # every process holds these whole, so that embeddings, logits and losses are those of one process
 WHOLE = {"model.embed_tokens", "lm_head"}
-# some may wait for the last sample of others
-PATIENCE = timedelta(days=7)
+NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
 
 
 def place_of(count: int, device: Any) -> torch.device:
@@ -65,8 +59,9 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not distributed.is_initialized():
+        # some may wait for the last sample of others
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, timeout=PATIENCE)
+        distributed.init_process_group(backend, timeout=timedelta(days=7))
     group = divide(model, plan, count, device.type)
     # what is drawn without a seed is the same in all of them
     state = torch.get_rng_state()
@@ -93,12 +88,12 @@ def _checked_plan(model: PreTrainedModel, count: int, name: str) -> dict[str, st
             f"{wrong}: its plan has the style {unknown[0]!r}, and rules are known for {', '.join(RULES)}; load it "
             "without tensor_parallel"
         )
-    for heads, kind in ((config.num_attention_heads, "query"), (config.num_key_value_heads, "key/value")):
-        if heads % count:
-            raise ValueError(
-                f"every process holds as many heads of a model, but {name} has {heads} {kind} heads for "
-                f"tensor_parallel={count}; pass a divisor of {heads}"
-            )
+    heads = {"query": config.num_attention_heads, "key/value": config.num_key_value_heads}
+    for kind in [kind for kind, number in heads.items() if number % count]:
+        raise ValueError(
+            f"every process holds as many heads of a model, but {name} has {heads[kind]} {kind} heads for "
+            f"tensor_parallel={count}; pass a divisor of {heads[kind]}"
+        )
     for part, tensor in model.named_parameters():
         style = plan.get(general(part), plan.get(general(part.rpartition(".")[0]), ""))
         axis = RULES.get(style)
@@ -123,17 +118,13 @@ def part_of(tensor: Any) -> tuple[slice, ...]:
 
 def as_held(tensor: Tensor, empty: Any) -> nn.Parameter:
     """A parameter with these contents, divided as an empty one is."""
-    if not hasattr(empty, "placements"):
-        return nn.Parameter(tensor, requires_grad=empty.requires_grad)
-    held = type(empty.data).from_local(tensor, empty.device_mesh, empty.placements, run_check=False)
-    return nn.Parameter(held, requires_grad=False)
+    if hasattr(empty, "placements"):
+        tensor = type(empty.data).from_local(tensor, empty.device_mesh, empty.placements, run_check=False)
+    return nn.Parameter(tensor, requires_grad=empty.requires_grad)
 
 
-def undivided(model: PreTrainedModel) -> PreTrainedModel:
-    """This model, to be copied. Raises ValueError for one that is divided: a copy would run the parts of the first."""
+def undivided(model: PreTrainedModel, why: str) -> PreTrainedModel:
+    """This model. Raises ValueError for one that is divided over processes, with what cannot be done with it."""
     if is_divided(model):
-        raise ValueError(
-            "a model that is divided over processes is not copied, so it has no untrained twin; load it without "
-            "tensor_parallel, or leave out the twin"
-        )
+        raise ValueError(f"the model is divided over processes, {why}; load it without tensor_parallel")
     return model
