@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinklab.compat import attention_of
 from sinklab.models import masks
 from sinklab.models.sinks.prefix import SinkPrefix, logits_of
 
@@ -48,7 +49,7 @@ class CanvasGeometry:
             causal, visible: as in :meth:`DiffusionLM.forward`.
             is_doubled: the clean text follows the noisy one, which has this shape and padding.
         """
-        config, length, backend = model.config, shape[1], model.model.config._attn_implementation
+        config, length, backend = model.config, shape[1], attention_of(model.model.config)
         position_ids_BS = masks.position_ids(real_BS, length, start=config.text_start, device=like.device)
         if sinks is None:
             sinks = model.sink_prefix(length, None if real_BS is None else real_BS.sum(dim=1))

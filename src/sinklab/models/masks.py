@@ -9,7 +9,7 @@ from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.compat import is_compiled
+from sinklab.compat import attention_of, is_compiled
 from sinklab.errors import check_tensor
 
 MAKES_ITS_OWN = Version(transformers.__version__) < Version("5.23")
@@ -147,4 +147,4 @@ def attention_mask(
 
 def transformers_makes_one(decoder: Any) -> bool:
     """Whether transformers would make a mask of its own, which does not know the sinks, for this compiled decoder."""
-    return MAKES_ITS_OWN and is_compiled(decoder) and decoder.config._attn_implementation == "sdpa"
+    return MAKES_ITS_OWN and is_compiled(decoder) and attention_of(decoder.config) == "sdpa"

@@ -16,6 +16,7 @@ from sinklab.attention.context import running_canvas
 from sinklab.attention.heads import HeadShare
 from sinklab.attention.received import attention_map, attention_statistics
 from sinklab.attention.scores import Scores, Visibility
+from sinklab.compat import attend_and_hear
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -110,6 +111,12 @@ class AttentionCall:
         found = attention_statistics(self.scores(heads), names, **options)
         # heads are the axis before the last, whatever is measured; in one order, or processes would swap what they send
         return found if share is None else {name: share.whole(found[name], -2) for name in sorted(found)}
+
+    def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Make this call by these arguments, and keep what the kernel says of its rows."""
+        out, logsumexp = attend_and_hear(attention, args, kwargs)
+        self.hear(logsumexp)
+        return out
 
     def hear(self, logsumexp: Tensor | None) -> None:
         """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""

@@ -35,6 +35,8 @@ def started_from(settings: TrainSettings) -> Loaded:
     own = {"gate_bias": settings.gate_bias, "logit_shift": settings.logit_shift or None}
     fields = variant(settings) | {key: value for key, value in own.items() if value is not None}
     torch.manual_seed(settings.seed)
+    # autocast computes with bfloat16 copies anyway: frozen weights that are bfloat16 on disk need no float32 ones
+    fields |= {"dtype": "auto"} if settings.bf16 and settings.train_only != "all" else {}
     # what a diffusion checkpoint's config says besides its backbone; None of a causal one
     theirs = read_plan(name)[0].settings
     _keep_blocks(name, theirs, settings.objective, fields)
@@ -280,6 +282,11 @@ def freeze(model: Any, train_only: str, lora_rank: int = 8) -> list[str]:
     chosen = set(trained)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
+    products = {id(one.weight) for one in model.modules() if isinstance(one, nn.Linear)}
+    for parameter in model.parameters():
+        # what is trained is float32, and what is no product's weight, and so decides the type of the states
+        if parameter.requires_grad or (train_only != "all" and id(parameter) not in products):
+            parameter.data = parameter.data.float()
     return trained
 
 
@@ -302,8 +309,10 @@ def merge_lora(model: Any) -> None:
     again. A model without adapters stays as it is.
     """
     for name, adapter in _adapters(model).items():
-        adapter.merge()
         base = adapter.get_base_layer()
+        # a small change is lost in bfloat16
+        base.weight.data = base.weight.data.float()
+        adapter.merge()
         _move_gate(adapter, base)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, base)

@@ -169,7 +169,7 @@ class EngineSettings(Checked):
     """Precision, speed, logging and checkpoints; apart from rounding nothing here changes what is learned."""
 
     bf16: bool = True
-    """bfloat16 autocast (weights stay float32)."""
+    """bfloat16 autocast (weights stay float32; frozen ones that are bfloat16 on disk stay so)."""
     compile: bool = limited(False, free=True)
     """torch.compile the decoder: about a quarter faster, a slow first step."""
     gradient_checkpointing: bool = limited(False, free=True)
