@@ -60,6 +60,8 @@ class Reading:
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
     """"auto" spreads the layers over the devices at hand, in place of a device."""
+    tensor_parallel: int = 1
+    """So many of the processes that torchrun started hold one model together, each a part of every layer."""
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False

@@ -311,6 +311,9 @@ class Study:
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
+        from sinklab.checkpoints.parallel import undivided
+
+        undivided(loaded.model, "and a study deals its samples to processes that hold a model each")
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # what can be wrong with the input shows here, before a folder is taken
