@@ -51,6 +51,10 @@ class SpecialIds:
     bos: int | None = None
     stop: tuple[int, ...] = ()
     """Every id that ends a text: all eos ids and eot."""
+    expand: int | None = None
+    """Becomes two masks where it is written (DreamOn)."""
+    delete: int | None = None
+    """The position goes where it is written, in such a model: its end of text, which then ends nothing."""
 
 
 NO_IDS = SpecialIds()
@@ -116,6 +120,8 @@ class Family:
     """Token that ends a turn of a chat, where the tokenizer has it."""
     mask_token: ClassVar[str] = ""
     """[MASK], where the tokenizer has it and neither it nor the config says so."""
+    expand_token: ClassVar[str] = ""
+    """Token that becomes two masks, in those of its checkpoints whose tokenizer has it."""
     chat_template: ClassVar[str | None] = None
     """Jinja template for tokenizers that bring none."""
     replaces_chat_template: ClassVar[bool] = False
