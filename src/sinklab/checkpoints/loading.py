@@ -46,13 +46,11 @@ class Loaded:
     """Name of the chat format (``llada``, ``mmada``, ``chatml``, ``llama3``), where it is known."""
     notes: tuple[str, ...] = ()
     """What was assumed."""
+    stored: str = ""
+    """How a quantiser stores the weights: int8, int4, or the method of the folder."""
 
     def needed_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, for work that is about text.
-
-        Raises:
-            ValueError: if the model came without one.
-        """
+        """The tokenizer, for work that is about text. Raises ValueError if the model came without one."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{self.name} has no tokenizer files, so it takes token ids and no text; "
@@ -77,16 +75,15 @@ def load(
 
     Weights are read tensor by tensor directly into the model, its dtype and device, and no code of a checkpoint is
     run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
-    tensor, if that is larger), or one whole tensor where it is split (SMDM's query, key and value). Pickles are
-    mapped and read a tensor at a time; those in the format before torch 1.6 are held whole besides the model.
+    tensor, if that is larger), or one whole tensor where it is split (SMDM's query, key and value).
 
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
-        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says.
+        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says, ``"int8"``
+            (``"int4"``) the same with the linear layers but the head stored in eight (four) bits by torchao.
         device: where to put the model; the CPU by default.
-        device_map: ``"auto"`` or another of accelerate's words, or a dict of modules and devices, instead of
-            ``device``.
+        device_map: a word of accelerate (``"auto"``), or a dict of modules and devices, instead of ``device``.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
         as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
@@ -97,30 +94,31 @@ def load(
             ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
             left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
 
-    Raises:
-        ValueError: if there is no such model or device, its architecture or a field of its config is not supported,
-            tensors are missing, surplus, misshapen or damaged, weights are pickled, settings make no sense, or the sink
-            file is damaged or belongs to a backbone of another shape.
+    Raises ValueError if there is no such model or device, its architecture or a field of its config is not supported,
+    tensors are missing, surplus, misshapen or damaged, weights are pickled or quantised by what is not installed,
+    settings make no sense, or the sink file is damaged or belongs to a backbone of another shape.
     """
     name = str(name_or_folder)
     refuse_unknown(settings)
     if device is not None and device_map is not None:
         raise ValueError("give device or device_map, not both")
     if device_map is None:
-        # 0 is a device too
         device_map = {"": materialize.usable_device("cpu" if device is None else device)}
     folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
     families.read(raw, name)
-    weights = weightfiles.open_weights(folder, name, allow_pickle)
-    plan = families.read(raw, name, weights.shapes)
+    stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
+    weights = None if stored else weightfiles.open_weights(folder, name, allow_pickle)
+    plan = families.read(raw, name, weights and weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    model = _filled(plan, weights, name, _dtype(dtype, raw), device_map, settings)
+    model = _filled(plan, weights or folder, name, raw, _dtype(dtype, raw), device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
+    if dtype in materialize.STORED:
+        stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
-    return _assembled(model, plan, folder, raw, name, tokenizer, revision)
+    return replace(_assembled(model, plan, folder, raw, name, tokenizer, revision), stored=stored)
 
 
 def _as_diffusion(
@@ -155,7 +153,7 @@ def _as_diffusion(
 
 
 def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
-    if dtype == "auto":
+    if dtype in ("auto", *materialize.STORED):
         dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(number, torch.dtype) or not number.is_floating_point:
@@ -165,16 +163,18 @@ def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
 
 def _filled(
     plan: CheckpointPlan,
-    weights: weightfiles.Weights,
+    weights: weightfiles.Weights | Path,
     name: str,
+    raw: dict[str, Any],
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
 ) -> PreTrainedModel:
-    config = families.configured(plan, settings, name)
-    config.dtype = dtype
-    if isinstance(config, DiffusionLMConfig):
-        config.backbone.dtype = dtype
+    """`weights`: a folder where they are quantised."""
+    config: Any = families.configured(plan, settings, name)
+    config.dtype = getattr(config, "backbone", config).dtype = dtype
+    if isinstance(weights, Path):
+        return materialize.read_quantised(config, weights, raw["quantization_config"], device_map, name)
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
     devices = materialize.plan_devices(model, device_map, dtype)
@@ -299,14 +299,11 @@ def _readable(number: int) -> str:
 
 
 def describe(name_or_folder: str | Path, *, revision: str | None = None) -> ModelInfo:
-    """What a model is, without reading its weights.
+    """What a model is, without reading its weights. Raises ValueError where its config cannot be represented.
 
     Args:
         name_or_folder: as for :func:`sinklab.load`, or a ``config.json`` itself.
         revision: commit, branch or tag on the Hub.
-
-    Raises:
-        ValueError: if there is no such model, or its config cannot be represented.
     """
     name = str(name_or_folder)
     plan, raw = published.read_plan(name, revision)
@@ -372,14 +369,16 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     """The model with the numbers of each tensor in random order: their sizes are the trained ones, nothing else is.
 
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
-    the seed alone.
+    the seed alone. Raises ValueError for weights that a quantiser stores.
     """
     twin = copy.deepcopy(loaded.model).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
-    for tensor in {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values():
-        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
-        tensor.copy_(tensor.flatten()[order].view_as(tensor))
+    tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()
+    with refused(f"the weights of {loaded.name} cannot be permuted as they are stored; load floating point ones"):
+        for tensor in tensors:
+            order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+            tensor.copy_(tensor.flatten()[order].view_as(tensor))
     return replace(loaded, model=twin, name=f"{loaded.name} (weights permuted)")
 
 

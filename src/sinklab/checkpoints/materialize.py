@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,6 +137,44 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
             choose_attention(one, "sdpa")
     with families.blamed_on(name), torch.device("meta"):
         return build(config)
+
+
+def read_quantised(
+    config: Any, folder: Path, how: Mapping[str, Any], device_map: DeviceMap, name: str
+) -> PreTrainedModel:
+    """The model of a folder whose weights transformers' own quantisers read; tensors have the model's names.
+
+    Raises:
+        ValueError: if the library that wrote them is not there or cannot read them, or tensors do not fit the config.
+    """
+    build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM
+    config.quantization_config = dict(how)
+    options = {"dtype": config.dtype, "device_map": device_map, "attn_implementation": "sdpa", "use_safetensors": True}
+    kind = how.get("quant_method")
+    fault = f"{name} is quantised ({kind}), and what reads that is not installed, or cannot; take what it was made from"
+    with refused(fault):
+        model, found = build.from_pretrained(folder, config=config, output_loading_info=True, **options)
+    if wrong := {kind: sorted(map(str, names)) for kind, names in found.items() if names}:
+        raise ValueError(f"the tensors of {name} do not fit its config ({wrong}); check that they belong together")
+    return model.eval()
+
+
+STORED = ("int8", "int4")
+"""How torchao stores the weights of linear layers; what is computed with them has another type."""
+
+
+def store(model: PreTrainedModel, how: str, name: str) -> str:
+    """Have torchao store the weights of all linear layers but the head so, in place; a note that says it.
+
+    Raises:
+        ValueError: if torchao is not there, or does not run this on the model's device.
+    """
+    with refused(f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError):
+        from torchao import __version__, quantization
+    kind, head = getattr(quantization, f"{how.title()}WeightOnlyConfig"), model.get_output_embeddings()
+    with refused(f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"):
+        quantization.quantize_(model, kind(), lambda one, _: isinstance(one, nn.Linear) and one is not head)
+    return f"weights of linear layers but the head are stored in {how} (torchao {__version__})"
 
 
 def names_to_fill(model: PreTrainedModel) -> list[str]:

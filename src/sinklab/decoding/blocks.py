@@ -289,15 +289,13 @@ class Elastic(EvenQuota, Checked):
             here_BS = torch.where(block_BS == number, 0, -1)
             (block,) = blocks(here_BS, [int((here_BS == 0).sum())])
             candidates_BC, ids_BC = block.get(masked_BS, False), block.get(ids_BS, mask_id)
-            states_BS = position_states(run.canvas, ids_BS)
-            with torch.no_grad(), decoding(run), running(ids_BS, state_BS=states_BS):
+            with torch.no_grad(), decoding(run), running(ids_BS, None, position_states(run.canvas, ids_BS)):
                 place_M, candidates = _evaluated(run, evaluate, block, candidates_BC, ids_BS, index)
                 if not room:
                     barred_MV = candidates.logits_MV.index_fill(1, ids_BS.new_tensor(self.expand_id), -torch.inf)
                     candidates = replace(candidates, logits_MV=barred_MV)
                 score_M, token_M = _proposed(run, candidates, place_M >= 0, f"step {index}")
-                count = self.start(block.sizes_B, 0, run.rule)
-                chosen_BC = picked(run, score_M, place_M, candidates_BC, count, 0)
+                chosen_BC = picked(run, score_M, place_M, candidates_BC, self.start(place_M, 0, run.rule), 0)
             written_BC = ids_BC.flatten().index_copy(0, place_M, token_M).view_as(ids_BC)
             after_BS, before_BS = block.put(torch.where(chosen_BC, written_BC, ids_BC), ids_BS), ids_BS
             times_S = self._times(after_BS[0], masked_BS[0], room)
@@ -307,8 +305,8 @@ class Elastic(EvenQuota, Checked):
                 left -= int((times_S == 2).sum())
                 block_BS, open_BS = block_BS[:, origin_Z], open_BS[:, origin_Z]
             choice = Choice(run.canvas, block, candidates_BC, place_M, score_M, chosen_BC)
-            filled_BS = torch.zeros_like(ids_BS, dtype=torch.bool)
-            yield ElasticStep(index, None, number, before_BS, ids_BS, filled_BS, choice, origin_Z=origin_Z)
+            # nothing is filled to the right of an end
+            yield ElasticStep(index, None, number, before_BS, ids_BS, ids_BS < 0, choice, origin_Z=origin_Z)
             index += 1
 
     def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:

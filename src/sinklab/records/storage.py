@@ -198,6 +198,8 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         # The length of the header is hashed too, so that no two state dicts spell the same stream of bytes.
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
         digest.update(len(header).to_bytes(8, "little") + header)
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        # torchao's own kinds of tensor: the numbers that they stand for
+        plain = tensor.dequantize() if type(tensor).__module__.startswith("torchao") else tensor
+        flat = plain.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
