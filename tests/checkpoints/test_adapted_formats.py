@@ -184,7 +184,7 @@ def test_what_is_known_and_not_written_says_what_is_lacking(tmp_path, fields, me
         (toys.llada, r"weights are quantised \(quantization_config: .*gptq.*but llada has others; take the"),
         (
             lambda folder: toys.adapted(folder, "a2d-qwen3"),
-            r"is quantised \(gptq\), and what reads that is not installed, or cannot; take what it was made from: ",
+            r"is quantised \(gptq\), and what reads that is not installed, or cannot; take the original: ",
         ),
     ],
 )

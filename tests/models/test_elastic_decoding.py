@@ -188,7 +188,7 @@ def test_an_edit_that_chooses_a_step_ahead_starts_afresh_where_columns_have_move
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 3}, "the schedule 'elastic' runs until no mask is left, got steps=3; leave steps out, or set tok"),
+        ({"steps": 3}, "'elastic' runs until no mask is left, got steps=3; leave steps out, or set tok"),
         ({"cache": "dual"}, "of a single row, where a model has tokens for it, got the cache Dual"),
         ({"rule": "positional", "seed": 0}, "got the rule PositionalOrder.*whose order is drawn for all col"),
         ({"rule": "origin", "seed": 0}, "'elastic' does not go with the rule Origin"),

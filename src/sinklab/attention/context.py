@@ -36,6 +36,15 @@ def reads_wait(device: torch.device) -> bool:
     return device.type not in AT_ONCE
 
 
+NO_FLOAT64 = {"mps"}
+"""Kinds of device that have no float64."""
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """float64, or float32 where the device has no such numbers."""
+    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
+
+
 @contextmanager
 def _during(variable: ContextVar, value: object) -> Iterator[None]:
     token = variable.set(value)

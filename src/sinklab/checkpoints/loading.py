@@ -115,7 +115,7 @@ def load(
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     model = _filled(plan, weights or folder, name, raw, _dtype(dtype, raw), device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
-    if dtype in materialize.STORED:
+    if dtype in ("int8", "int4"):
         stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, folder, raw, name, tokenizer, revision), stored=stored)
@@ -153,7 +153,7 @@ def _as_diffusion(
 
 
 def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
-    if dtype in ("auto", *materialize.STORED):
+    if dtype in ("auto", "int8", "int4"):
         dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(number, torch.dtype) or not number.is_floating_point:

@@ -139,9 +139,7 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
         return build(config)
 
 
-def read_quantised(
-    config: Any, folder: Path, how: Mapping[str, Any], device_map: DeviceMap, name: str
-) -> PreTrainedModel:
+def read_quantised(config: Any, folder: Path, how: Any, device_map: DeviceMap, name: str) -> PreTrainedModel:
     """The model of a folder whose weights transformers' own quantisers read; tensors have the model's names.
 
     Raises:
@@ -150,17 +148,12 @@ def read_quantised(
     build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM
     config.quantization_config = dict(how)
     options = {"dtype": config.dtype, "device_map": device_map, "attn_implementation": "sdpa", "use_safetensors": True}
-    kind = how.get("quant_method")
-    fault = f"{name} is quantised ({kind}), and what reads that is not installed, or cannot; take what it was made from"
-    with refused(fault):
+    method = how.get("quant_method")
+    with refused(f"{name} is quantised ({method}), and what reads that is not installed, or cannot; take the original"):
         model, found = build.from_pretrained(folder, config=config, output_loading_info=True, **options)
     if wrong := {kind: sorted(map(str, names)) for kind, names in found.items() if names}:
         raise ValueError(f"the tensors of {name} do not fit its config ({wrong}); check that they belong together")
     return model.eval()
-
-
-STORED = ("int8", "int4")
-"""How torchao stores the weights of linear layers; what is computed with them has another type."""
 
 
 def store(model: PreTrainedModel, how: str, name: str) -> str:

@@ -53,7 +53,8 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says."""
+    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "int8" that with linear layers stored in
+    eight bits by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None

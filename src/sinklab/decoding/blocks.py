@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sinklab.attention.context import decoding, running
+from sinklab.attention.context import decoding, finest, running
 from sinklab.errors import Checked, check_tensor, limited
 from sinklab.probing.statistics import position_states
 from sinklab.registry import schedules
@@ -52,11 +52,12 @@ class Alpha(EvenQuota, Checked):
         alpha_T = 1 - time_T if self.curve == "linear" else 1 - torch.cos(torch.pi / 2 * (1 - time_T))
         # as the original: float32 up to here, then float64
         share_T = 1 - ((1 - alpha_T[1:]) / (1 - alpha_T[:-1])).double()
-        left_B, counts = size_B.double(), []
-        for share in share_T.to(size_B.device, non_blocking=True).unbind():
+        device = size_B.device if finest(size_B.device) == torch.float64 else torch.device("cpu")
+        left_B, counts = size_B.to(device).double(), []
+        for share in share_T.to(device, non_blocking=True).unbind():
             counts.append((left_B * share).round())
             left_B = left_B - counts[-1]
-        counts_BT = torch.stack(counts, 1).long()
+        counts_BT = torch.stack(counts, 1).long().to(size_B.device)
         order_BT = counts_BT.eq(0).sort(dim=1, stable=True).indices
         counts_TB = counts_BT.gather(1, order_BT).unbind(1)
         return Unread(lambda ordered_BC, candidates_BC, evaluation: counts_TB[evaluation])
@@ -242,9 +243,7 @@ class Elastic(EvenQuota, Checked):
     def evaluations(self, sizes: Sequence[int], steps: int | None) -> list[int]:
         """As many as positions where nothing changes the length, and not known otherwise."""
         if steps is not None:
-            raise ValueError(
-                f"the schedule 'elastic' runs until no mask is left, got steps={steps}; leave steps out, or set tokens="
-            )
+            raise ValueError(f"'elastic' runs until no mask is left, got steps={steps}; leave steps out, or set tokens")
         return list(sizes)
 
     def start(self, size_B: Tensor, evaluations: int, rule: UnmaskingRule) -> Count:
@@ -312,8 +311,7 @@ class Elastic(EvenQuota, Checked):
     def _times(self, after_S: Tensor, masked_S: Tensor, room: int) -> Tensor:
         """How often each column stands in the next canvas: 0, 1 or 2."""
         gone_S = masked_S & (after_S == self.delete_id)
-        if self.delete_rest:
-            gone_S = masked_S & (gone_S.cumsum(0) > 0)
+        gone_S = masked_S & (gone_S.cumsum(0) > 0) if self.delete_rest else gone_S
         grows_S = masked_S & (after_S == self.expand_id) & ~gone_S
         return 1 - gone_S.long() + (grows_S & (grows_S.cumsum(0) <= room)).long()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sinklab.registry import Registry, caches, schedules, unmasking_rules
@@ -167,7 +166,7 @@ class DecodingSettings:
         *,
         eos_ids: Iterable[int] = (),
         text_vocabulary: int | None = None,
-        resizing: Mapping[str, int | None] = MappingProxyType({}),
+        resizing: Mapping[str, int | None] | None = None,
         **given: Any,
     ) -> Iterator[Step]:
         """`denoise` with these settings: the denoiser limited to text, suppressed and guided, the seed sown.
@@ -187,11 +186,11 @@ class DecodingSettings:
         from sinklab.sampling.loop import denoise
 
         values = self.values(**given)
-        plan, expand_id = values["schedule"], resizing.get("expand_id")
+        plan, expand_id = values["schedule"], (resizing or {}).get("expand_id")
         if getattr(plan, "resizes", False):
             if self.cfg_scale:
                 raise ValueError(f"guidance needs a canvas of one length, got cfg_scale={self.cfg_scale}; leave it out")
-            told = {name: value for name, value in resizing.items() if getattr(plan, name) is None}
+            told = {name: value for name, value in (resizing or {}).items() if getattr(plan, name) is None}
             values["schedule"] = replace(plan, **told)
         elif expand_id is not None:
             denoiser = suppressed(denoiser, expand_id)
