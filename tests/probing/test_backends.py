@@ -21,7 +21,7 @@ ALL = ("received", "value_norm", "row_entropy", "last_row", "massive_activations
 @pytest.fixture
 def by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is tapped by hooks and a mode over its whole forward."""
-    monkeypatch.setattr("sinklab.probing.tap.met", lambda modules, inside: None)
+    monkeypatch.setattr("sinklab.probing.tap.asking", lambda modules: [])
 
 
 def recorded(model: torch.nn.Module, **given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
