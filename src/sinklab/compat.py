@@ -172,25 +172,29 @@ _WATCHED = "sinklab_"
 def attention_of(config: Any) -> str | None:
     """Name of the attention function that a transformers config asks for, also while it is watched."""
     name = getattr(config, "_attn_implementation", None)
-    return name.removeprefix(_WATCHED) if isinstance(name, str) else None
+    return name.removeprefix(_WATCHED).replace("%", "/") if isinstance(name, str) else None
 
 
 def watch_attention(configs: Iterable[Any], watched: bool) -> None:
     """Have models of these configs call the watched function of the same attention, or the function itself again."""
     for config in configs:
-        if (base := attention_of(config)) is not None:
-            # not the property, which changes the configs inside this one as well
-            config._attn_implementation_internal = _WATCHED + base if watched else base
+        base = attention_of(config)
+        # not the property, which changes the configs inside this one as well
+        config._attn_implementation_internal = _watched(base or "") if watched else base
+
+
+def _watched(base: str) -> str:
+    # a name with a slash would be looked for on the Hub
+    return _WATCHED + base.replace("/", "%")
 
 
 def register_watched(base: str, watched: Callable[..., Any]) -> None:
-    """Give transformers `watched` in place of this attention, with its masks, under a name that is no repository's."""
+    """Give transformers `watched` in place of this attention, with its masks, under the name of watched configs."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    if _WATCHED + base not in AttentionInterface._global_mapping:
-        AttentionInterface.register(_WATCHED + base, watched)
-        if (makes_mask := AttentionMaskInterface._global_mapping.get(base)) is not None:
-            AttentionMaskInterface.register(_WATCHED + base, makes_mask)
+    AttentionInterface.register(_watched(base), watched)
+    if (makes_mask := AttentionMaskInterface._global_mapping.get(base)) is not None:
+        AttentionMaskInterface.register(_watched(base), makes_mask)
 
 
 def attention_function(base: str) -> Callable[..., Any] | None:

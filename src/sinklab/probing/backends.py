@@ -80,7 +80,7 @@ def _asks(kind: type[nn.Module], has_parts: bool) -> bool:
 def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Iterator[None]:
     """Show the attention calls of the modules with these configs, by path, to a tap."""
     for base in {attention_of(config) or "" for config in configs}:
-        register_watched(base, partial(_show, base, attention_function(base)))
+        register_watched(base, _watching(base, attention_function(base)))
     watch_attention(configs, True)
     _watched.update(map(id, configs))
     own = {path: module for path, module in modules.items() if "config" in vars(module)}
@@ -97,6 +97,12 @@ def shown(modules: Mapping[str, nn.Module], configs: list[Any], tap: Any) -> Ite
         for module in own.values():
             if others := tuple(one for one in _shown.pop(id(module)) if one[0] is not tap):
                 _shown[id(module)] = others
+
+
+@cache
+def _watching(base: str, function: Any) -> Callable[..., Any]:
+    # the same object every time: compiled code is held to it
+    return partial(_show, base, function)
 
 
 def _show(base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
