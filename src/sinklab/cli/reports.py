@@ -40,7 +40,7 @@ MORE_PROMPTS = (
 """Beside those of `trace`: of fewer than seven samples no verdict outlives the correction for two statements."""
 
 
-def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
+def tour(out: Path = Path("sinklab-tour"), quick: bool = False, dtype: str = "float32") -> None:
     """See attention sinks in a real diffusion language model, in about a minute and without a download.
 
     Three small models come with this package, trained alike on public-domain English books: diffusion without and with
@@ -55,6 +55,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     Args:
         out: folder for the run folders and the report; it must be empty or absent.
         quick: one short sample, for a first look in seconds.
+        dtype: type of the weights; "machine" is bfloat16 where this machine multiplies it in hardware, else float32.
     """
     from sinklab.checkpoints.loading import load
     from sinklab.records.reading import open_run
@@ -75,7 +76,7 @@ def tour(out: Path = Path("sinklab-tour"), quick: bool = False) -> None:
     with working() as say:
         for label, name in MODELS.items():
             say.stage(f"loading {name!r} ({label})")
-            loaded = load(name)
+            loaded = load(name, dtype=dtype)
             # order and blocks are for diffusion models only
             fields = diffusion if loaded.family == "diffusion" else {"temperature": SAMPLING["temperature"]}
             settings = dataclasses.replace(plain, **fields)
@@ -268,6 +269,27 @@ def table1(
     if not Processes.here().is_first:
         return
     _show([write_table1(folders, out, figures)])
+
+
+def merge(runs: Folders, out: Path) -> None:
+    """Make one run of several that hold parts of the same run: on machines that share no folder, or of earlier workers.
+
+    They must be of the same kind, model, settings and seed. What several of them hold is kept once, and refused where
+    it differs. Their folders are removed. What is still missing, `--resume` writes.
+
+    Try
+        sinklab merge runs/here runs/there --out runs/both
+
+    Args:
+        runs: run folders.
+        out: run folder to write; it may hold some parts already.
+    """
+    from sinklab.records.writing import merge_runs
+
+    run = merge_runs(runs, out)
+    print(f"run folder: {run.path} ({run.info.status})")
+    if run.info.status != "complete":
+        print("what is missing: the command that began it, with this --out and --resume")
 
 
 def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
