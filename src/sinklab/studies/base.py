@@ -305,7 +305,7 @@ class Study:
         say = as_progress(progress if worker.is_first else None)
         settings = self.Settings() if settings is None else settings
         if worker.world > 1 and not self.shards:
-            raise ValueError(f"one process scores a {self.name}, but several were started; start it without a launcher")
+            raise ValueError(f"a {self.name} is scored by one process, but several were started; start one")
         resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
