@@ -15,7 +15,7 @@ from sinklab.data.rows import row_start
 from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
 from sinklab.errors import Terminated, on_sigterm
-from sinklab.records.reading import open_run
+from sinklab.records.reading import lost_files, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
 from sinklab.training import checkpoints
@@ -59,12 +59,11 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     main = args.process_index == 0
     say = progress if progress is not None and main else (lambda text: None)
     earlier = checkpoints.earlier_run(folder, settings)
-    if earlier and earlier.status == "complete":
+    lost = sorted(lost_files(folder, earlier)) if earlier else []
+    if earlier and earlier.status == "complete" and not lost:
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
-    if settings.resume and not checkpoint:
-        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    checkpoint = _goes_on_from(folder, lost, say) if settings.resume else None
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
@@ -93,6 +92,16 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     return folder / "model"
 
 
+def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -> Path | None:
+    """The last checkpoint of a run; what is not there is said."""
+    if lost:
+        say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
+    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
+    if not checkpoint:
+        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    return checkpoint
+
+
 def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
     """Leave what is trained trainable, and say how much it is."""
     # of tied weights one is saved: the Trainer is told, or it would miss the other in every checkpoint
@@ -118,6 +127,7 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
+        record.keep(path for path in [*(folder / "model").iterdir(), *folder.glob("sink.*")] if path.is_file())
     trainer.accelerator.wait_for_everyone()
 
 
