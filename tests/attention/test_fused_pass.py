@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from sinklab import compat
 from sinklab.attention import Scores, attention_statistics, received, row_logsumexp
-from sinklab.compat import Overheard
+from sinklab.compat import Overheard, attend_and_hear
 from sinklab.fast import score_pass
 from sinklab.fast.score_pass import Fused
 from sinklab.probing import MaskPositions, intervene, tap, trace
@@ -88,6 +89,31 @@ def test_a_kernel_is_asked_only_if_its_output_stays(monkeypatch: pytest.MonkeyPa
     assert heard.logsumexp is not None
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_a_kernel_that_is_known_is_called_at_once(mode: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_DIRECT", {})
+    calls: list[int] = []
+
+    def attention(*given: Tensor, **options: Any) -> Tensor:
+        calls.append(1)
+        return F.scaled_dot_product_attention(*given, **options)
+
+    with mode():
+        q, k, v = (torch.randn(2, 4, 30, 16).transpose(1, 2).contiguous().transpose(1, 2) for _ in range(3))
+        choices: tuple[dict[str, Any], ...]
+        choices = ({}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.rand(30, 30) > 0.3})
+        for options in choices:
+            call = {"mask" if name == "attn_mask" else name: value for name, value in options.items()}
+            by_loop = row_logsumexp(q, k, chunk=8, **call)
+            plain = F.scaled_dot_product_attention(q, k, v, **options)
+            for turn in range(2):
+                calls.clear()
+                out, logsumexp = attend_and_hear(attention, (q, k, v), options)
+                assert torch.equal(out, plain) and out.stride() == plain.stride()
+                torch.testing.assert_close(logsumexp, by_loop, rtol=1e-5, atol=1e-5)
+                assert len(calls) == (1 if turn == 0 or "attn_mask" in options else 0)
+
+
 def call_of(query: Tensor, key: Tensor) -> AttentionCall:
     return AttentionCall.of("layer", nn.Identity(), {"query": query, "key": key, "value": key}, {})
 
@@ -122,7 +148,7 @@ def test_a_trace_hands_what_it_heard_to_the_fused_pass(monkeypatch: pytest.Monke
         return received._in_chunks(scores, ("received",), groups, norms, None)
 
     monkeypatch.setattr(received, "fast_path", lambda *call: fused)
-    monkeypatch.setattr(tap.Tap, "_overheard", lambda self, call, replay: Overheard())
+    monkeypatch.setattr(tap.Tap, "_is_heard", lambda self, call: True)
     model, x_BHSD = nn.Sequential(Attention(), Attention()), torch.randn(1, 2, 9, 8)
     plain = model(x_BHSD)
     with trace(model) as seen:

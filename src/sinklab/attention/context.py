@@ -8,8 +8,7 @@ being evaluated.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from torch import Tensor, nn
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
 _RUNNING: ContextVar[RunningCanvas | None] = ContextVar("sinklab_attention_running", default=None)
-# By id: how many `watching(…)` blocks hold a module, itself or inside another. No context variable: what watches is a
-# hook on the module, whatever thread runs it. No attribute of the module: a copy of it is not watched.
+# Ids of the modules in each `watching(…)` block. No context variable: what watches is a hook on the module, whatever
+# thread runs it. No attribute of the module: a copy of it is not watched.
 _LOCK = threading.Lock()
-_blocks: Counter[int] = Counter()
+_blocks: tuple[frozenset[int], ...] = ()
 
 
 AT_ONCE = {"cpu"}
@@ -71,23 +70,23 @@ def is_observed(model: nn.Module | None = None) -> bool:
 
 
 @contextmanager
-def watching(module: nn.Module) -> Iterator[None]:
-    """Say that the attention calls of this module are read: while the block lasts, it may not leave any of them out.
+def watching(*models: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Say that the attention calls of a module are read: while the block lasts, it may not leave any of them out.
 
     Holds for every thread that runs the module, and for no other module but those inside it and around it. Blocks may
-    overlap in any order, on any modules, and in several threads.
+    overlap in any order, on any modules, and in several threads. `parts`: all its modules, where they are known.
     """
     global _blocks
     # Kept until the block ends: an id is a module's own for as long as it lives.
-    parts = list(module.modules())
-    held = Counter(map(id, parts))
+    kept = [*parts, *(part for model in models for part in model.modules())]
+    held = frozenset(map(id, kept))
     with _LOCK:
-        _blocks = _blocks + held
+        _blocks = (*_blocks, held)
     try:
         yield
     finally:
         with _LOCK:
-            _blocks = _blocks - held
+            _blocks = tuple(block for block in _blocks if block is not held)
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -97,7 +96,7 @@ def is_watched(module: nn.Module) -> bool:
     """
     # Never changed in place: another thread may open or close a block meanwhile.
     blocks = _blocks
-    return bool(blocks) and any(id(part) in blocks for part in module.modules())
+    return bool(blocks) and any(id(part) in block for part in module.modules() for block in blocks)
 
 
 def decoding(run: object) -> AbstractContextManager[None]:

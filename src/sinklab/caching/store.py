@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import received_attention
+from sinklab.compat import attention_of
 from sinklab.models.denoising import ModelDenoiser, Read
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore
 from sinklab.models.sinks.prefix import SinkPrefix
@@ -252,7 +253,7 @@ class BlockSession:
         with _Queries(store):
             logits_MV = denoiser.full_pass(ids_BS, wanted_BS, read, store)
         if store.chosen != len(self._history):
-            kind = denoiser.model.model.config._attn_implementation
+            kind = attention_of(denoiser.model.model.config)
             raise ValueError(
                 f"{self.policy} chooses columns by the queries of scaled_dot_product_attention, but the model made "
                 f"such calls in {store.chosen} of {len(self._history)} layers (attn_implementation is "

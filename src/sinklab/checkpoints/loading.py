@@ -80,8 +80,8 @@ def load(
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
-        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"`` is what ``config.json`` says, ``"int8"``
-            (``"int4"``) the same with the linear layers but the head stored in eight (four) bits by torchao.
+        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units;
+            ``"int8"``, ``"int4"``: as ``"auto"``, linear layers but the head stored by torchao in so many bits.
         device: where to put the model; the CPU by default.
         device_map: a word of accelerate (``"auto"``), or a dict of modules and devices, instead of ``device``.
         revision: commit, branch or tag on the Hub.
@@ -113,8 +113,10 @@ def load(
     plan = families.read(raw, name, weights and weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    model = _filled(plan, weights or folder, name, raw, _dtype(dtype, raw), device_map, settings)
+    number = materialize.weight_type(dtype, raw, device_map)
+    model = _filled(plan, weights or folder, name, raw, number, device_map, settings)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
+    notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
     if dtype in ("int8", "int4"):
         stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
@@ -150,15 +152,6 @@ def _as_diffusion(
             f"its text does not use (it has {plan.backbone.vocab_size} rows)"
         )
     return replace(plan, settings={"mask_token_id": mask} if "mask_token_id" not in settings else {})
-
-
-def _dtype(dtype: torch.dtype | str, raw: dict[str, Any]) -> torch.dtype:
-    if dtype in ("auto", "int8", "int4"):
-        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(number, torch.dtype) or not number.is_floating_point:
-        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
-    return number
 
 
 def _filled(

@@ -21,6 +21,7 @@ from sinklab.models.config import DiffusionLMConfig
 from sinklab.models.diffusion_lm import DiffusionLM
 
 DeviceMap = str | dict[str, Any]
+CPU_FLAGS = Path("/proc/cpuinfo")
 HEAD = "lm_head.weight"
 BALANCED = ("auto", "balanced", "balanced_low_0", "sequential")
 """Words of accelerate for device maps."""
@@ -79,6 +80,30 @@ def _balanced(model: PreTrainedModel, word: str, dtype: torch.dtype) -> dict[str
     low = word == "balanced_low_0"
     memory = None if word == "sequential" else get_balanced_memory(model, low_zero=low, **whole)
     return dict(infer_auto_device_map(model, max_memory=memory, **whole))
+
+
+def machine_type(device: torch.device | str) -> torch.dtype:
+    """bfloat16 where this device multiplies it in hardware; float32 elsewhere, where bfloat16 may take 40 times longer.
+
+    Asked are CUDA, and of a CPU the flags that Linux lists: AVX512-BF16 and AMX of x86, bf16 of ARM.
+    """
+    if torch.device(device).type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    flags = CPU_FLAGS.read_text().split() if CPU_FLAGS.exists() and torch.device(device).type == "cpu" else ()
+    return torch.bfloat16 if {"avx512_bf16", "amx_bf16", "bf16"} & {*flags} else torch.float32
+
+
+def weight_type(dtype: torch.dtype | str, raw: Mapping[str, Any], device_map: DeviceMap) -> torch.dtype:
+    """The type that ``load`` is given by any of its names. Raises ValueError for one of none."""
+    if dtype in ("auto", "int8", "int4"):
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    elif dtype == "machine":
+        spread = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = machine_type(spread if isinstance(device_map, str) else next(iter(device_map.values())))
+    number = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(number, torch.dtype) or not number.is_floating_point:
+        raise ValueError(f"dtype must be a floating point type such as torch.bfloat16 or 'auto', but is {dtype!r}")
+    return number
 
 
 def usable_device(device: Any) -> torch.device:

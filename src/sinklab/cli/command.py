@@ -53,8 +53,8 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "int8" that with linear layers stored in
-    eight bits by torchao."""
+    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "machine" bfloat16 where the device
+    multiplies it in hardware and float32 elsewhere, "int8" as "auto" with linear layers in eight bits (torchao)."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
@@ -75,6 +75,8 @@ class Reading:
         if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         needs_mask(loaded := load(model, **dataclasses.asdict(self) | {"device": device}), "this command")
+        if self.dtype == "machine":
+            Console(stderr=True, quiet=not Processes.here().is_first).print(f"{model}: {loaded.model.dtype}")
         return loaded
 
 

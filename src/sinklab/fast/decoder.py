@@ -28,6 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from sinklab import compat
 from sinklab.attention.context import is_watched
 from sinklab.attention.received import row_logsumexp, with_sink_logits
+from sinklab.compat import attention_of
 from sinklab.fast.onednn import linear_for
 from sinklab.models.geometry import CanvasGeometry, KeyValueStore, take
 from sinklab.models.head import Head
@@ -332,7 +333,7 @@ class FastDecoder:
         return (
             self._is_stock
             and not decoder.training
-            and decoder.config._attn_implementation == "sdpa"
+            and attention_of(decoder.config) == "sdpa"
             and self._is_unhooked()
             and not is_watched(self.model)
         )

@@ -208,6 +208,7 @@ class DiffusionLM(GenerateByDenoising, ResizableVocabulary, PreTrainedModel):
             use_cache=False,
             is_causal=causal,
             **({} if geometry.sinks is None else {"sink_prefix": geometry.sinks}),
+            **masks.none_at_all(geometry.mask, geometry.backend),
         ).last_hidden_state
         return states_BSD[:, : input_ids.shape[1]]
 

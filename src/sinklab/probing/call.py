@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sinklab.attention.context import running_canvas
 from sinklab.attention.received import attention_map, attention_statistics
 from sinklab.attention.scores import Scores, Visibility
+from sinklab.compat import attend_and_hear
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -89,6 +90,12 @@ class AttentionCall:
         """What statistics of this call, edits included, are computed from; some query heads or all."""
         lse_BHQ = vars(self).get("lse_BHQ")
         return Scores.of(self.query_BHQD, self.key_BKSD, self.mask, self.is_causal, self.scale, heads, lse_BHQ)
+
+    def heard(self, attention: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Make this call by these arguments, and keep what the kernel says of its rows."""
+        out, logsumexp = attend_and_hear(attention, args, kwargs)
+        self.hear(logsumexp)
+        return out
 
     def hear(self, logsumexp: Tensor | None) -> None:
         """Keep what the attention kernel said of this call's rows, (batch, …, Q or more) as it laid them out."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.context import is_observed, watching
-from sinklab.compat import Overheard, is_compiled, is_replayed
+from sinklab.compat import is_compiled, is_replayed
+from sinklab.probing.backends import met
 from sinklab.probing.call import NAMES, AttentionCall
 
 
@@ -74,6 +76,9 @@ class Tap(TorchFunctionMode):
         self.ids_BS: Tensor | None = None
         """Token ids that the running forward was given, if they are among its arguments."""
         self._modules = dict(model.named_modules())
+        for path, part in self._modules.items():
+            if is_compiled(part):
+                raise ValueError(f"{path} is compiled, which hides its attention calls: trace a model without that")
         self._stack: list[str] = []
         self.handles: list[RemovableHandle] = []
         self._visible: dict[tuple, Any] = {}
@@ -86,12 +91,54 @@ class Tap(TorchFunctionMode):
         # Paths that came to their end in it, and masks in doubt, by the first layer that was given one.
         self._ran: set[str] = set()
         self._doubts: dict[int, tuple[str, Tensor]] = {}
-        for path, module in self._modules.items():
+        lists = {path for path, module in self._modules.items() if isinstance(module, nn.ModuleList)}
+        self._layers = {path for path in self._modules if path.rpartition(".")[0] in lists}
+        """Paths of the decoder layers: the items of every `nn.ModuleList`."""
+        self._watching = watching(parts=self._modules.values())
+        self._watching.__enter__()
+        self._hooked: set[str] = set()
+        self._unmeet = met(self._modules, self.inside)
+        """Of a model whose calls are met in transformers' attention functions, not by a mode over its whole forward."""
+        if self._unmeet:
+            self._hook({"", *(holder for layer in self._layers for holder in _upwards(layer))} - self._layers)
+        else:
             # a layer of torch without parts (linear, norm, activation) never attends: a hook there is only time
-            if path and type(module).__module__.startswith("torch.nn.modules.") and not module._modules:
-                continue
+            parts = {path for path, module in self._modules.items() if _is_leaf(module)}
+            self._hook({*self._modules} - parts | {""})
+
+    def _hook(self, paths: set[str]) -> None:
+        for path in paths - self._hooked:
+            module = self._modules[path]
             self.handles.append(module.register_forward_pre_hook(_Hook(self._before, path), with_kwargs=True))
             self.handles.append(module.register_forward_hook(_Hook(self._after, path), always_call=True))
+        self._hooked |= paths
+
+    def hear(self, listener: Listener) -> None:
+        """One more listener; what it needs of decoder layers is hooked."""
+        listener.tap = self
+        self.listeners.append(listener)
+        if listener.of_states:
+            self._hook(self._layers)
+
+    def leave(self) -> None:
+        """Nobody listens any more: the model is itself again."""
+        self.listen(False)
+        self._watching.__exit__(None, None, None)
+        for handle in self.handles:
+            handle.remove()
+        if self._unmeet:
+            self._unmeet()
+
+    def inside(self, path: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the attention function that the module at this path called, and hear what it calls."""
+        if self.is_elsewhere():
+            raise self.refusal("runs the model or a part of it")
+        self._stack.append(path)
+        try:
+            with self:
+                return function(*args, **kwargs)
+        finally:
+            self._stack.pop()
 
     def alike(self, layer: str) -> int:
         """Modules of the class of the one that runs now as `layer`: as many attention layers may be expected."""
@@ -100,11 +147,12 @@ class Tap(TorchFunctionMode):
 
     def listen(self, on: bool) -> None:
         """Be the active mode only while the model runs: so layers replayed by a backward pass are heard as well."""
-        if on and not self._listening:
+        if on and not (self._listening or self._unmeet):
             self.__enter__()
+            self._listening = True
         elif self._listening and not on:
             self.__exit__(None, None, None)
-        self._listening = on
+            self._listening = False
 
     def _before(self, path: str, args: tuple, kwargs: dict[str, Any]) -> None:
         if self.is_elsewhere():
@@ -163,11 +211,6 @@ class Tap(TorchFunctionMode):
                 f"{needed_by} needs the hidden states that decoder layers give, the items of an nn.ModuleList, but "
                 f"{fact}: leave it out for this model"
             )
-
-    def _decoder_layer(self) -> str | None:
-        """Path of the decoder layer that runs now: the innermost module that is an item of an `nn.ModuleList`."""
-        parents = ((path, self._modules.get(path.rpartition(".")[0])) for path in reversed(self._stack) if path)
-        return next((path for path, parent in parents if isinstance(parent, nn.ModuleList)), None)
 
     def is_elsewhere(self) -> bool:
         """Whether the current thread, or the asynchronous task in it, is not the one that taps the model."""
@@ -247,25 +290,23 @@ class Tap(TorchFunctionMode):
         edited = call = AttentionCall.of(layer, self._modules[path], given, self._visible)
         if (doubt := call.visibility.doubt) is not None and not replay:
             self._doubts.setdefault(id(call.visibility), (layer, doubt))
-        if holder := self._decoder_layer():
+        if holder := next((one for one in _upwards(path) if one in self._layers), None):
             self._inside.setdefault(holder, []).append(layer)
         elif not replay:
             # checkpointing may replay what is inside a layer alone
             self._lacks_states(f"{layer or 'the model'} attends outside of one")
         for listener in self.listeners:
             edited = listener.edit(edited)
-        with self._overheard(edited, replay) as heard:
-            out = func(*args, **kwargs) if edited is call else edited.run(func)
-        if heard is not None:
-            edited.hear(heard.logsumexp)
+        if not replay and self._is_heard(edited):
+            func = partial(edited.heard, func)
+        out = func(*args, **kwargs) if edited is call else edited.run(func)
         for listener in () if replay else self.listeners:
             listener.observe(edited, out)
         return out
 
-    def _overheard(self, call: AttentionCall, replay: bool) -> AbstractContextManager[Overheard | None]:
+    def _is_heard(self, call: AttentionCall) -> bool:
         # the loop over chunks, which measures on a CPU, takes row sums of its own
-        is_wanted = call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
-        return Overheard() if is_wanted and not replay else nullcontext()
+        return call.query_BHQD.is_cuda and any(listener.reads_scores for listener in self.listeners)
 
     def _name(self, path: str) -> str:
         if self._calls is not None and not self._rooted and path in self._calls:
@@ -277,6 +318,17 @@ class Tap(TorchFunctionMode):
         count = self._calls.get(path, 0)
         self._calls[path] = count + 1
         return path if count == 0 else f"{path}#{count + 1}"
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path of a module, and those of the modules that hold it, but for the model's own."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.") and not module._modules
 
 
 @dataclass(eq=False)
@@ -317,41 +369,21 @@ def tapped(model: nn.Module, listener: Listener) -> Iterator[Tap]:
         raise ValueError(f"trace and intervene take a torch.nn.Module, got {type(model).__name__}: pass the model")
     if is_compiled(model):
         raise ValueError("a compiled model hides its attention calls: trace the module inside it (compiled._orig_mod)")
-    for path, part in model.named_modules():
-        if is_compiled(part):
-            raise ValueError(f"{path} is compiled, which hides its attention calls: trace a model loaded without that")
-    with watching(model):
-        with _LOCK:
-            for other in _ATTACHED.values():
-                if other.is_elsewhere() and not set(model.modules()).isdisjoint(other.model.modules()):
-                    raise other.refusal("asks for one")
-            tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
-            tap.flush()
-            listener.tap = tap
-            tap.listeners.append(listener)
+    with _LOCK:
+        for other in _ATTACHED.values():
+            if other.is_elsewhere() and not set(model.modules()).isdisjoint(other.model.modules()):
+                raise other.refusal("asks for one")
+        tap = _ATTACHED.get(id(model)) or _ATTACHED.setdefault(id(model), Tap(model))
+        tap.flush()
+        tap.hear(listener)
+    try:
+        yield tap
+    finally:
         try:
-            yield tap
+            tap.flush()
         finally:
-            try:
-                tap.flush()
-            finally:
-                with _LOCK:
-                    tap.listeners.remove(listener)
-                    if not tap.listeners:
-                        del _ATTACHED[id(model)]
-                        tap.listen(False)
-                        for handle in tap.handles:
-                            handle.remove()
-
-
-def no_call_message(model: nn.Module, forwards: int) -> str:
-    """Why nothing was seen, and what to set."""
-    if forwards == 0:
-        return "nothing to read: the model was not run inside the block; call it there (or the module that was passed)"
-    kind = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    known = f" (attn_implementation is {kind!r})" if kind else ""
-    return (
-        f"the model ran {forwards} times and never called torch.nn.functional.scaled_dot_product_attention{known}: "
-        'call model.set_attn_implementation("sdpa"), or load it with transformers\' own '
-        'from_pretrained(..., attn_implementation="sdpa")'
-    )
+            with _LOCK:
+                tap.listeners.remove(listener)
+                if not tap.listeners:
+                    del _ATTACHED[id(model)]
+                    tap.leave()

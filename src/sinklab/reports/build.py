@@ -3,22 +3,28 @@
 import base64
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
 from sinklab.records.storage import write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
+from sinklab.reports.charts import Chart
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
+from sinklab.reports.maps import most_mobile
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
@@ -80,7 +86,7 @@ class Card:
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
-    chart: bool = False
+    chart: Chart | None = None
     texts: Sequence[Any] | None = None
     """what was written, a list of rows per sample; empty where none was kept"""
     run: Run | None = None
@@ -121,9 +127,9 @@ def picture(draw: Callable[..., Any], words: str) -> Picture | None:
     return Picture(addresses[0], addresses[1], words)
 
 
-def pictures_of(names: dict[str, str], runs: Any) -> list[Picture]:
+def pictures_of(names: dict[str, str], runs: Any, **how: Any) -> list[Picture]:
     """Those of the figures that the runs recorded enough for."""
-    drawn = [picture(partial(registered[name], runs), words) for name, words in names.items()]
+    drawn = [picture(partial(registered[name], runs, **how), words) for name, words in names.items()]
     return [one for one in drawn if one]
 
 
@@ -140,36 +146,6 @@ def as_it_is(frame: pd.DataFrame, summary: str = "") -> Table:
     return Table([frame.index.name, *frame.columns], list(frame.itertuples(name=None)), summary)
 
 
-def facts_over(row: dict[str, Any], runs: list[Any]) -> list[Table]:
-    """A table of facts of all runs beside each other; columns that a run has nothing for are left out."""
-    axis, form = row.get("over", ""), FORMS[row.get("shown", "number")]
-    shown = {
-        f"{run.label}: {words}": run.over(axis).set_index(axis)[name].map(form)
-        for run in runs
-        for name, words in row.get("columns", {}).items()
-        if name in (table := run.over(axis)) and table[name].notna().any() and (run.sink_count or "added" not in name)
-    }
-    return [as_it_is(pd.DataFrame(shown).sort_index().fillna("").rename_axis(axis), "numbers")] if shown else []
-
-
-def curve_numbers(studies: list[Study]) -> list[Table]:
-    """Share of tokens that are no sinks, by threshold."""
-    curves = {study.label: study.curve for study in studies if study.curve is not None}
-    rows = [f"{epsilon:g}" for epsilon in next(iter(curves.values())).epsilon]
-    shares = {label: curve.filtered for label, curve in curves.items()}
-    return [as_it_is(pd.DataFrame(shares, pd.Index(rows, name="ε")).map(percent), "numbers")]
-
-
-def heldout_numbers(studies: list[Study]) -> list[Table]:
-    """Every row of the table heldout."""
-    frames = [study.heldout.assign(run=study.label) for study in studies if study.heldout is not None]
-    return [table_of("heldout", pd.concat(frames).set_index("run"), "numbers")]
-
-
-DETAILS = {"curve": curve_numbers, "heldout": heldout_numbers}
-"""card of studies -> its numbers, where these are not facts over an axis"""
-
-
 def measured(kind: str, runs: list[Any]) -> list[Part]:
     """The cards of cards.toml, of the runs that have what they show."""
     # One part, so that the style packs short and tall cards below each other.
@@ -183,13 +159,16 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     if kind == "study":
         runs = [run for run in runs if (run.layers if anchor != "heldout" else run.heldout is not None)]
         how = how.replace("{rule}", runs[0].rule_words if runs else "")
-    pictures = pictures_of(row.get("figures", {}), runs) if runs else []
-    tables = DETAILS[anchor](runs) if kind == "study" and anchor in DETAILS and runs else facts_over(row, runs)
-    if not runs or ("figures" in row and not pictures) or ("figures" not in row and "over" in row and not tables):
-        return None
+    drawn: Any = None
+    with suppress(NotRecorded):
+        drawn = registered[row["figure"]].prepare(runs) if runs else None
     sentences = say.told_of(runs, *row.get("told", ()))
     sentences += [text for name in row.get("together", ()) for text in say.told(name, runs)]
-    return Card(title, anchor, how, sentences, tables, pictures, chart="figures" not in row)
+    if drawn is None and (kind == "training" or not sentences):
+        return None
+    tables = [as_it_is(drawn.numbers(), "numbers")] if drawn and row.get("numbers") else []
+    pictures = [] if kind == "study" else pictures_of({row["figure"]: row["alt"]}, runs)
+    return Card(title, anchor, how, sentences, tables, pictures, chart=drawn if kind == "study" else None)
 
 
 def judged(studies: list[Study]) -> list[tuple[str, bool | None, str]]:
@@ -233,6 +212,51 @@ def _of_studies(studies: list[Study]) -> list[Part]:
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
 
+def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
+    """What opens the page: three sentences with their pictures, or where nothing was measured the command for it.
+
+    shown: labels of the runs in the explorer.
+    """
+    found = []
+    for name, row in words_of("story", "").items():
+        runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
+        link = f"#{row.get('proof', '')}"
+        if "proof" not in row and runs and (explored := [run for run in runs if run.label in shown]):
+            places = [most_mobile(run)[0][0] if name == "move" else _strongest(run) for run in explored[:2]]
+            fields = {"run": [shown.index(run.label) for run in explored[:2]]}
+            fields |= dict(zip(("layer", "head"), zip(*places, strict=True), strict=True))
+            link = "#" + "&".join(f"{field}={','.join(map(str, values))}" for field, values in fields.items())
+        found.append({
+            "title": row["title"],
+            "anchor": f"story-{name}",
+            "sentences": [text for run in runs for text in say.told(name, run)],
+            "chart": registered[row["figure"]].prepare(runs) if runs else None,
+            "link": link,
+            "command": row["command"].replace("{name}", str(studies[0].run.info.model.get("name", "MODEL"))),
+        })  # fmt: skip
+    return found
+
+
+def _strongest(study: Study) -> tuple[int, int]:
+    share_LH = np.nan_to_num(study.measured.main_share_LH)
+    layer, head = np.unravel_index(int(share_LH.argmax()), share_LH.shape)
+    return int(layer), int(head)
+
+
+def tipped(text: str) -> Markup:
+    """Words of the glossary with what they mean, each where it first stands."""
+    words, seen = words_of("words", "glossary"), set[str]()
+
+    def tip(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
+
+    return Markup(re.sub(rf"(?<![\w-])({'|'.join(words)})s?\b", tip, str(escape(text)), flags=re.IGNORECASE))
+
+
 def _beside_twins(study: Study) -> pd.DataFrame:
     return twins_table(study).set_index("measure").map(FORMS["measure"]).rename(columns=words_of("page", "twins"))
 
@@ -258,11 +282,17 @@ def _texts(study: Study) -> list[list[dict[str, Any]]]:
 
 def _of_trainings(trainings: list[Training]) -> list[Part]:
     found = [_part("outcome", [Card("", tables=[_outcome(trainings)])]), *measured("training", trainings)]
-    words = words_of("each", "run")
+    words, top = words_of("each", "run"), registered["emergence_map"].top_of(trainings)
     cards = []
     for place, run in enumerate(trainings):
         names = {name: f"{text}, {run.label}" for name, text in words["figures"].items()}
-        if pictures := pictures_of(names, run):
+        # all maps of the page have one scale
+        pictures = [
+            each
+            for name, text in names.items()
+            for each in pictures_of({name: text}, run, **({"top": top} if registered[name].prepared else {}))
+        ]
+        if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
     return [*found, _part("each", cards)] if cards else found
 
@@ -345,14 +375,19 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     is_study = isinstance(runs[0], Study)
     words = words_of("page", "study" if is_study else "training")
     names = " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
+    parts = parts_of(runs)
+    charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
+    story = story_of(runs, [run["label"] for run in explored]) if is_study else []
+    data |= {"charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}}
     return {
-        "title": words["title"],
+        "title": words["title"].replace("{names}", names),
+        "story": story,
         "lead": words["lead"].replace("{names}", names),
         "sentences": say.in_short(runs),
         "verdicts": judged(runs) if is_study else [],
-        "parts": parts_of(runs),
+        "parts": parts,
         "status": [line for run in runs for name in ("status", "edited") for line in say.told(name, run)],
         "version": runs[0].run.info.versions.get("sinklab", ""),
         "allowed": f"'sha256-{script_hash()}'" if is_study else "'none'",
@@ -367,7 +402,7 @@ def _template() -> Template:
     pages = Environment(
         loader=FunctionLoader(asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
     )
-    pages.filters["shown"] = _shown
+    pages.filters |= {"shown": _shown, "tipped": tipped}
     pages.tests["share"] = lambda cell: isinstance(cell, Share)
     pages.globals |= {"most": MOST, "style": asset("style.css"), "explorer": asset("explorer.html")}
     return pages.get_template("page.jinja")

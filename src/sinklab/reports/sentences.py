@@ -14,7 +14,7 @@ import pandas as pd
 
 from sinklab.analysis.estimates import FEWEST, Estimate, mean_over
 from sinklab.analysis.movement import motion_word
-from sinklab.reports.findings import hiding, richest, trend_word, with_sinks
+from sinklab.reports.findings import hiding, richest, strength, trend_word, with_sinks
 from sinklab.reports.study import Study
 from sinklab.reports.training import OVER_EVEN, Training
 from sinklab.reports.words import interval, number, quoted, same, statements, times_chance
@@ -23,7 +23,7 @@ from sinklab.reports.words import interval, number, quoted, same, statements, ti
 @lru_cache(maxsize=1)
 def _statements() -> Callable[..., list[str]]:
     filters: list[Any] = [quoted, times_chance, listed, moving, named, since, last_rows, richest, mean_of_edits]
-    filters += [groups, hiding, losses_of, np.nanmean, trend_word, with_sinks]
+    filters += [groups, hiding, losses_of, np.nanmean, strength, trend_word, with_sinks]
     tests = {"in_twins": _is_in_twins, "infinite": math.isinf, "close_to": same, "many": are_many}
     return statements("sinklab.reports", filters, tests, over_even=OVER_EVEN, fewest=FEWEST)
 

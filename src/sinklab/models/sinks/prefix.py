@@ -143,6 +143,8 @@ def take_prefix(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]
     That travels as a plain keyword and not as ``past_key_values`` because transformers drops caches under gradient
     checkpointing, which would make the sink vanish with no more than a warning.
     """
+    if kwargs.pop("without_mask", False):
+        kwargs["attention_mask"] = None
     if (prefix := kwargs.pop("sink_prefix", None)) is not None:
         kwargs["past_key_values"] = prefix
         if (logits_HN := logits_of(prefix, attention.layer_idx)) is not None:
