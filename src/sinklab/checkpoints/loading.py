@@ -15,7 +15,7 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.checkpoints import families, materialize, published, sinkfile, tokens
+from sinklab.checkpoints import families, materialize, parallel, published, sinkfile, tokens
 from sinklab.checkpoints import weights as weightfiles
 from sinklab.checkpoints.families import NO_IDS, CheckpointPlan, SpecialIds
 from sinklab.checkpoints.materialize import DeviceMap
@@ -73,48 +73,46 @@ def load(
 ) -> Loaded:
     """Load a model and its tokenizer.
 
-    Weights are read tensor by tensor directly into the model, its dtype and device, and no code of a checkpoint is
-    run; the attention is always sdpa. From safetensors the host holds no more than the model and 64 MiB (a row of a
-    tensor, if that is larger), or one whole tensor where it is split (SMDM's query, key and value).
+    Weights are read tensor by tensor directly into the model, no code of a checkpoint is run, attention is sdpa. The
+    host holds no more than the model and 64 MiB (a row, or SMDM's split tensor, if larger; pickles of old torch whole).
 
     Args:
-        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
-            checkpoint of any of :data:`sinklab.registry.families`.
+        name_or_folder: ``"tiny"``, ``"tiny-sink"``, ``"tiny-causal"``, a folder, or a name on the Hub.
         dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units;
             ``"int8"``, ``"int4"``: as ``"auto"``, linear layers but the head stored by torchao in so many bits.
         device: where to put the model; the CPU by default.
-        device_map: a word of accelerate (``"auto"``), or a dict of modules and devices, instead of ``device``.
+        device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
         revision: commit, branch or tag on the Hub.
         allow_pickle: also read ``.bin``, ``.pth`` and ``.pt`` files, with ``weights_only=True``.
-        as_diffusion: make a diffusion model of a causal one, as the start of a training run, or where one was published
-            as causal. Needs ``mask_token_id``, unless config or tokenizer have it.
-        sink: a file of :func:`~sinklab.models.save_sink`, to be attached to a diffusion model without a sink; ``notes``
-            say so, and warn where it was trained on other weights of this shape. Reads all weights once more.
-        settings: fields of :class:`DiffusionLMConfig` to set over those of the checkpoint, e.g.
-            ``rope_dtype="float32"``. A sink or gate that the checkpoint does not have starts anew; one that it has is
-            left out with ``sink_kind="none", sink_count=0`` or ``gate="none"``.
+        as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its files say it.
+        sink: a file of :func:`~sinklab.models.save_sink` for a diffusion model without one; ``notes`` say if it fits.
+        settings: fields of :class:`DiffusionLMConfig` over the checkpoint's, e.g. ``rope_dtype="float32"``. A sink or
+            gate that it lacks starts anew; one it has is left out with ``sink_kind="none", sink_count=0``, ``gate="none"``.
+            With ``tensor_parallel=n`` each ``n`` processes of torchrun hold one model together, for inference.
 
-    Raises ValueError if there is no such model or device, its architecture or a field of its config is not supported,
-    tensors are missing, surplus, misshapen or damaged, weights are pickled or quantised by what is not installed,
-    settings make no sense, or the sink file is damaged or belongs to a backbone of another shape.
+    Raises ValueError if there is no such model or device, architecture, config, settings or weights are not supported
+    or do not fit, processes cannot divide it, or the sink file is damaged or of a backbone of another shape.
     """
-    name = str(name_or_folder)
+    name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
     refuse_unknown(settings)
-    if device is not None and device_map is not None:
-        raise ValueError("give device or device_map, not both")
+    if (device is not None or tensor_parallel != 1) and device_map is not None:
+        raise ValueError("give device_map, or device and tensor_parallel, not both")
+    if tensor_parallel != 1:
+        device = parallel.place_of(tensor_parallel, device)
     if device_map is None:
         device_map = {"": materialize.usable_device("cpu" if device is None else device)}
     folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = families.read_config(folder / "config.json", name)
-    # an unknown architecture is refused before its weights are looked for
-    families.read(raw, name)
+    families.read(raw, name)  # an unknown architecture is refused before its weights are looked for
     stored = raw["quantization_config"].get("quant_method", "unnamed") if raw.get("quantization_config") else ""
+    if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
+        raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
     weights = None if stored else weightfiles.open_weights(folder, name, allow_pickle)
     plan = families.read(raw, name, weights and weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    number = materialize.weight_type(dtype, raw, device_map)
-    model = _filled(plan, weights or folder, name, raw, number, device_map, settings)
+    numbers = materialize.weight_type(dtype, raw, device_map)
+    model = _filled(plan, weights or folder, name, raw, numbers, device_map, settings, tensor_parallel)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
     notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
     if dtype in ("int8", "int4"):
@@ -162,6 +160,7 @@ def _filled(
     dtype: torch.dtype,
     device_map: DeviceMap,
     settings: dict[str, Any],
+    tensor_parallel: int,
 ) -> PreTrainedModel:
     """`weights`: a folder where they are quantised."""
     config: Any = families.configured(plan, settings, name)
@@ -170,9 +169,13 @@ def _filled(
         return materialize.read_quantised(config, weights, raw["quantization_config"], device_map, name)
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
+    if tensors.new and tensor_parallel > 1:
+        raise ValueError(f"{name} has no {min(tensors.new)}, which would start anew; save it with that, and load that")
     devices = materialize.plan_devices(model, device_map, dtype)
-    if plan.whole is not None and len(devices) > 1:
+    if plan.whole is not None and (len(devices) > 1 or tensor_parallel > 1):
         raise ValueError(f"{name} shares weights between its parts, which one device must hold; pass device='cuda'")
+    if tensor_parallel > 1:
+        model = parallel.divided(model, tensor_parallel, devices[""], name)
     with refused(weightfiles.UNREADABLE.format(name), weightfiles.SafetensorError, OSError):
         materialize.fill(model, tensors, weights, dtype, devices)
     return (materialize.dispatch(model, devices) if len(devices) > 1 else model).eval()
@@ -349,7 +352,7 @@ def initialised(loaded: Loaded, seed: int = 0) -> Loaded:
         f"{type(loaded.model).__name__} cannot be initialised from the config of {loaded.name} alone, so there is no "
         "freshly initialised twin; the one with permuted weights needs no class"
     )
-    twin = copy.deepcopy(loaded.model).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     with refused(fault), torch.random.fork_rng(devices=[]):
         # not the seed itself: a model made under it would be its own twin
         torch.manual_seed(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed))))
@@ -364,7 +367,7 @@ def permuted(loaded: Loaded, seed: int = 0) -> Loaded:
     Tied tensors are one and stay tied; those of sinks and gates are permuted like all others. The order follows from
     the seed alone. Raises ValueError for weights that a quantiser stores.
     """
-    twin = copy.deepcopy(loaded.model).eval()
+    twin = copy.deepcopy(parallel.undivided(loaded.model, parallel.NO_TWIN)).eval()
     generator = torch.Generator().manual_seed(seed)
     # of the buffers, those that are saved are trained: what corrects a router
     tensors = {id(tensor): tensor for tensor in twin.state_dict(keep_vars=True).values()}.values()

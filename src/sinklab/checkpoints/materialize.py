@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
-from sinklab.checkpoints.weights import Weights
+from sinklab.checkpoints.parallel import as_held, part_of
+from sinklab.checkpoints.weights import Part, Weights
 from sinklab.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
 from sinklab.errors import near, one_of, refused
 from sinklab.models.config import DiffusionLMConfig
@@ -291,15 +292,17 @@ def fill(
 ) -> None:
     """Give every tensor its memory and contents, one at a time; tie what is tied, initialise what is new."""
     for target, (source, take) in plan.sources.items():
-        tensor = _allocated(model, target, dtype, devices)
+        tensor, part = _allocated(model, target, dtype, devices)
         if not isinstance(source, str):
-            for name, part in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
-                _fill_rows(part, weights, name)
+            each = len(source) // model.get_parameter(target).shape[0]
+            source = source[each * part[0].start : each * part[0].stop]
+            for name, rows in zip(source, tensor.flatten(0, 1).chunk(len(source)), strict=True):
+                _fill_rows(rows, weights, name)
         elif take is None and tensor.ndim:
-            _fill_rows(tensor, weights, source)
+            _fill_rows(tensor, weights, source, part)
         else:
             whole = weights.whole(source)
-            tensor.copy_(take(whole) if take else whole)
+            tensor.copy_((take(whole) if take else whole)[part])
     if hasattr(model.model, "rotary_emb"):
         compute_rotary(model.model, device_in(devices, "model.rotary_emb"))
     if dtype == torch.float64 or "cpu" in {torch.device(device).type for device in devices.values()}:
@@ -319,21 +322,25 @@ def fill(
         model._init_weights(module)
 
 
-def _fill_rows(tensor: Tensor, weights: Weights, name: str) -> None:
-    for rows, piece in weights.pieces(name):
+def _fill_rows(tensor: Tensor, weights: Weights, name: str, part: Part | None = None) -> None:
+    for rows, piece in weights.pieces(name, part):
         tensor[rows] = piece
 
 
-def _allocated(model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]) -> Tensor:
-    """The memory of a tensor that was on the meta device, to be filled in place."""
+def _allocated(
+    model: PreTrainedModel, name: str, dtype: torch.dtype, devices: Mapping[str, Any]
+) -> tuple[Tensor, Part]:
+    """The memory of a tensor that was on the meta device, to be filled in place, and which part of it that is."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
     empty = getattr(module, leaf)
     # the correction of a router is as precise as its class makes it
     kept = empty.dtype if leaf.endswith("_bias") else dtype
-    tensor = torch.empty(empty.shape, dtype=kept, device=device_in(devices, name))
-    setattr(module, leaf, nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor)
-    return tensor
+    part = part_of(empty)
+    shape = [one.stop - one.start for one in part]
+    tensor = torch.empty(shape, dtype=kept, device=device_in(devices, name))
+    setattr(module, leaf, as_held(tensor, empty) if isinstance(empty, nn.Parameter) else tensor)
+    return tensor, part
 
 
 def compute_buffers(model: PreTrainedModel, devices: Mapping[str, Any]) -> None:

@@ -310,8 +310,8 @@ class FastDecoder:
 
     @classmethod
     def serving(cls, model: Any) -> FastDecoder | None:
-        """That of this model; None where a kind of layer is not known."""
-        return cls(model) if _is_known(model) else None
+        """That of this model; None where a kind of layer is not known, or the model is divided over processes."""
+        return cls(model) if _is_known(model) and not compat.is_divided(model) else None
 
     def __init__(self, model: Any) -> None:
         decoder, modules = model.model, list(model.modules())
