@@ -87,7 +87,7 @@ def load(
         as_diffusion: make a diffusion model of a causal one; needs ``mask_token_id``, unless its files say it.
         sink: a file of :func:`~sinklab.models.save_sink` for a diffusion model without one; ``notes`` say if it fits.
         settings: fields of :class:`DiffusionLMConfig` over the checkpoint's, e.g. ``rope_dtype="float32"``. A sink or
-            gate that it lacks starts anew; one it has is left out with ``sink_kind="none", sink_count=0``, ``gate="none"``.
+            gate that it lacks starts anew; one it has leaves with ``sink_kind="none", sink_count=0``, ``gate="none"``.
             With ``tensor_parallel=n`` each ``n`` processes of torchrun hold one model together, for inference.
 
     Raises ValueError if there is no such model or device, architecture, config, settings or weights are not supported
@@ -108,7 +108,7 @@ def load(
     if tensor_parallel != 1 and (stored or dtype in ("int8", "int4")):
         raise ValueError(f"quantised weights are not divided over processes; leave out tensor_parallel or {dtype=}")
     weights = None if stored else weightfiles.open_weights(folder, name, allow_pickle)
-    plan = families.read(raw, name, weights and weights.shapes)
+    plan = families.read(raw, name, None if weights is None else weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
     numbers = materialize.weight_type(dtype, raw, device_map)
