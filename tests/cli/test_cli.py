@@ -99,7 +99,7 @@ def test_the_help_teaches_by_examples_that_can_be_typed(
         raise Reached
 
     monkeypatch.setattr("sinklab.checkpoints.loading.load", reached)
-    monkeypatch.setattr("sinklab.checkpoints.loading.describe", reached)
+    monkeypatch.setattr("sinklab.checkpoints.info.describe", reached)
     monkeypatch.setattr("sinklab.training.run.train", reached)
     monkeypatch.setattr("sinklab.training.run.settings_of", reached)
     monkeypatch.setattr("sinklab.records.reading.open_run", reached)

@@ -7,15 +7,19 @@ being evaluated.
 # B batch rows, S canvas positions, Q queries
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sinklab.compat import is_replayed
 
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
@@ -152,3 +156,36 @@ running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
 
 Ask inside an attention call that is watched: a denoiser need not announce others.
 """
+
+
+def _task() -> Any:
+    """The asynchronous task that runs now; None outside of one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class Owner:
+    """The thread, and the asynchronous task in it, that watches a model and alone runs it meanwhile."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.task, self.thread = model, _task(), threading.current_thread()
+
+    def is_elsewhere(self) -> bool:
+        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who called it waits."""
+        is_other = threading.get_ident() != self.thread.ident
+        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
+
+    def check(self, action: str) -> None:
+        """Raises ValueError for what another one does."""
+        if not self.is_elsewhere():
+            return
+        kind, name, other = "asynchronous task", self.task and self.task.get_name(), "another"
+        if threading.get_ident() != self.thread.ident:
+            kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
+        raise ValueError(
+            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: {kind} {name!r} has "
+            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in the {kind} that runs "
+            "the model, let one end before the next, or give each a copy of its own, made before (copy.deepcopy(model))"
+        )
