@@ -119,8 +119,7 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
     # of several processes each may have a device of its own, of the same type
-    dtype = loaded.stored or str(loaded.model.dtype).removeprefix("torch.")
-    about |= {"dtype": dtype, "device": loaded.model.device.type}
+    about |= {"dtype": loaded.stored or str(loaded.model.dtype)[6:], "device": loaded.model.device.type}
     about["weights_sha256"] = weights_hash(loaded.model.state_dict())
     return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
 
