@@ -16,7 +16,7 @@ import tyro
 from sinklab import registry
 from sinklab.cli.command import command, value_of, values_of
 from sinklab.cli.models import generate, info, train_command
-from sinklab.cli.reports import compare, onetoken, report, table1, tour
+from sinklab.cli.reports import compare, merge, onetoken, report, table1, tour
 
 ABOUT = (
     "A laboratory for attention sinks in diffusion language models. Start with `sinklab tour`: no download needed. "
@@ -54,7 +54,7 @@ def _default(field: dataclasses.Field) -> str:
 
 
 OTHERS: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (tour, generate, info, report, compare, table1, onetoken)
+    function.__name__: function for function in (tour, generate, info, report, compare, merge, table1, onetoken)
 }
 OTHERS["list"] = list_registered
 TRAIN = "Train a diffusion language model: from scratch, from a causal model, or its sink alone."

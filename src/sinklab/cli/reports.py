@@ -230,6 +230,27 @@ def table1(
     _show([write_table1(folders, out, figures)])
 
 
+def merge(runs: Folders, out: Path) -> None:
+    """Make one run of several that hold parts of the same run: on machines that share no folder, or of earlier workers.
+
+    They must be of the same kind, model, settings and seed. What several of them hold is kept once, and refused where
+    it differs. Their folders are removed. What is still missing, `--resume` writes.
+
+    Try
+        sinklab merge runs/here runs/there --out runs/both
+
+    Args:
+        runs: run folders.
+        out: run folder to write; it may hold some parts already.
+    """
+    from sinklab.records.writing import merge_runs
+
+    run = merge_runs(runs, out)
+    print(f"run folder: {run.path} ({run.info.status})")
+    if run.info.status != "complete":
+        print("what is missing: the command that began it, with this --out and --resume")
+
+
 def onetoken(runs: Folders, out: Path = Path("runs/onetoken"), metric: str | None = None) -> None:
     """Tables 1 to 5 of the sink-token paper from your run folders, each cell beside the published one.
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
-from sinklab.records.storage import write_beside
+from sinklab.records.storage import remove_leftovers, write_beside
 from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
@@ -327,6 +327,8 @@ def report(
     content = _content(readers, int(ARRAYS * megabytes * 1e6))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
+    for place in (folder, folder / "figures", folder / "tables"):
+        remove_leftovers(place)
     drawn = draw_all(readers, folder / "figures", figures) if figures else Drawn()
     written = write_tables(readers, folder / "tables", tables) if tables else []
     text = _template().render(content, drawn=len(drawn.written), skipped=drawn.skipped, written=len(written)).lstrip()

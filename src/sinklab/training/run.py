@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from sinklab.data.rows import row_start
 from sinklab.data.streams import StreamedRows
 from sinklab.diffusion import TimeSampler
-from sinklab.records.reading import open_run
+from sinklab.records.reading import lost_files, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.registry import rules
 from sinklab.training import checkpoints
@@ -56,9 +56,12 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     main = args.process_index == 0
     say = progress if progress is not None and main else (lambda text: None)
     earlier = checkpoints.earlier_run(folder, settings)
-    if earlier and earlier.status == "complete":
+    lost = sorted(lost_files(folder, earlier)) if earlier else []
+    if earlier and earlier.status == "complete" and not lost:
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
+    if lost:
+        say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
     checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
     if settings.resume and not checkpoint:
         say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
@@ -107,6 +110,7 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
+        record.keep(path for path in [*(folder / "model").iterdir(), *folder.glob("sink.*")] if path.is_file())
     trainer.accelerator.wait_for_everyone()
 
 

@@ -153,7 +153,7 @@ def packed(
     with contextlib.suppress(OSError, SafetensorError):
         file.parent.mkdir(parents=True, exist_ok=True)
         arrays = {"ids": ids_RS.contiguous(), "documents": documents_RS.contiguous()}
-        write_beside(file, lambda part: save_file(arrays, part), shared=True)
+        write_beside(file, lambda part: save_file(arrays, part))
     return ids_RS, documents_RS
 
 
