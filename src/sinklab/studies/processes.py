@@ -12,8 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from sinklab.records.info import read_info
 from sinklab.records.leases import POLL, Claims, Lease
-from sinklab.records.writing import names_in
+from sinklab.records.storage import RUN_FILE
+from sinklab.records.writing import RunWriter, names_in
 
 
 class Progress:
@@ -83,10 +85,14 @@ class Processes:
     world: int = 1
     finished: list[Path] = field(default_factory=list, compare=False)
     """Run folders to which this worker wrote the last."""
+    share: Any = None
+    """Of the heads of the model (`HeadShare`), where several processes hold it together and are one worker."""
 
     @classmethod
-    def here(cls, shard: str | None = None) -> Processes:
-        """As ``--shard`` or the environment says. Raises ValueError for what makes no sense."""
+    def here(cls, shard: str | None = None, tensor_parallel: int = 1) -> Processes:
+        """As ``--shard`` or the environment says; so many processes in order of rank are one worker. Raises ValueError
+        for what makes no sense.
+        """
         given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
         what = "RANK must be a number below WORLD_SIZE, but they are {!r} and {!r}; start with accelerate launch"
         if shard is not None:
@@ -95,7 +101,23 @@ class Processes:
         rank, world = given
         if not (rank.isdigit() and world.isdigit() and int(rank) < int(world)):
             raise ValueError(what.format(rank, world))
-        return cls(int(rank), int(world))
+        size = 1 if shard is not None else tensor_parallel
+        return cls(int(rank) // size, int(world) // size)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes; others that hold the model with it compute the same beside it."""
+        return self.share is None or self.share.rank == 0
+
+    def told(self, value: Any) -> Any:
+        """What the process that writes has, in all that hold its model."""
+        if self.share is None:
+            return value
+        import torch.distributed as dist
+
+        given = [value]
+        dist.broadcast_object_list(given, group=self.share.group, group_src=0)
+        return given[0]
 
     @property
     def is_first(self) -> bool:
@@ -134,6 +156,7 @@ class Units:
         units: Sequence[Any],
         is_done: Callable[[Any], bool],
         refresh: Callable[[], object] = lambda: None,
+        worker: Processes = Processes(),
     ) -> None:
         """
         Args:
@@ -141,7 +164,9 @@ class Units:
             units: in the order in which they are tried; their texts name the claims.
             is_done: whether a unit was done by any worker when `refresh` looked.
             refresh: looks.
+            worker: that has to do them.
         """
+        self._worker = worker
         self._claims, self._units, self._is_done, self._refresh = claims, units, is_done, refresh
         self._lease: Lease | None = None
 
@@ -149,6 +174,12 @@ class Units:
         return len(self._units)
 
     def __iter__(self) -> Iterator[Any]:
+        # those that hold a model together do the same units, in the order of the one that claims them
+        claimed = self._claimed() if self._worker.leads else itertools.repeat("")
+        while (unit := self._worker.told(next(claimed, None))) is not None:
+            yield unit
+
+    def _claimed(self) -> Iterator[Any]:
         if self._claims is None:
             yield from self._units
             return
@@ -175,6 +206,27 @@ class Units:
     def __exit__(self, *error: object) -> None:
         if self._lease is not None:
             self._lease.release()
+
+
+class Beside(RunWriter):
+    """A run folder for a process that computes what another one writes there: it reads and writes nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The other one notes the end."""
+
+    def has(self, name: str, part: int | None = None) -> bool:
+        """As the other one has it by now."""
+        self._info = read_info(self.path / RUN_FILE)
+        return super().has(name, part)
+
+    def table(self, name: str, *_: Any, **__: Any) -> Path:
+        """Where it would be."""
+        return self.path
+
+    arrays = table
 
 
 def refuse_taken(out: Path) -> None:
