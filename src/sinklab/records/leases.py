@@ -97,8 +97,8 @@ class Lease:
 class Claims:
     """The claims of a run folder, as one worker sees them.
 
-    Claim n of a name is the file ``name.n``, which one worker alone can make; the one who follows a worker that is gone
-    makes ``name.n+1``. The greatest number counts.
+    A claim on a name is the file ``name.n`` with the next number that is free, which one worker alone can make. It
+    counts if nothing moved meanwhile: all claims that were there are still what they were, of holders that are gone.
     """
 
     def __init__(self, run: Path) -> None:
@@ -107,10 +107,11 @@ class Claims:
 
     def take(self, name: str) -> Lease | None:
         """A claim on `name`; None while somebody else holds it, or may."""
-        last = self._last(name)
-        if last and self._lives(self.folder / f"{name}.{last}") is not False:
+        before = self._read(name)
+        if any(self._lives(path) is not False for path in before):
             return None
-        path = self.folder / f"{name}.{last + 1}"
+        number = 1 + max((int(path.suffix[1:]) for path in before), default=0)
+        path = self.folder / f"{name}.{number}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -123,11 +124,11 @@ class Claims:
             os.close(descriptor)
             path.unlink(missing_ok=True)
             raise
-        if self._last(name) != last + 1:
+        if {other: content for other, content in self._read(name).items() if other != path} != before:
             lease.release()
             return None
-        for number in range(1, last + 1):
-            (self.folder / f"{name}.{number}").unlink(missing_ok=True)
+        for other in before:
+            other.unlink(missing_ok=True)
         return lease
 
     def seek(self, name: str) -> Lease | None:
@@ -151,29 +152,28 @@ class Claims:
 
     def is_held(self, name: str) -> bool:
         """Whether a worker that shows life holds `name`."""
-        last = self._last(name)
-        return last > 0 and self._lives(self.folder / f"{name}.{last}") is True
+        return any(self._lives(path) is True for path in self._read(name))
 
     def are_free(self) -> bool:
         """Whether nobody who lives, or may, works here; the holder of `RUN` may ask, and its own claim does not count.
 
         Claims of those who are gone are removed.
         """
-        others = [path for path in self._files() if not path.name.startswith(f"{RUN}.")]
+        others = [path for path in self._read() if path.stem != RUN]
         gone = [path for path in others if self._lives(path) is False]
         for path in gone:
             path.unlink(missing_ok=True)
         return len(gone) == len(others)
 
-    def _files(self) -> list[Path]:
+    def _read(self, name: str = "*") -> dict[Path, bytes]:
+        """What the claims on `name` say, or all claims; one that goes meanwhile is none."""
+        found: dict[Path, bytes] = {}
         with contextlib.suppress(FileNotFoundError):
-            return [*self.folder.iterdir()]
-        return []
-
-    def _last(self, name: str) -> int:
-        """The greatest number of a claim on `name`; 0 where nobody made one."""
-        parts = [path.name.rpartition(".") for path in self._files()]
-        return max((int(number) for known, _, number in parts if known == name and number.isdigit()), default=0)
+            for path in [*self.folder.iterdir()]:
+                if path.suffix[1:].isdigit() and name in ("*", path.stem):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[path] = path.read_bytes()
+        return found
 
     def _lives(self, path: Path) -> bool | None:
         """Whether the holder of a claim lives; None while that cannot be told."""
@@ -196,6 +196,5 @@ class Claims:
         return True if moved or is_here else None
 
     def _where(self, name: str) -> str:
-        with contextlib.suppress(OSError, IndexError):
-            return f"on {(self.folder / f'{name}.{self._last(name)}').read_text().split(' ')[2]}"
-        return "elsewhere"
+        words = [content.decode().split(" ") for content in self._read(name).values()]
+        return next((f"on {holder[2]}" for holder in words if len(holder) > 2), "elsewhere")

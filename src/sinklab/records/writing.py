@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import json
 import platform
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -134,7 +136,8 @@ class RunWriter:
         self.path = Path(path)
         self.claims, self.is_last = Claims(self.path), True
         self._overwrite, self._resume, self._shared = overwrite, resume, shared
-        self._open, self._lease = False, None
+        self._open = False
+        self._lease: Lease
         self._info = RunInfo(
             schema=SCHEMA,
             kind=storage.checked_name(kind, "kind of run"),
@@ -148,16 +151,13 @@ class RunWriter:
     def __enter__(self) -> Self:
         refuse_taken(self.path, overwrite=self._overwrite, resume=self._resume)
         self.path.mkdir(parents=True, exist_ok=True)
-        lease = self.claims.hold(RUN, wait=self._shared)
-        try:
+        with contextlib.ExitStack() as held:
+            lease = held.enter_context(self.claims.hold(RUN, wait=self._shared))
             self._begin()
-        except BaseException:
-            lease.release()
-            raise
-        if self._shared:
-            lease.release()
-        else:
-            self._lease = lease
+            # of several workers each says that it is there: nobody clears up then
+            self._lease = self.claims.hold(f"worker-{secrets.token_hex(8)}") if self._shared else lease
+            if not self._shared:
+                held.pop_all()
         self._open = True
         return self
 
@@ -196,24 +196,18 @@ class RunWriter:
                 raise
             error.add_note(f"The end of the run could not be noted in {self.path / RUN_FILE}: {failure}")
         finally:
-            if self._lease is not None:
-                self._lease.release()
+            self._lease.release()
 
     def _note(self, change: Callable[[RunInfo], RunInfo]) -> None:
         """Change run.json, in which other workers may have noted something since."""
-        if self._lease is None:
-            with self.claims.hold(RUN) as lease:
-                self._save(change(self.refresh()), lease)
-        else:
-            self._save(change(self._info), self._lease)
-
-    def _save(self, info: RunInfo, lease: Lease) -> None:
-        if not lease.is_held():
-            raise ValueError(
-                f"{self.path} was taken over by another process while this one was stopped; look at what that one does"
-            )
-        self._info = info
-        info.save(self.path)
+        with self.claims.hold(RUN) if self._shared else nullcontext(self._lease) as lease:
+            changed = change(self.refresh())
+            if not lease.is_held():
+                raise ValueError(
+                    f"{self.path} was taken over by another process while this one was stopped: look what that one does"
+                )
+            self._info = changed
+            changed.save(self.path)
 
     def refresh(self) -> RunInfo:
         """What run.json says by now; `has` knows of other workers what this read, or writing did."""
