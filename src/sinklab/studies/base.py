@@ -51,13 +51,13 @@ from sinklab.records.info import RunInfo, read_info
 from sinklab.records.leases import FINISH
 from sinklab.records.reading import lost_files, open_run
 from sinklab.records.storage import RUN_FILE, weights_hash
-from sinklab.records.writing import RunWriter
 from sinklab.registry import studies
-from sinklab.studies.processes import Beside, Processes, Progress, Units, as_progress, refuse_taken
+from sinklab.studies.processes import Processes, Progress, Units, as_progress, refuse_taken
 
 if TYPE_CHECKING:
     from sinklab.checkpoints.loading import Loaded
     from sinklab.records.reading import Run
+    from sinklab.records.writing import RunWriter
 
 
 def heldout_text(given: str | None) -> str:
@@ -304,18 +304,12 @@ class Study:
         say = as_progress(progress if worker.is_first else None)
         settings = self.Settings() if settings is None else settings
         if worker.world > 1 and not self.shards:
-            raise ValueError(
-                f"a {self.name} is scored by one process, but several were started; start it without a launcher"
-            )
+            raise ValueError(f"a {self.name} is scored by one process, but several run; start it without a launcher")
         resume = resume or worker.world > 1
         if not (resume or overwrite):
             refuse_taken(path)
         loaded = loaded() if callable(loaded) else loaded
-        from sinklab.attention.heads import HeadShare
-
-        if (share := HeadShare.of_model(loaded.model)) is not None:
-            worker = given or Processes.here(None, share.count)
-            worker = dataclasses.replace(worker, share=share)
+        worker = worker.holding(loaded.model, is_counted=given is not None)
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # what can be wrong with the input shows here, before a folder is taken
@@ -337,18 +331,16 @@ class Study:
                 worker.finished.append(path)
                 return
             how = {"resume": False, "overwrite": True}
-        writer = RunWriter if worker.leads else Beside
-        with ExitStack() as last, writer(path, **about, **how, shared=self.shards) as run:
+        with ExitStack() as last, worker.writer(path, **about, **how, shared=self.shards) as run:
             done = run.refresh().parts.get(f"{self.parts}.parquet", ()) if worker.leads else ()
             missing = worker.told({*range(self.samples(plan))}.difference(done))
             claims = run.claims if self.shards else None
             with Units(claims, worker.ordered(missing), partial(run.has, self.parts), run.refresh, worker) as units:
                 work = Work(loaded, settings, run, say, plan, units)
                 self.run(work)
-            if worker.leads:
-                # another one may be at it, or have done it; held until run.json says so
-                held = last.enter_context(run.claims.seek(FINISH) or nullcontext())
-                run.is_last = held is not None and run.refresh().status != "complete"
+            # another one may be at it, or have done it; held until run.json says so
+            held = worker.leads and last.enter_context(run.claims.seek(FINISH) or nullcontext())
+            run.is_last = bool(held) and run.refresh().status != "complete"
             if worker.told(run.is_last):
                 self.finish(work)
                 worker.finished.append(path)

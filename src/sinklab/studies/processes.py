@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -104,10 +104,26 @@ class Processes:
         size = 1 if shard is not None else tensor_parallel
         return cls(int(rank) // size, int(world) // size)
 
+    def holding(self, model: Any, *, is_counted: bool) -> Processes:
+        """This worker with its model; one where processes hold it together, who are counted as one from here on unless
+        they are already.
+        """
+        from sinklab.attention.heads import HeadShare
+
+        if (share := HeadShare.of_model(model)) is None:
+            return self
+        size = 1 if is_counted else share.count
+        return replace(self, rank=self.rank // size, world=self.world // size, share=share)
+
     @property
     def leads(self) -> bool:
         """Whether this process writes; others that hold the model with it compute the same beside it."""
         return self.share is None or self.share.rank == 0
+
+    @property
+    def writer(self) -> type[RunWriter]:
+        """What fills a run folder here."""
+        return RunWriter if self.leads else Beside
 
     def told(self, value: Any) -> Any:
         """What the process that writes has, in all that hold its model."""
