@@ -83,4 +83,4 @@ def test_processes_of_one_model_are_one_worker(monkeypatch: pytest.MonkeyPatch) 
         found.append((worker.rank, worker.world))
     assert found == [(0, 2), (0, 2), (1, 2), (1, 2)]
     # a launch that is one shard of several is one worker, whatever its size
-    assert Processes.here("1/3", 2) == Processes(1, 3)
+    assert Processes.here("1/3", 2) == Processes(1, 3, joins=True)

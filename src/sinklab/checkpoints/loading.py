@@ -80,8 +80,7 @@ def load(
     one whole tensor where it is split (SMDM's). Pickles are mapped; those from before torch 1.6 are held whole besides.
 
     Args:
-        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
-            checkpoint of any of :data:`sinklab.registry.families`.
+        name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"``, a folder, or the Hub name of a known family.
         dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units.
         device: where to put the model; the CPU by default.
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
@@ -104,8 +103,7 @@ def load(
     refuse_unknown(settings)
     if (device is not None or tensor_parallel != 1) and device_map is not None:
         raise ValueError("give device_map, or device and tensor_parallel, not both")
-    if tensor_parallel != 1:
-        device = parallel.place_of(tensor_parallel, device)
+    device = parallel.place_of(tensor_parallel, device)
     if device_map is None:
         # 0 is a device too
         device_map = {"": materialize.usable_device("cpu" if device is None else device)}

@@ -24,14 +24,16 @@ WHOLE = {"model.embed_tokens", "lm_head"}
 NO_TWIN = "and a copy would run the parts of the first, so it has no untrained twin"
 
 
-def place_of(count: int, device: Any) -> torch.device:
-    """The device on which this process holds its part of a model.
+def place_of(count: int, device: Any) -> Any:
+    """The device on which this process holds its part of a model; the one that is given where it holds all of it.
 
     Raises:
         ValueError: where those that torchrun started cannot hold models of ``count`` processes each, and for a
             transformers that cannot divide experts.
     """
     check_count("tensor_parallel", count, "it counts the processes that hold one model together")
+    if count == 1:
+        return device
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world % count:
         raise ValueError(
