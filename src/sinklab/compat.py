@@ -5,7 +5,8 @@ when one of them is upgraded.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import _C, nn
@@ -20,7 +21,18 @@ def is_replayed() -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling this module runs code of torch.compile, which hides its attention calls from hooks and modes."""
-    return "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
+    forward = vars(module).get("forward")
+    return "_orig_mod" in module._modules or compiles_hooks(module) or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def compiles_hooks(module: nn.Module) -> bool:
+    """Whether hooks on this module would be compiled with it: so after ``module.compile()``."""
+    return vars(module).get("_compiled_call_impl") is not None
+
+
+def compiled_module(module: nn.Module) -> nn.Module:
+    """The module that torch.compile was given for this one; itself where it was not, or where it compiles itself."""
+    return getattr(module, "_orig_mod", module)
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -78,18 +90,11 @@ _KERNELS: dict[Any, Any] = {
 }
 
 
-class Overheard(TorchDispatchMode):
-    """Hears the log-sum-exp from whichever kernel an attention call inside the block runs; its output stays the same.
+class _Overheard(TorchDispatchMode):
+    """Asks whichever kernel an attention call runs for the log-sum-exp of its rows, (B, H, Q or more), in nats."""
 
-    A kernel that says it on request is run both ways on the first call of a kind: where the outputs are not equal to
-    the bit, it is left alone.
-    """
-
-    _same: ClassVar[dict[tuple, bool]] = {}
     logsumexp: torch.Tensor | None = None
-    """(B, H, Q or more), float32, in nats; None where the call ran no such kernel."""
-    ran: tuple[Any, tuple, dict[str, Any]] | None = None
-    """The kernel that said it, with its arguments."""
+    ran: tuple[Any, tuple, dict[str, Any]] = (None, (), {})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -97,62 +102,63 @@ class Overheard(TorchDispatchMode):
             # inference mode does not take it apart before it comes here
             with self:
                 return func.decompose(*args, **kwargs)
-        asked = _KERNELS.get(func)
-        if asked is not None and not args[asked] and self._may_ask(func, args, kwargs):
-            args = _asking(args, asked)
+        if func not in _KERNELS:
+            return func(*args, **kwargs)
+        if at := _KERNELS[func]:
+            args = (*args[:at], True, *args[at + 1 :])
         out = func(*args, **kwargs)
-        if func in _KERNELS and (asked is None or args[asked]):
-            self.logsumexp, self.ran = out[1], (func, args, kwargs)
+        self.logsumexp, self.ran = out[1], (func, args, kwargs)
         return out
 
-    def _may_ask(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-        rest = args[_KERNELS[func] :]
-        if len(rest) > 1 and rest[1]:
-            # two runs with dropout differ in any case
-            return False
-        tensors = (x for x in args if isinstance(x, torch.Tensor))
-        kind = (func, rest, *kwargs.items(), *((x.dtype, x.device, x.shape, x.stride()) for x in tensors))
-        if kind not in self._same:
-            asked = func(*_asking(args, _KERNELS[func]), **kwargs)
-            self._same[kind] = torch.equal(asked[0], func(*args, **kwargs)[0])
-        return self._same[kind]
 
-
-# (kind of call) -> the kernel that runs it, and what it takes beside q, k and v; None: it is to be overheard
-_DIRECT: dict[tuple, tuple[Any, tuple, dict[str, Any]] | None] = {}
+# by kind of call: whether its kernel may be asked, and if it may be called at once, what it takes beside q, k and v
+_known: dict[tuple, tuple[bool, Any, tuple, dict[str, Any]]] = {}
 
 
 def attend_and_hear(
     attention: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `scaled_dot_product_attention` gives for these arguments, to the bit, and `Overheard.logsumexp`.
+    """What `scaled_dot_product_attention` gives for these arguments, to the bit, and the log-sum-exp of rows.
 
-    A dispatch mode takes as long as several launches. So the kernel that it has seen run on q, k and v themselves, and
-    give the same output again, is called at once where the next call is of the same kind.
+    None where no kernel says it, or the output would change. The first call of a kind is made both ways. A dispatch
+    mode takes as long as several launches: where the kernel was given q, k and v themselves, it is called at once.
     """
-    if len(args) != 3 or kwargs.get("attn_mask") is not None or kwargs.get("dropout_p"):
-        with Overheard() as heard:
-            return attention(*args, **kwargs), heard.logsumexp
-    same = ((x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in args)
-    kind = (torch._fused_sdp_choice(*args, **kwargs), torch.is_grad_enabled(), *kwargs.items(), *same)
-    if (direct := _DIRECT.get(kind)) is not None:
-        kernel, rest, options = direct
-        out, logsumexp, *_ = kernel(*args, *rest, **options)
-        return out, logsumexp
-    with Overheard() as heard:
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
+    if given.get("dropout_p"):
+        return attention(*args, **kwargs), None
+    tensors = [given.pop(name) for name in ("query", "key", "value", "attn_mask") if given.get(name) is not None]
+    same = ((x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in tensors)
+    kind = (torch._fused_sdp_choice(*args, **kwargs), torch.is_grad_enabled(), *given.items(), *same)
+    if kind not in _known:
         out = attention(*args, **kwargs)
-    if kind not in _DIRECT:
-        _DIRECT[kind] = None
-        kernel, given, options = heard.ran or (None, (), {})
-        if all(x.data_ptr() == y.data_ptr() and x.stride() == y.stride() for x, y in zip(args, given, strict=False)):
-            again = kernel(*args, *given[3:], **options)[0] if kernel else out[:0]
-            if again.stride() == out.stride() and torch.equal(again, out):
-                _DIRECT[kind] = kernel, given[3:], options
-    return out, heard.logsumexp
+        with _Overheard() as heard:
+            again = attention(*args, **kwargs)
+        kernel, found, named = heard.ran
+        # nothing filled up or repeated on the way to the kernel, and no mask, which is
+        is_direct = [x.shape for x in tensors] == [x.shape for x in found[:3]]
+        direct = kernel(*tensors, *found[3:], **named)[0] if is_direct else out[:0]
+        is_direct = direct.stride() == out.stride() and torch.equal(direct, out)
+        _known[kind] = torch.equal(out, again), kernel if is_direct else None, found[3:], named
+        return out, heard.logsumexp if _known[kind][0] else None
+    may_ask, kernel, rest, named = _known[kind]
+    if not may_ask:
+        return attention(*args, **kwargs), None
+    if kernel is not None:
+        out, logsumexp, *_ = kernel(*tensors, *rest, **named)
+        return out, logsumexp
+    with _Overheard() as heard:
+        return attention(*args, **kwargs), heard.logsumexp
 
 
-def _asking(args: tuple, asked: int) -> tuple:
-    return (*args[:asked], True, *args[asked + 1 :])
+def seen_into(function: Any, attention: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A function of torch.nn.functional that is written in Python, with `attention` in place of SDPA inside.
+
+    A mode is given such a function whole. Its names are another dictionary here, and torch's own stays as it is.
+    """
+    own = {"has_torch_function": lambda tensors: False, "scaled_dot_product_attention": attention}
+    inside = FunctionType(function.__code__, function.__globals__ | own, argdefs=function.__defaults__)
+    inside.__kwdefaults__ = function.__kwdefaults__
+    return inside
 
 
 def choose_attention(config: Any, name: str) -> None:
@@ -166,25 +172,29 @@ _WATCHED = "sinklab_"
 def attention_of(config: Any) -> str | None:
     """Name of the attention function that a transformers config asks for, also while it is watched."""
     name = getattr(config, "_attn_implementation", None)
-    return name.removeprefix(_WATCHED) if isinstance(name, str) else None
+    return name.removeprefix(_WATCHED).replace("%", "/") if isinstance(name, str) else None
 
 
 def watch_attention(configs: Iterable[Any], watched: bool) -> None:
     """Have models of these configs call the watched function of the same attention, or the function itself again."""
     for config in configs:
-        if (base := attention_of(config)) is not None:
-            # not the property, which changes the configs inside this one as well
-            config._attn_implementation_internal = _WATCHED + base if watched else base
+        base = attention_of(config)
+        # not the property, which changes the configs inside this one as well
+        config._attn_implementation_internal = _watched(base or "") if watched else base
+
+
+def _watched(base: str) -> str:
+    # a name with a slash would be looked for on the Hub
+    return _WATCHED + base.replace("/", "%")
 
 
 def register_watched(base: str, watched: Callable[..., Any]) -> None:
-    """Give transformers `watched` in place of this attention, with its masks, under a name that is no repository's."""
+    """Give transformers `watched` in place of this attention, with its masks, under the name of watched configs."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    if _WATCHED + base not in AttentionInterface._global_mapping:
-        AttentionInterface.register(_WATCHED + base, watched)
-        if (makes_mask := AttentionMaskInterface._global_mapping.get(base)) is not None:
-            AttentionMaskInterface.register(_WATCHED + base, makes_mask)
+    AttentionInterface.register(_watched(base), watched)
+    if (makes_mask := AttentionMaskInterface._global_mapping.get(base)) is not None:
+        AttentionMaskInterface.register(_watched(base), makes_mask)
 
 
 def attention_function(base: str) -> Callable[..., Any] | None:
@@ -192,6 +202,14 @@ def attention_function(base: str) -> Callable[..., Any] | None:
     from transformers import AttentionInterface
 
     return AttentionInterface._global_mapping.get(base)
+
+
+def dense_mask(block_mask: Any, queries: int, keys: int) -> torch.Tensor:
+    """Who sees whom by a mask of FlexAttention, bool (batch or 1, heads or 1, queries, keys)."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    batch, heads = block_mask.shape[:2]
+    return create_mask(block_mask.mask_mod, batch, heads, queries, keys, device=block_mask.kv_indices.device)
 
 
 def choose_experts(config: Any, name: str) -> None:

@@ -117,7 +117,9 @@ def page_alone(runs: Any, out: Path) -> Any:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes most of the time."""
-    monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda draw, words: Picture("", "", words))
+    monkeypatch.setattr(
+        import_module("sinklab.reports.build"), "picture", lambda name, runs, words, top=None: [Picture("", "", words)]
+    )
 
 
 def test_the_loss_has_the_interval_of_its_rows(pair: list[Run], tmp_path: Path) -> None:
@@ -279,10 +281,8 @@ def test_a_causal_start_is_marked(tmp_path: Path) -> None:
 
 def test_one_page_that_loads_and_runs_nothing(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sections = import_module("sinklab.reports.build")
-    few, every = {"training_loss", "optimization"}, sections.pictures_of
-    monkeypatch.setattr(
-        sections, "pictures_of", lambda names, runs, **how: every(names, runs, **how) if {*names} <= few else []
-    )
+    few, every = {"training_loss", "optimization"}, sections.picture
+    monkeypatch.setattr(sections, "picture", lambda name, *about: every(name, *about) if name in few else [])
     target = report(pair, tmp_path / "out", figures=(), tables=())
     html, page = target.read_text("utf-8"), read(target)
     assert "script-src 'none'; style-src 'unsafe-inline'; img-src data:;" in html
@@ -322,7 +322,7 @@ def test_figures_that_need_a_monitor_say_so(tmp_path: Path) -> None:
 
 
 def test_files_lie_beside_the_page(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda draw, words: None)
+    monkeypatch.setattr(import_module("sinklab.reports.build"), "picture", lambda *about: [])
     some = partial(draw_all, names=("training_loss", "main_holders"))
     monkeypatch.setattr(import_module("sinklab.reports.build"), "draw_all", some)
     folder = report(pair, tmp_path / "out", figures=("svg",), tables=("csv", "md")).parent

@@ -168,7 +168,7 @@ def test_runs_of_another_kind_and_two_runs_at_once_are_not_reproduced(tmp_path: 
 def test_several_processes_need_a_study_that_is_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="a toy is scored by one process, but several run"):
+    with pytest.raises(ValueError, match="a toy is scored by one process, but several were started"):
         Toy()(tiny_loaded(), tmp_path / "run")
 
 

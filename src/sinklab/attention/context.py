@@ -7,15 +7,19 @@ being evaluated.
 # B batch rows, S canvas positions, Q queries
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sinklab.compat import is_replayed
 
 _OBSERVED: ContextVar[bool | nn.Module] = ContextVar("sinklab_attention_observed", default=True)
 _DECODING: ContextVar[object | None] = ContextVar("sinklab_attention_decoding", default=None)
@@ -33,6 +37,15 @@ AT_ONCE = {"cpu"}
 def reads_wait(device: torch.device) -> bool:
     """Whether the program waits where it reads a value from this device: what runs at every step then avoids it."""
     return device.type not in AT_ONCE
+
+
+NO_FLOAT64 = {"mps"}
+"""Kinds of device that have no float64."""
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """float64, or float32 where the device has no such numbers."""
+    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
 
 
 @contextmanager
@@ -129,8 +142,12 @@ def running(
     """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
 
     Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
-    `state_BS`: the states of positions, from who renoises and has no [MASK] to tell them by.
+    `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and a canvas of this length; where
+    left out, what was said of the same ids around this block holds.
     """
+    outer = _RUNNING.get()
+    if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
+        state_BS = outer.state_BS
     return _during(_RUNNING, RunningCanvas(ids_BS, columns, state_BS))
 
 
@@ -139,3 +156,36 @@ running_canvas: Callable[[], RunningCanvas | None] = _RUNNING.get
 
 Ask inside an attention call that is watched: a denoiser need not announce others.
 """
+
+
+def _task() -> Any:
+    """The asynchronous task that runs now; None outside of one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class Owner:
+    """The thread, and the asynchronous task in it, that watches a model and alone runs it meanwhile."""
+
+    def __init__(self, model: str) -> None:
+        self.model, self.task, self.thread = model, _task(), threading.current_thread()
+
+    def is_elsewhere(self) -> bool:
+        """Whether another one asks. A backward pass on a GPU has a thread of its own, and who called it waits."""
+        is_other = threading.get_ident() != self.thread.ident
+        return (is_other or (self.task is not None and _task() is not self.task)) and not is_replayed()
+
+    def check(self, action: str) -> None:
+        """Raises ValueError for what another one does."""
+        if not self.is_elsewhere():
+            return
+        kind, name, other = "asynchronous task", self.task and self.task.get_name(), "another"
+        if threading.get_ident() != self.thread.ident:
+            kind, name, other = "thread", self.thread.name, repr(threading.current_thread().name)
+        raise ValueError(
+            f"a model is traced or edited by one {kind} at a time, which alone runs it meanwhile: {kind} {name!r} has "
+            f"a trace or intervention open on this {self.model}, and {other} {action}. Open it in the {kind} that runs "
+            "the model, let one end before the next, or give each a copy of its own, made before (copy.deepcopy(model))"
+        )

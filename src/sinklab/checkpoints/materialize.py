@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sinklab.checkpoints import families
 from sinklab.checkpoints.families import CheckpointPlan, Source
-from sinklab.checkpoints.parallel import as_held, part_of
+from sinklab.checkpoints.parallel import as_held, part_of, undivided
 from sinklab.checkpoints.weights import Part, Weights
 from sinklab.compat import choose_attention, choose_experts, indivisible_layers, mark_initialized
 from sinklab.errors import near, one_of, refused
@@ -96,7 +96,7 @@ def machine_type(device: torch.device | str) -> torch.dtype:
 
 def weight_type(dtype: torch.dtype | str, raw: Mapping[str, Any], device_map: DeviceMap) -> torch.dtype:
     """The type that ``load`` is given by any of its names. Raises ValueError for one of none."""
-    if dtype == "auto":
+    if dtype in ("auto", "int8", "int4"):
         dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     elif dtype == "machine":
         spread = "cuda" if torch.cuda.is_available() else "cpu"
@@ -163,6 +163,38 @@ def empty_model(config: PreTrainedConfig, name: str) -> PreTrainedModel:
             choose_attention(one, "sdpa")
     with families.blamed_on(name), torch.device("meta"):
         return build(config)
+
+
+def read_quantised(config: Any, folder: Path, how: Any, device_map: DeviceMap, name: str) -> PreTrainedModel:
+    """The model of a folder whose weights transformers' own quantisers read; tensors have the model's names.
+
+    Raises:
+        ValueError: if the library that wrote them is not there or cannot read them, or tensors do not fit the config.
+    """
+    build: Any = DiffusionLM if isinstance(config, DiffusionLMConfig) else AutoModelForCausalLM
+    config.quantization_config = dict(how)
+    options = {"dtype": config.dtype, "device_map": device_map, "attn_implementation": "sdpa", "use_safetensors": True}
+    method = how.get("quant_method")
+    with refused(f"{name} is quantised ({method}), and what reads that is not installed, or cannot; take the original"):
+        model, found = build.from_pretrained(folder, config=config, output_loading_info=True, **options)
+    if wrong := {kind: sorted(map(str, names)) for kind, names in found.items() if names}:
+        raise ValueError(f"the tensors of {name} do not fit its config ({wrong}); check that they belong together")
+    return model.eval()
+
+
+def store(model: PreTrainedModel, how: str, name: str) -> str:
+    """Have torchao store the weights of all linear layers but the head so, in place; a note that says it.
+
+    Raises:
+        ValueError: if torchao is not there, or does not run this on the model's device, or the model is divided.
+    """
+    undivided(model, f"whose parts torchao does not store in {how}")
+    with refused(f"dtype={how!r} needs torchao, which is not there; pip install torchao", ImportError):
+        from torchao import __version__, quantization
+    kind, head = getattr(quantization, f"{how.title()}WeightOnlyConfig"), model.get_output_embeddings()
+    with refused(f"torchao {__version__} does not run {how} weights of {name} on {model.device.type}"):
+        quantization.quantize_(model, kind(), lambda one, _: isinstance(one, nn.Linear) and one is not head)
+    return f"weights of linear layers but the head are stored in {how} (torchao {__version__})"
 
 
 def names_to_fill(model: PreTrainedModel) -> list[str]:

@@ -55,7 +55,7 @@ class Reading:
 
     dtype: str = "float32"
     """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "machine" bfloat16 where the device
-    multiplies it in hardware and float32 elsewhere."""
+    multiplies it in hardware and float32 elsewhere, "int8" auto with linear layers stored in eight bits by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
@@ -292,7 +292,7 @@ def conduct(
         for place in places:
             refuse_taken(place)
     if len(models) > 1:
-        from sinklab.checkpoints.loading import describe
+        from sinklab.checkpoints.info import describe
 
         for model in models:
             describe(model)

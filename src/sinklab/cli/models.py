@@ -177,7 +177,7 @@ def info(model: Word, json: bool = False) -> None:
     """
     from json import dumps
 
-    from sinklab.checkpoints.loading import describe
+    from sinklab.checkpoints.info import describe
 
     facts = describe(model)
     print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))

@@ -196,9 +196,10 @@ def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _stock(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or None."""
+    """A stock linear layer, or a head that has a row for every id, as a function of its weights, or None: what a
+    quantiser stores is a tensor of another class, which no kernel called by name knows."""
     is_plain = type(module) is nn.Linear or (type(module) is Head and module.vocab_size == module.out_features)
-    return linear_for(module.weight, module.bias) if is_plain else None
+    return linear_for(module.weight, module.bias) if is_plain and type(module.weight) is nn.Parameter else None
 
 
 def _added(module: Any, stock: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:

@@ -110,12 +110,13 @@ def attention_mask(
     Raises:
         ValueError: if this backend cannot take such a mask, or ``visible`` is none.
     """
-    if real_BS is None and visible is None and seen is None and backend != "eager" and not (causal and sinks):
+    added = backend in ("eager", "flex_attention")
+    if real_BS is None and visible is None and seen is None and not added and not (causal and sinks):
         return None
-    if backend not in ("eager", "sdpa"):
+    if not added and backend != "sdpa":
         raise ValueError(
-            "padding, blocks and visibility are supported with attn_implementation 'sdpa' or 'eager', but it is "
-            f"{backend!r}; use sdpa"
+            "padding, blocks and visibility are supported with attn_implementation 'sdpa', 'eager' or "
+            f"'flex_attention', but it is {backend!r}; use sdpa"
         )
     if real_BS is None:
         real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
@@ -132,8 +133,11 @@ def attention_mask(
     if seen is not None:
         seen_B1QS = seen_B1QS & seen[:, None]
     seen_B1QK = F.pad(seen_B1QS, (sinks, 0), value=True)
-    if backend == "sdpa":
+    if not added:
         return seen_B1QK
+    if backend == "flex_attention":
+        # which looks up every row, and does not broadcast
+        seen_B1QK = seen_B1QK.expand(len(like), -1, length, -1)
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
 
 

@@ -3,19 +3,16 @@
 import base64
 import io
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
-from markupsafe import Markup, escape
 
 from sinklab.analysis.verdicts import holm
 from sinklab.records.reading import Run
@@ -24,7 +21,6 @@ from sinklab.registry import figures as registered
 from sinklab.reports import sentences as say
 from sinklab.reports.charts import Chart
 from sinklab.reports.drawing import Drawn, draw_all, figure_of, save
-from sinklab.reports.maps import most_mobile
 from sinklab.reports.payload import data_block, payload, script, script_hash
 from sinklab.reports.runs import Runs, as_shown
 from sinklab.reports.samples import ADDED, MASK, NotRecorded
@@ -32,7 +28,7 @@ from sinklab.reports.study import Study
 from sinklab.reports.style import THEMES, asset, printable, themed
 from sinklab.reports.tables import compare, enrichment_table, rules_table, twins_table, write_tables
 from sinklab.reports.training import Training
-from sinklab.reports.words import interval, number, percent, words_of
+from sinklab.reports.words import interval, number, percent, tipped, words_of
 from sinklab.sinks.rules import Rule
 
 SHOWN_TOKENS = 15
@@ -42,19 +38,10 @@ MOST = 12
 """samples whose texts are shown; more stand behind a line"""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(float):
     """A cell with a share as a bar behind the text."""
 
-    of: float
-
-    @property
-    def percent(self) -> str:
-        """The length of the bar."""
-        return f"{100 * min(max(self.of, 0), 1):.1f}"
-
-    def __str__(self) -> str:
-        return percent(self.of)
+    __str__ = percent
 
 
 @dataclass(frozen=True)
@@ -112,25 +99,19 @@ def _part(anchor: str, cards: list[Card], sentences: Sequence[str] = ()) -> Part
     return {"anchor": anchor, "cards": cards, "sentences": sentences, "how": ""} | words_of("parts", anchor)
 
 
-def picture(draw: Callable[..., Any], words: str) -> Picture | None:
-    """What ``draw(theme=…)`` draws; None where the runs did not record enough for it."""
+def picture(name: str, runs: Any, words: str, top: float | None = None) -> list[Picture]:
+    """A figure of the runs, which ends at ``top``; none where they did not record enough for it."""
     addresses = []
-    for name, theme in THEMES.items():
+    for theme, look in THEMES.items():
         written = io.BytesIO()
         # Letters stay letters: a tenth of the size of their outlines.
-        with themed(theme), matplotlib.rc_context({"svg.fonttype": "none"}):
+        with themed(look), matplotlib.rc_context({"svg.fonttype": "none"}):
             try:
-                save(figure_of(draw(theme=name)), "svg", written)
+                save(figure_of(registered[name](runs, theme=theme, top=top)), "svg", written)
             except NotRecorded:
-                return None
+                return []
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return Picture(addresses[0], addresses[1], words)
-
-
-def pictures_of(names: dict[str, str], runs: Any, **how: Any) -> list[Picture]:
-    """Those of the figures that the runs recorded enough for."""
-    drawn = [picture(partial(registered[name], runs, **how), words) for name, words in names.items()]
-    return [one for one in drawn if one]
+    return [Picture(*addresses, words)]
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
@@ -167,7 +148,7 @@ def _card(kind: str, row: dict[str, Any], runs: list[Any]) -> Card | None:
     if drawn is None and (kind == "training" or not sentences):
         return None
     tables = [as_it_is(drawn.numbers(), "numbers")] if drawn and row.get("numbers") else []
-    pictures = [] if kind == "study" else pictures_of({row["figure"]: row["alt"]}, runs)
+    pictures = [] if kind == "study" else picture(row["figure"], runs, row["alt"])
     return Card(title, anchor, how, sentences, tables, pictures, chart=drawn if kind == "study" else None)
 
 
@@ -212,51 +193,6 @@ def _of_studies(studies: list[Study]) -> list[Part]:
     return [*found, _part("text", [Card(study.label, texts=_texts(study)) for study in studies])]
 
 
-def story_of(studies: list[Study], shown: list[str]) -> list[dict[str, Any]]:
-    """What opens the page: three sentences with their pictures, or where nothing was measured the command for it.
-
-    shown: labels of the runs in the explorer.
-    """
-    found = []
-    for name, row in words_of("story", "").items():
-        runs = [run for run in studies if (run.heldout is not None if name == "cost" else run.layers)]
-        link = f"#{row.get('proof', '')}"
-        if "proof" not in row and runs and (explored := [run for run in runs if run.label in shown]):
-            places = [most_mobile(run)[0][0] if name == "move" else _strongest(run) for run in explored[:2]]
-            fields = {"run": [shown.index(run.label) for run in explored[:2]]}
-            fields |= dict(zip(("layer", "head"), zip(*places, strict=True), strict=True))
-            link = "#" + "&".join(f"{field}={','.join(map(str, values))}" for field, values in fields.items())
-        found.append({
-            "title": row["title"],
-            "anchor": f"story-{name}",
-            "sentences": [text for run in runs for text in say.told(name, run)],
-            "chart": registered[row["figure"]].prepare(runs) if runs else None,
-            "link": link,
-            "command": row["command"].replace("{name}", str(studies[0].run.info.model.get("name", "MODEL"))),
-        })  # fmt: skip
-    return found
-
-
-def _strongest(study: Study) -> tuple[int, int]:
-    share_LH = np.nan_to_num(study.measured.main_share_LH)
-    layer, head = np.unravel_index(int(share_LH.argmax()), share_LH.shape)
-    return int(layer), int(head)
-
-
-def tipped(text: str) -> Markup:
-    """Words of the glossary with what they mean, each where it first stands."""
-    words, seen = words_of("words", "glossary"), set[str]()
-
-    def tip(match: re.Match[str]) -> str:
-        word = match[1].lower()
-        if word in seen:
-            return match[0]
-        seen.add(word)
-        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
-
-    return Markup(re.sub(rf"(?<![\w-])({'|'.join(words)})s?\b", tip, str(escape(text)), flags=re.IGNORECASE))
-
-
 def _beside_twins(study: Study) -> pd.DataFrame:
     return twins_table(study).set_index("measure").map(FORMS["measure"]).rename(columns=words_of("page", "twins"))
 
@@ -285,13 +221,9 @@ def _of_trainings(trainings: list[Training]) -> list[Part]:
     words, top = words_of("each", "run"), registered["emergence_map"].top_of(trainings)
     cards = []
     for place, run in enumerate(trainings):
-        names = {name: f"{text}, {run.label}" for name, text in words["figures"].items()}
         # all maps of the page have one scale
-        pictures = [
-            each
-            for name, text in names.items()
-            for each in pictures_of({name: text}, run, **({"top": top} if registered[name].prepared else {}))
-        ]
+        drawn = (picture(name, run, f"{text}, {run.label}", top) for name, text in words["figures"].items())
+        pictures = [each for some in drawn for each in some]
         if pictures:
             cards.append(Card(run.label, f"run-{place + 1}", words["how"], pictures=pictures))
     return [*found, _part("each", cards)] if cards else found
@@ -381,7 +313,7 @@ def _content(runs: list[Any], budget: int) -> dict[str, Any]:
     charts = {card.anchor: card.chart.as_json() for part in parts for card in part["cards"] if card.chart}
     data = payload(runs, budget) if is_study else {"runs": []}
     explored = [run for run in data["runs"] if run["samples"]]
-    story = story_of(runs, [run["label"] for run in explored]) if is_study else []
+    story = say.story_of(runs, [run["label"] for run in explored]) if is_study else []
     data |= {"charts": charts | {one["anchor"]: one["chart"].as_json() for one in story if one["chart"]}}
     return {
         "title": words["title"].replace("{names}", names),

@@ -110,20 +110,22 @@ class Figure:
         given = inspect.signature(self._declared if self.y else self.draw).parameters.values()
         first = [one for one in given if one.kind is not one.KEYWORD_ONLY]
         named = [one for one in given if one.kind is one.KEYWORD_ONLY and one.name != "look"]
-        if self.y or self.prepared:
-            first += [] if self.columns else [inspect.Parameter("axes", one, default=None) for one in [_POSITIONAL]]
-            named.append(inspect.Parameter("top", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=float))
-        theme = inspect.Parameter("theme", inspect.Parameter.KEYWORD_ONLY, default="light", annotation="str")
-        self.__signature__ = inspect.Signature([*first, *named, theme])
+        if (self.y or self.prepared) and not self.columns:
+            first.append(first[0].replace(name="axes", default=None, annotation=Any))
+        of_all = {"top": None, "theme": "light"}
+        named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=of_all[name]) for name in of_all]
+        self.__signature__ = inspect.Signature([*first, *named])
 
-    def __call__(self, runs: Any, *options: Any, theme: str = "light", **named: Any) -> Any:
-        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of the (colour) scale."""
+    def __call__(self, runs: Any, *options: Any, theme: str = "light", top: float | None = None, **named: Any) -> Any:
+        """Draw the runs, or of several the first where the figure shows one. ``top``: the end of the (colour) scale of
+        what is prepared.
+        """
         look, bound = style.theme_named(theme), self.__signature__.bind(runs, *options, **named)
         with style.themed(look):
             if not (self.y or self.prepared):
                 bound.arguments[next(iter(bound.arguments))] = self._readers(runs)
                 return self.draw(*bound.args, **bound.kwargs, look=look)
-            given, top = (bound.arguments.pop(name, None) for name in ("axes", "top"))
+            given = bound.arguments.pop("axes", None)
             shown = self.prepare(*bound.args, **bound.kwargs)
             if self.columns:
                 how: dict[str, Any] = {"columns": self.columns, "size": self.size, "share": self.share}
@@ -169,9 +171,6 @@ class Figure:
         ends = {"low": low, "high": self.least if greatest < self.least else high}
         across = Axis(self.x, whole=self.x == "layer")
         return Chart(across, Axis(self.label, **ends), lines, (*self.marks, *warm_starts(kept, self.x)))
-
-
-_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def figure(name: str, **declared: Any) -> Callable[[Callable[..., Any]], Figure]:
@@ -329,14 +328,14 @@ def draw_all(
     drawn, tails = Drawn(), file_names(readers, always=bool(paper))
     for name in names:
         one = known[name]
-        top = {"top": one.top_of(readers)} if one.alone and one.prepared and len(readers) > 1 else {}
+        top = one.top_of(readers) if one.alone else None
         for tail, subject in (
             zip(tails, readers, strict=True) if one.alone else [("".join(tails) * bool(paper), readers)]
         ):
             try:
                 for look in looks:
                     with style.for_paper(paper):
-                        canvas = figure_of(one(subject, theme=look.name, **top))
+                        canvas = figure_of(one(subject, theme=look.name, top=top))
                         stem = target / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
                         drawn.written += write_figure(style.sized(canvas, paper), stem, formats, look)
                 if paper:

@@ -302,6 +302,12 @@ class Measured:
     """Mean attention weight on the greatest key."""
 
     @property
+    def strongest(self) -> tuple[int, int]:
+        """Places of the layer and head whose greatest key has most."""
+        layer, head = np.unravel_index(int(np.nan_to_num(self.main_share_LH).argmax()), self.main_share_LH.shape)
+        return int(layer), int(head)
+
+    @property
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
         """Borders of the bins of received attention, and the share of tokens in each; those beyond in the outermost."""
         assert self.histogram is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from sinklab.analysis.estimates import Estimate
 from sinklab.reports.samples import ADDED, MASK
@@ -105,3 +106,17 @@ def words_of(what: str, name: str) -> Any:
     Empty where it says nothing.
     """
     return _cards()[what].get(name, "") if name else _cards()[what]
+
+
+def tipped(text: str) -> Markup:
+    """Words of the glossary with what they mean, each where it first stands."""
+    words, seen = words_of("words", "glossary"), set[str]()
+
+    def tip(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        if word in seen:
+            return match[0]
+        seen.add(word)
+        return f'<abbr tabindex="0" title="{escape(words[word])}">{match[0]}</abbr>'
+
+    return Markup(re.sub(rf"(?<![\w-])({'|'.join(words)})s?\b", tip, str(escape(text)), flags=re.IGNORECASE))

@@ -22,6 +22,7 @@ from sinklab.reports.drawing import Look, drawn_as, figure
 from sinklab.reports.printed import save_figure
 from sinklab.reports.samples import NotRecorded, Reader
 from sinklab.reports.tables import WRITERS
+from sinklab.reports.words import statements
 from sinklab.studies.base import hidden_words
 from sinklab.studies.battery.study import ALL, BESIDE
 from sinklab.studies.battery.study import CONTROLS as NAMED
@@ -195,44 +196,31 @@ def _able(right: pd.DataFrame, least: float) -> pd.Index:
 def battery_sentences(runs: Iterable[Run] | Run) -> list[str]:
     """What the runs show, a line per curve: the gate, accuracy over the keys hidden, and what was left out."""
     runs = [runs] if isinstance(runs, Run) else list(runs)
+    told = statements("sinklab.studies.battery", (), least=GATE, matched=MATCHED)
     gate, lines = battery_gate(runs), []
     for one in as_series(runs):
-        rows = gate[gate["series"] == one.label]
-        failed = [f"{row.skill} {row.share:.0%}" for row in rows.itertuples() if not row.holds]
-        words = f"{len(rows) - len(failed)} of {len(rows)} skills are above {GATE:.0%} at level {rows['level'].min()}"
-        but = f" (not {', '.join(failed)})" if failed else ""
-        lines.append(f"{one.label}: {words} with nothing hidden{but}")
-        lines += [_sentence(one, control) for control in one.controls]
+        lines += told("gate", one.label, gate[gate["series"] == one.label])
+        lines += [
+            line
+            for control in one.controls
+            for line in told("curve", one.label, CONTROLS[control], *_curve(one, control))
+        ]
     for run in (run for run in runs if "skipped" in run.tables):
-        left, asked = len(run.table("skipped")), len(run.parts("answers"))
-        lines.append(f"{run.path.name}: {left} of {left + asked} parts left out, questions too short for so many keys")
+        lines += told("skipped", run.path.name, len(run.table("skipped")), len(run.parts("answers")))
     return lines + no_twins({run.path.name: run for run in runs})
 
 
-def _sentence(one: Series, control: str) -> str:
-    """The curve in numbers, and its difference at the greatest k that all questions are long enough for."""
+def _curve(one: Series, control: str) -> tuple[pd.DataFrame, dict[str, str], str, Any, str]:
+    """What `curve` of sentences.jinja says: up to the greatest k that all questions are long enough for."""
     curve = one.curve(control)
     curve = curve[(curve["n"] == curve["n"].iloc[0]).to_numpy()]
-    if len(curve) < 2:
-        return f"{one.label}: {CONTROLS[control]}: no number of keys that all questions are long enough for"
-    shares = ", ".join(f"{row.share:.1%} at {row.k}" for row in curve.itertuples())
     most = curve.iloc[-1]
-    beside = [replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)]
-    marks = {name: shared(most[name], [row[name] for row in beside]) for name in ("delta", "beyond")}
-    words = f"{one.label}: {CONTROLS[control]}: {shares} hidden; {_points(most, 'delta')} points{marks['delta']}"
-    if pd.notna(most["beyond"]):
-        others = "other keys of equal mass" if "equal_mass" in BESIDE[control][0] else "as many random keys"
-        words += f", {_points(most, 'beyond')} against {others}{marks['beyond']}"
-    scores = battery_scores([one])
-    dose = scores[(scores["control"] == control) & (scores["k"] == most["k"]) & (scores["skill"] == ALL)].iloc[0]
-    if dose["matched"] < MATCHED:
-        words += f": cannot tell, {100 * dose['matched']:.0f} % of heads have other keys that hold as much"
-    return words + (f"; {Dose.from_row(dose)}" if pd.notna(dose["columns"]) else "")
-
-
-def _points(row: pd.Series, name: str) -> str:
-    value, low, high = (100 * row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+    twins = [replace(one, twin=kind).curve(control).set_index("k").loc[most["k"]] for kind in twins_of(one.run)]
+    marks = {name: shared(most[name], [row[name] for row in twins]) for name in ("delta", "beyond")}
+    scores = battery_scores([one]).query("control == @control and k == @most.k and skill == @ALL")
+    dose = scores.iloc[0] if len(scores) else pd.Series({"matched": math.nan, "columns": math.nan})
+    beside = "equal_mass" if control in BESIDE and "equal_mass" in BESIDE[control][0] else ""
+    return curve, marks, beside, dose, str(Dose.from_row(dose)) if pd.notna(dose["columns"]) else ""
 
 
 def write_battery_tables(runs: Sequence[Run], folder: str | Path) -> list[Path]:
