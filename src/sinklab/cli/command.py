@@ -54,8 +54,7 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "machine" bfloat16 where the device
-    multiplies it in hardware and float32 elsewhere, "int8" auto with linear layers stored in eight bits by torchao."""
+    """Type of the weights, e.g. bfloat16; auto: the checkpoint's; machine: what suits the device; int8: by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
