@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 from datetime import timedelta
@@ -64,6 +65,8 @@ def divided(model: PreTrainedModel, count: int, device: torch.device, name: str)
         # some may wait for the last sample of others
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, timeout=timedelta(days=7))
+        # its threads must end before the interpreter does: a process that aborts takes the others with it
+        atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
     group = divide(model, plan, count, device.type)
     # what is drawn without a seed is the same in all of them
     state = torch.get_rng_state()
