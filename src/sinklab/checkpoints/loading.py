@@ -172,6 +172,8 @@ def _filled(
     config: Any = families.configured(plan, settings, name)
     config.dtype = getattr(config, "backbone", config).dtype = dtype
     if isinstance(weights, Path):
+        if tensor_parallel > 1:
+            raise ValueError(f"{name} is stored by a quantiser and cannot be divided; load it without tensor_parallel")
         return materialize.read_quantised(config, weights, raw["quantization_config"], device_map, name)
     model = materialize.empty_model(config, name)
     tensors = materialize.tensor_plan(plan, model, weights, settings, name)
