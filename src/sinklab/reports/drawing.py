@@ -339,24 +339,18 @@ def draw_all(
                         stem = target / f"{name}{tail}{'' if look.name == 'light' else f'-{look.name}'}"
                         drawn.written += write_figure(style.sized(canvas, paper), stem, formats, look)
                 if paper:
-                    drawn.written.append(
-                        _write_caption(one, [subject] if one.alone else readers, target / f"{name}{tail}.txt")
-                    )
+                    text = caption(one, [subject] if one.alone else readers)
+                    drawn.written.append(target / f"{name}{tail}.txt")
+                    write_beside(drawn.written[-1], partial(Path.write_text, data=f"{text}\n", encoding="utf-8"))
             except NotRecorded as error:
                 drawn.skipped[name + tail] = str(error)
     return drawn
 
 
-def _write_caption(drawn: Figure, readers: list[Any], path: Path) -> Path:
-    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
-    charts = [one for one in (shown if isinstance(shown, list) else [shown]) if isinstance(one, Chart)]
-    text = caption(drawn, readers, any(chart.has_intervals for chart in charts))
-    write_beside(path, lambda part: part.write_text(f"{text}\n", encoding="utf-8"))
-    return path
-
-
-def caption(drawn: Figure, readers: list[Any], has_intervals: bool = False) -> str:
+def caption(drawn: Figure, readers: list[Any]) -> str:
     """What stands below a figure: what is seen, and of which runs, with their samples, seeds and settings."""
+    shown = drawn.prepare(readers) if drawn.y or drawn.prepared else []
+    has_intervals = any(isinstance(one, Chart) and one.has_intervals for one in (shown if drawn.columns else [shown]))
     said = " ".join(inspect.cleandoc(drawn.__doc__ or "").partition("\nArgs:")[0].partition("\nRaises:")[0].split())
     # but for what is said to whoever calls it
     words = " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z(])", said) if "`" not in one and "Raises" not in one)

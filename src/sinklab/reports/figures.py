@@ -15,8 +15,6 @@ from sinklab.reports.words import words_of
 
 WARM_UP = 0.05
 """part of a training run whose training loss does not set the scale"""
-RASTERED = 1500
-"""dots above which they are drawn as pixels"""
 SHARES = (
     Curve("100 * added_share", "added sink", added=True),
     Curve("100 * text_share", "greatest text position", "--"),
@@ -298,29 +296,24 @@ def epsilon_curve(runs: list[Study]) -> Chart:
     return Chart(Axis("ε"), Axis("tokens that are no sinks, %", low=min(80.0, lowest - 1), high=100.4), lines, marks)
 
 
-@figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"))
-def output_norm_against_bound(run: Study, axes: Axes | None = None, *, look: Theme) -> Axes:
+@figure("output_norm_against_bound", alone=True, needs=("attention", "bounds"), prepared=True, size=(4.2, 3.5))
+def output_norm_against_bound(run: Study) -> Chart:
     """Length of a head's output against its no-op bound Σ a‖v‖ (sink-token paper, Eq. 20 to 22).
 
     A dot per recorded step, layer, head and state of the query (means over the queries; a random draw of at most 6,000
     with a fixed seed). No dot can lie above the line, where the two are equal.
     """
-    drawn, axes = run.measured.bounds, style.own_axes(axes, 4.2, 3.8)
+    drawn = run.measured.bounds
     top = float(drawn["bound"].max()) * 1.05
-    axes.plot([0, top], [0, top], color=look.ink, linewidth=0.9, label="_equal")
+    lines = [Line([0, top], [0, top], kind="faint", colour=1)]
     for code, state in enumerate(STATES):
         rows = drawn[drawn["state"] == code]
-        if len(rows):
-            axes.scatter(
-                rows["bound"], rows["output"], s=7, marker=style.MARKERS[code], color=look.states[state], linewidths=0,
-                alpha=0.5, label=state, rasterized=len(rows) > RASTERED,
-            )  # fmt: skip
-    axes.set(xlabel="bound: Σ weight × length of value", ylabel="length of a head's output")
-    axes.set(xlim=(0, top), ylim=(0, top))
-    legend = axes.legend(title="queries", ncols=3, loc="lower left", bbox_to_anchor=(-0.1, 1), alignment="left")
-    for handle in legend.legend_handles:
-        handle.set(sizes=[30], alpha=1)  # type: ignore[union-attr]
-    return axes
+        how = {"words": f"{state} queries", "colour": code, "marker": code, "kind": "dots"}
+        lines += [Line(rows["bound"], rows["output"], run.label, **how)] if len(rows) else []
+    axes = (
+        Axis(words, low=0, high=top) for words in ("bound: Σ weight × length of value", "length of a head's output")
+    )
+    return Chart(*axes, lines)
 
 
 @figure("sink_tokens", alone=True, needs="tokens")
