@@ -111,7 +111,8 @@ def picture(name: str, runs: Any, words: str, top: float | None = None) -> list[
             except NotRecorded:
                 return []
         addresses.append(f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode('ascii')}")
-    return [Picture(*addresses, words)]
+    light, dark = addresses
+    return [Picture(light, dark, words)]
 
 
 def table_of(name: str, frame: pd.DataFrame, summary: str = "") -> Table:
