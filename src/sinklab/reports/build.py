@@ -38,10 +38,14 @@ MOST = 12
 """samples whose texts are shown; more stand behind a line"""
 
 
-class Share(float):
+@dataclass(frozen=True)
+class Share:
     """A cell with a share as a bar behind the text."""
 
-    __str__ = percent
+    of: float
+
+    def __str__(self) -> str:
+        return percent(self.of)
 
 
 @dataclass(frozen=True)
