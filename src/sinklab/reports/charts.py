@@ -236,6 +236,10 @@ def _draw_chart(axes: Axes, chart: Chart, look: Theme) -> None:
     axes.grid(axis="y")
     for name, one in (("x", chart.x), ("y", chart.y)):
         _set_up(axes, name, one)
+    if chart.y.low is not None and chart.y.high is None:
+        low, high = axes.get_ylim()
+        # no marker is cut
+        axes.set_ylim(low, high + 0.04 * (high - low))
     axes.minorticks_off()
 
 
