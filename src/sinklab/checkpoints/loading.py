@@ -77,9 +77,8 @@ def load(
     Args:
         name_or_folder: ``"tiny"``, ``"tiny-sink"`` or ``"tiny-causal"`` (packaged), a folder, or the Hub name of a
             checkpoint of any of :data:`sinklab.registry.families`.
-        dtype: of the weights, e.g. ``torch.bfloat16`` or its name; ``"auto"``: what ``config.json`` says;
-            ``"machine"``: bfloat16 if the device has units for it; ``"int8"`` (``"int4"``): as auto, with the linear
-            layers but the head stored in eight (four) bits by torchao.
+        dtype: of the weights; ``"auto"``: what ``config.json`` says; ``"machine"``: bfloat16 if the device has units;
+            ``"int8"`` (``"int4"``): auto, with linear layers but the head stored in so many bits by torchao.
         device: where to put the model; the CPU by default.
         device_map: instead, ``"auto"`` or another of accelerate's words, or a dict of modules and devices.
         revision: commit, branch or tag on the Hub.
@@ -94,18 +93,12 @@ def load(
             processes of torchrun hold one model together, for inference, and each reads its part of the files.
 
     Raises:
-        ValueError: if there is no such model or device, architecture, config, settings or weights are not supported or
-            do not fit, weights are quantised by what is not installed, processes cannot divide the model, or the sink
-            file is damaged or of a backbone of another shape.
+        ValueError: if there is no such model or device, architecture, config, settings, weights or their quantisation
+            are not supported or do not fit, processes cannot divide it, or the sink file does not fit.
     """
     name, tensor_parallel = str(name_or_folder), settings.pop("tensor_parallel", 1)
     refuse_unknown(settings)
-    if (device is not None or tensor_parallel != 1) and device_map is not None:
-        raise ValueError("give device_map, or device and tensor_parallel, not both")
-    if tensor_parallel != 1:
-        device = parallel.place_of(tensor_parallel, device)
-    if device_map is None:
-        device_map = {"": materialize.usable_device("cpu" if device is None else device)}
+    device_map = _placed(device, device_map, tensor_parallel)
     folder = published.resolve(name, revision, weightfiles.SAFE + (weightfiles.PICKLED if allow_pickle else ()))
     raw = families.read_config(folder / "config.json", name)
     # an unknown architecture is refused before its weights are looked for
@@ -115,14 +108,23 @@ def load(
     plan = families.read(raw, name, weights and weights.shapes)
     tokenizer = tokens.read_tokenizer(folder, plan, name)
     plan = _as_diffusion(plan, name, as_diffusion, settings, tokenizer)
-    numbers = materialize.weight_type(dtype, raw, device_map)
-    model = _filled(plan, weights or folder, name, raw, numbers, device_map, settings, tensor_parallel)
+    kind = materialize.weight_type(dtype, raw, device_map)
+    model = _filled(plan, weights or folder, name, raw, kind, device_map, settings, tensor_parallel)
     notes = () if sink is None else sinkfile.attach_sink(model, sink)
     notes += (f"weights in {model.dtype}, which suits this machine",) * (dtype == "machine")
     if dtype in ("int8", "int4"):
         stored, notes = str(dtype), (*notes, materialize.store(model, str(dtype), name))
     plan = replace(plan, notes=(*plan.notes, *notes))
     return replace(_assembled(model, plan, folder, raw, name, tokenizer, revision), stored=stored)
+
+
+def _placed(device: Any, device_map: DeviceMap | None, tensor_parallel: int) -> DeviceMap:
+    """Where the weights go."""
+    if (device is not None or tensor_parallel != 1) and device_map is not None:
+        raise ValueError("give device_map, or device and tensor_parallel, not both")
+    if tensor_parallel != 1:
+        device = parallel.place_of(tensor_parallel, device)
+    return device_map or {"": materialize.usable_device("cpu" if device is None else device)}
 
 
 def _as_diffusion(

@@ -63,11 +63,7 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     if earlier and earlier.status == "complete" and not lost:
         say(f"the run in {folder} is complete; nothing is left to do")
         return folder / "model"
-    if lost:
-        say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
-    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
-    if settings.resume and not checkpoint:
-        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    checkpoint = _goes_on_from(folder, lost, say) if settings.resume else None
     # what can be wrong with the input shows here, before a folder is taken
     start = models.started_from(settings) if settings.init_from is not None else None
     text = prepare(settings, say, start.tokenizer if start else None)
@@ -94,6 +90,16 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
                 raise Terminated(143)
         _finish(trainer, record, text, settings)
     return folder / "model"
+
+
+def _goes_on_from(folder: Path, lost: list[str], say: Callable[[str], object]) -> Path | None:
+    """The last checkpoint of a run; what is not there is said."""
+    if lost:
+        say(f"{', '.join(lost)} of {folder} cannot be read and will be made again")
+    checkpoint = next(reversed(checkpoints.whole_checkpoints(folder / "checkpoints")), None)
+    if not checkpoint:
+        say(f"{folder} has no checkpoint to resume from; the run starts from the beginning")
+    return checkpoint
 
 
 def _choose_parameters(model: Any, settings: TrainSettings, text: Text, say: Callable[[str], object]) -> None:
