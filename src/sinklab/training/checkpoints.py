@@ -98,7 +98,8 @@ def _settle(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` whole checkpoints, and folders that are none."""
+    """Remove all but the newest ``keep`` whole checkpoints, and what is none."""
+    shutil.rmtree(root / PARTIAL, ignore_errors=True)
     found = whole_checkpoints(root)
     kept = set(found[-keep:])
     for path in root.glob("checkpoint-*"):

@@ -82,6 +82,8 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     kept: dict[str, Any] = {"model": facts, "settings": dataclasses.asdict(settings), "seed": settings.seed}
     run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
     with run as record, explained(settings):
+        if record is not None:
+            checkpoints.prune(folder / "checkpoints", settings.keep)
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
         with _kept(recorders, record):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
