@@ -322,7 +322,7 @@ class Study:
         return path
 
     def _write(
-        self, path: Path, loaded: Loaded, settings: Any, plan: Any, say: Progress, worker: Processes, **how: bool
+        self, path: Path, loaded: Loaded, settings: Any, plan: Any, say: Progress, worker: Processes, **how: Any
     ) -> None:
         about: dict[str, Any] = {"kind": self.kind or self.name, "model": self.about(loaded, plan)}
         about |= {"settings": self.record(settings), "seed": getattr(settings, "seed", None)}
