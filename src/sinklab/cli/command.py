@@ -54,11 +54,14 @@ class Reading:
     """How the weights are read."""
 
     dtype: str = "float32"
-    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says."""
+    """Type of the weights, e.g. bfloat16; "auto" is what the checkpoint says, "machine" bfloat16 where the device
+    multiplies it in hardware and float32 elsewhere, "int8" auto with linear layers stored in eight bits by torchao."""
     device: str | None = None
     """Where the model runs, e.g. cuda; the CPU when left out."""
     device_map: str | None = None
     """"auto" spreads the layers over the devices at hand, in place of a device."""
+    tensor_parallel: int = 1
+    """So many of the processes that torchrun started hold one model together, each a part of every layer."""
     revision: str | None = None
     """Commit, branch or tag on the Hub."""
     allow_pickle: bool = False
@@ -75,6 +78,8 @@ class Reading:
         if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         needs_mask(loaded := load(model, **dataclasses.asdict(self) | {"device": device}), "this command")
+        if self.dtype == "machine":
+            Console(stderr=True, quiet=not Processes.here().is_first).print(f"{model}: {loaded.model.dtype}")
         return loaded
 
 
@@ -286,7 +291,7 @@ def conduct(
         for place in places:
             refuse_taken(place)
     if len(models) > 1:
-        from sinklab.checkpoints.loading import describe
+        from sinklab.checkpoints.info import describe
 
         for model in models:
             describe(model)

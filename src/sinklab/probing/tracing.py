@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.received import attention_map
 from sinklab.errors import one_of
+from sinklab.probing.backends import no_call_message
 from sinklab.probing.call import AttentionCall
 from sinklab.probing.recording import Frame, Frames, LayerStack, Recording
 from sinklab.probing.scope import RecordingScope, Scope
@@ -23,7 +24,7 @@ from sinklab.probing.statistics import (
     position_states,
     read_in_one_pass,
 )
-from sinklab.probing.tap import Listener, no_call_message, tapped
+from sinklab.probing.tap import Listener, tapped
 
 
 class FrameRecorder(Listener):

@@ -207,6 +207,9 @@ def weights_hash(state_dict: Mapping[str, torch.Tensor]) -> str:
         # The length of the header is hashed too, so that no two state dicts spell the same stream of bytes.
         header = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
         digest.update(len(header).to_bytes(8, "little") + header)
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        # of a model that is divided over processes the whole tensor, for which they meet; of torchao's kinds of tensor
+        # the numbers that they stand for
+        own = "dequantize" if type(tensor).__module__.startswith("torchao") else "full_tensor"
+        flat = getattr(tensor, own, tensor.detach)().detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

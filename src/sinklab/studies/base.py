@@ -26,8 +26,8 @@ A study is one kind of run. Registered, it has a command, ``sinklab NAME``, made
 
     Lengths()(sinklab.load("tiny"), "runs/lengths", Lengths.Settings(texts=("The sea",)))
 
-One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is imported
-for ``--help``, so that torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
+One that outgrows a file is a folder: study.py with settings and class, run.py, figures.py. A study's module is
+imported for ``--help``: torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
 
 A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
 `run` writes those of ``work.samples``, which are missing. Several workers may share them, if it `shards`: one of those
@@ -119,7 +119,8 @@ def describe(loaded: Loaded, layers: Sequence[int] | None = None, heads: Sequenc
     about["recorded_heads"] = list(range(of_heads) if heads is None else heads)
     about |= {"hidden_size": backbone.hidden_size, "parameters": loaded.model.num_parameters()}
     # of several processes each may have a device of its own, of the same type
-    about |= {"dtype": str(loaded.model.dtype).removeprefix("torch."), "device": loaded.model.device.type}
+    dtype = loaded.stored or str(loaded.model.dtype).removeprefix("torch.")
+    about |= {"dtype": dtype, "device": loaded.model.device.type}
     about["weights_sha256"] = weights_hash(loaded.model.state_dict())
     return about | {name: getattr(config, name, absent) for name, absent in ABSENT.items()}
 
@@ -292,7 +293,7 @@ class Study:
             loaded: the model, or a function that loads it once nothing else can be wrong.
             out: folder to write; it must be empty or absent, or hold this very run to resume.
             settings: what to do; the defaults when left out.
-            progress: shows the progress; a function is called with a short text at each stage.
+            progress: a function is called with a short text at each stage.
             resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
             overwrite: replace a run that is there.
             worker: which of several that write into one folder; the environment says it when left out.
@@ -304,13 +305,14 @@ class Study:
         say = as_progress(progress if worker.is_first else None)
         settings = self.Settings() if settings is None else settings
         if worker.world > 1 and not self.shards:
-            raise ValueError(
-                f"a {self.name} is scored by one process, but several were started; start it without a launcher"
-            )
+            raise ValueError(f"a {self.name} is scored by one process, but several were started; start one")
         resume = resume or worker.joins
         if not (resume or overwrite):
             refuse_taken(path)
+        from sinklab.checkpoints.parallel import undivided
+
         loaded = loaded() if callable(loaded) else loaded
+        undivided(loaded.model, "and a study deals its samples to processes that hold a model each")
         settings = self.seeded(self.fit(loaded, settings), path, worker, resume)
         each = dict(zip(self.folders(path), self.of_folders(loaded, settings), strict=True))
         # what can be wrong with the input shows here, before a folder is taken

@@ -12,6 +12,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinklab.checkpoints.loading import Loaded, load
+from sinklab.checkpoints.parallel import undivided
 from sinklab.data.rows import row_start
 from sinklab.errors import known_fields
 from sinklab.records.leases import Claims
@@ -69,6 +70,7 @@ class SinklabLM(TemplateLM):
         elif given:
             raise ValueError(f"give settings or their fields, not both: got {', '.join(given)}")
         self.loaded = pretrained if isinstance(pretrained, Loaded) else load(pretrained, **reading)
+        undivided(self.loaded.model, "and a benchmark deals its documents to processes that hold a model each")
         self.settings = settings
         self.is_diffusion = self.loaded.family == "diffusion"
         self.edits = settings.interventions(by_last_row=not self.is_diffusion)

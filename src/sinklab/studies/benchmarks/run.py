@@ -137,14 +137,8 @@ def evaluate(
     resume = settings.resume or worker.joins
     if not resume:
         refuse_taken(path)
-    if task_objects is not None:
-        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
-        settings = dataclasses.replace(settings, tasks=tuple(names))
     # tasks first: what is wrong with them shows before a large model is read
-    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
-    given = _tasks(settings, wanted) if wanted else None
-    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
-    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    settings, given, documents = _asked(settings, task_objects)
     loaded = model if isinstance(model, Loaded) else load(model) if isinstance(model, str) else model()
 
     from sinklab.studies.benchmarks.harness_model import SinklabLM
@@ -165,6 +159,19 @@ def evaluate(
             _conclude(asked, run, results, documents)
             worker.finished.append(path)
     return path
+
+
+def _asked(
+    settings: EvalSettings, task_objects: Sequence[Any] | None
+) -> tuple[EvalSettings, Any, list[dict[str, Any]]]:
+    """The settings with the names of given tasks; lm-eval's tasks, None without; and what is asked in two stages."""
+    if task_objects is not None:
+        names = [task["task"] if isinstance(task, dict) else task.task_name for task in task_objects]
+        settings = dataclasses.replace(settings, tasks=tuple(names))
+    wanted = list(task_objects or [name for name in settings.tasks if name != TWO_STAGE])
+    has_two_stages = task_objects is None and TWO_STAGE in settings.tasks
+    documents = two_stage.two_stage_documents(settings.data, settings.limit) if has_two_stages else []
+    return settings, _tasks(settings, wanted) if wanted else None, documents
 
 
 def _conclude(
