@@ -82,8 +82,6 @@ def train(settings: TrainSettings, *, progress: Callable[[str], object] | None =
     run = RunWriter(folder, kind="training", **kept, overwrite=earlier is not None) if main else nullcontext()
     stop = Stop()
     with _leaving_together(args), run as record, explained(settings), on_sigterm(stop.want):
-        if record is not None:
-            checkpoints.prune(folder / "checkpoints", settings.keep)
         trainer, recorders = _trainer(settings, args, text, model, checkpoint, say)
         trainer.add_callback(stop)
         with _kept(recorders, record):
@@ -129,6 +127,8 @@ def _finish(trainer: DiffusionTrainer, record: RunWriter | None, text: Text, set
         record.table("heldout_rows", losses)
         with checkpoints.needing_room(folder / "checkpoints", "the model"):
             models.save(written, text.tokenizer, folder, settings)
+        # also what an earlier process left behind
+        checkpoints.prune(folder / "checkpoints", settings.keep)
         record.keep(path for path in [*(folder / "model").iterdir(), *folder.glob("sink.*")] if path.is_file())
     trainer.accelerator.wait_for_everyone()
 
