@@ -30,8 +30,7 @@ One that outgrows a file is a folder: study.py with settings and class, run.py, 
 imported for ``--help``: torch, and all that imports it, is imported in functions; `deferred` makes a method of one.
 
 A long study is written in parts: `Study.parts` names the table that ends a part, `samples` says how many there are, and
-`run` writes those of ``work.samples``, which are missing. Several workers may share them, if it `shards`: one of those
-that find all of them written does what `finish` does.
+`run` writes those of ``work.samples``, which are missing. Workers may share them, if it `shards`: one does `finish`.
 """
 
 from __future__ import annotations
@@ -295,7 +294,7 @@ class Study:
             progress: a function is called with a short text at each stage.
             resume: continue where an interrupted run stopped; the result is that of an uninterrupted one.
             overwrite: replace a run that is there.
-            worker: which of several that write into one folder; the environment says it when left out.
+            worker: which of several at one folder; the environment says it when left out.
 
         Raises:
             ValueError: for settings that the model or the study refuses, and a folder that is taken.
