@@ -109,7 +109,7 @@ def _show(base: str, function: Any, module: nn.Module, q: Any, k: Any, v: Any, m
     """An attention function of transformers as a watched model calls it."""
     function = function or _eager[type(module)]
     if torch.compiler.is_compiling():
-        given = read(base, module, (q, k, v, mask), options)
+        given = read(base, module, (q, k, v, mask), options, {})
         out, weights = function(module, q, k, v, mask, **options)
         attended(_ORDER, q, k, v, given["attn_mask"], out, given["scale"], given["is_causal"], id(module), base)
         return out, weights
@@ -141,8 +141,12 @@ def attended(
         tap.saw(path, base, given, out)
 
 
-def read(base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+def read(
+    base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[str, Any], known: dict[tuple, Any]
+) -> dict[str, Any]:
     """What an attention function of this backend was given, by the names of `scaled_dot_product_attention`.
+
+    `known` keeps, for a forward, masks that are made of those that its layers share.
 
     Raises ValueError for what no mask says (a cap on scores, learned sink logits, sequences packed into one).
     """
@@ -152,16 +156,20 @@ def read(base: str, module: nn.Module, call: tuple[Any, ...], options: Mapping[s
             f"{type(module).__name__} gives its attention function ({base}) {foreign[0]!r}, which changes what keys "
             "get in a way that traces do not read: there is no recording of this model"
         )
-    queries, keys = query.shape[2], key.shape[2]
+    queries, keys, window = query.shape[2], key.shape[2], options.get("sliding_window")
     causal = options.get("is_causal")
     causal = (getattr(module, "is_causal", True) if causal is None else causal) and queries > 1
-    if hasattr(mask, "mask_mod"):
-        mask = dense_mask(mask, queries, keys)
-    elif mask is not None and mask.dim() == 4:
-        mask = mask[..., :keys]
     is_causal = base == "sdpa" and mask is None and causal
-    if base not in ("sdpa", "eager", "flex_attention"):
-        mask = _of_flash(mask, query, keys, causal, options.get("sliding_window"))
+    if hasattr(mask, "mask_mod") or base not in ("sdpa", "eager", "flex_attention"):
+        kind = ("made", id(mask), queries, keys, causal, window)
+        if kind not in known:
+            is_block = hasattr(mask, "mask_mod")
+            made = dense_mask(mask, queries, keys) if is_block else _of_flash(mask, query, keys, causal, window)
+            # what it is made of is kept beside it, so that its id cannot be taken by another while it is known
+            known[kind] = made, mask
+        mask = known[kind][0]
+    elif mask is not None and mask.shape[-1] > keys:
+        mask = mask[..., :keys]
     options = {"scale": options.get("scaling"), "is_causal": is_causal, "dropout_p": options.get("dropout", 0.0)}
     return {"query": query, "key": key, "value": value, "attn_mask": mask, **options}
 
