@@ -4,7 +4,9 @@ import dataclasses
 import difflib
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypedDict, Unpack
 
@@ -57,6 +59,23 @@ def refused(fault: str, *kinds: type[Exception]) -> Iterator[None]:
             raise
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{fault}: {' '.join(why.split())}") from error
+
+
+class Terminated(SystemExit):
+    """SIGTERM ended the work, of a scheduler or of ``timeout``; with 143, the status of the program that it ends."""
+
+
+@contextmanager
+def on_sigterm(react: Callable[..., object]) -> Iterator[None]:
+    """SIGTERM calls ``react(number, frame)`` during the block; not so outside the main thread, which alone is told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, react)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Limits(TypedDict, total=False):

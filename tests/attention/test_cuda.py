@@ -243,6 +243,7 @@ def test_a_trace_changes_no_bit_and_gives_what_the_chunks_give(shape: tuple[int,
         torch.testing.assert_close(recording.values(name)[0][:, 0], expected.cpu(), rtol=5e-5, atol=5e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("shape", [(8, 8, 640, 640, 128), (8, 2, 64, 700, 128)])
 @pytest.mark.parametrize("kind", ["none", "padding"])
 def test_a_traced_forward_does_not_wait(shape: tuple[int, ...], kind: str) -> None:

@@ -1,16 +1,22 @@
-"""Programs that a model wrote pass by running to their end, and by nothing else."""
+"""Programs that a model wrote pass by answering every call of the tests right, and by nothing else."""
 
 import gzip
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sinklab.studies.benchmarks.code import CodeLimits, pass_at_k, run_completions, run_program, run_programs
+from sinklab.studies.benchmarks import boundary as module
+from sinklab.studies.benchmarks.boundary import BOUNDARIES, HOOK, CodeLimits, boundary, leaks, run_program, run_programs
+from sinklab.studies.benchmarks.code import pass_at_k, run_completions
 
 pytest.importorskip("resource")
 LIMITS = CodeLimits(seconds=20)
+NO_BOUNDARY = os.geteuid() == 0 and all(leaks(name) for name in BOUNDARIES if name != HOOK)
+pytestmark = pytest.mark.skipif(NO_BOUNDARY, reason="the superuser, and no boundary")
 
 
 @pytest.mark.parametrize(
@@ -23,26 +29,14 @@ LIMITS = CodeLimits(seconds=20)
         # leaving before the tests is no success
         ("import sys; sys.exit(0)", "failed", "SystemExit: 0"),
         ("raise KeyboardInterrupt", "failed", "KeyboardInterrupt"),
-        ("import os; os._exit(0)", "error", "left with status 0 before its last line"),
-        ("import os, atexit; atexit.register(os._exit, 0); assert False", "failed", "AssertionError"),
-        ("import os; os.abort()", "error", "was ended by SIGABRT"),
-        # memory, files, processes, the network
+        ("import os; os._exit(0)", "error", "ended before its last answer"),
+        ("import os; os.abort()", "error", "ended before its last answer"),
         ("x = bytearray(10 ** 10)", "failed", "MemoryError"),
-        ("f = open('a', 'w')\nwhile True: f.write('x' * 10 ** 5)", "failed", "File too large"),
-        ("import os; os.fork()", "failed", "not allowed: os.fork"),
-        ("import subprocess; subprocess.run(['ls'])", "failed", "not allowed: subprocess.Popen"),
-        ("import os; os.system('ls')", "failed", "not allowed: os.system"),
-        ("import os; os.kill(os.getppid(), 9)", "failed", "not allowed: os.kill"),
-        ("import socket; socket.socket()", "failed", "not allowed: socket"),
-        ("import ctypes; ctypes.CDLL('libc.so.6')", "failed", "not allowed: ctypes.dlopen"),
-        ("import gc; gc.get_objects()", "failed", "not allowed: gc.get_objects"),
-        ("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "failed", "not allowed: resource"),
-        ("open('a', 'w').write('x'); assert open('a').read() == 'x'", "passed", ""),
-        ("import os; os.mkdir('b'); os.rmdir('b')", "passed", ""),
         ("import os; assert not {'HOME', 'SINKLAB_SECRET'} & set(os.environ)", "passed", ""),
         ("print('x' * 10 ** 6)", "passed", ""),
         ("import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int = 1\nassert A().x == 1", "passed", ""),
         ("def f(n): return n and 1 + f(n - 1)\nassert f(900) == 900", "passed", ""),
+        ("import numpy\nassert numpy.arange(3).sum() == 3", "passed", ""),
     ],
 )
 def test_fates(program: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,13 +46,85 @@ def test_fates(program: str, status: str, reason: str, monkeypatch: pytest.Monke
     assert result.passed is (status == "passed")
 
 
-@pytest.mark.parametrize("call", ["open({!r}, 'a')", "os.remove({!r})", "os.rename({!r}, 'x')", "os.chmod({!r}, 0)"])
-def test_nothing_outside_the_folder_is_changed(call: str, tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    path.write_text("kept")
-    result = run_program(f"import os\n{call.format(str(path))}", LIMITS)
-    assert (result.status, "outside the working folder" in result.reason) == ("failed", True), result
-    assert path.read_text() == "kept"
+MODULES = """abc array ast asyncio base64 bisect calendar cmath collections concurrent.futures contextlib copy csv
+ctypes
+datetime decimal difflib enum fractions functools gc hashlib heapq inspect io itertools json locale logging math numbers
+operator os pathlib pickle pprint queue random re secrets shutil signal socket sqlite3 statistics string struct
+subprocess tempfile textwrap threading time timeit types typing unicodedata unittest urllib.request uuid weakref
+xml.etree.ElementTree zlib"""
+
+
+def test_a_program_may_import_what_it_needs() -> None:
+    result = run_program(f"import {', '.join(MODULES.split())}", LIMITS)
+    assert result.passed, result
+
+
+def test_literals_arrive_as_they_are() -> None:
+    values: list[Any] = [
+        None,
+        True,
+        3,
+        -(2**70),
+        1e-320,
+        -0.0,
+        "ä\ud800\n",
+        b"\x00x",
+        1 + 2j,
+        [],
+        [[1], (2,)],
+        {1: {2}},
+        set(),
+    ]
+    values += [(frozenset({(1, "a")}), {(1, None): [0.1]}), "x" * 10**5]
+    tests = f"""
+for value in [float("inf"), 10**5000, *{values!r}]:
+    assert repr(same(value)) == repr(value) == repr(same(x=value)), value
+"""
+    result = run_program("def same(x): return x", LIMITS, tests=tests, name="same")
+    assert result.passed, result
+
+
+def test_tests_that_call_with_no_literal_are_told_apart() -> None:
+    result = run_program("def f(x): return x", LIMITS, tests="assert f(object())", name="f")
+    assert str(result) == "unjudged: its tests call it with what cannot be sent: a object is no literal"
+
+
+def test_a_boundary_is_what_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that are there and hold nothing are not taken for a boundary."""
+    leaks.cache_clear()
+    boundary.cache_clear()
+    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork"]
+    sees_all = {"namespaces": lambda folder: unshare, "absent": lambda folder: ["no-such-program"]}
+    if shutil.which("bwrap"):
+        # as the superuser it reads the shadow file
+        words = [
+            "bwrap",
+            "--ro-bind",
+            "/",
+            "/",
+            "--dev-bind",
+            "/dev/null",
+            "/dev/null",
+            "--unshare-all",
+            "--uid",
+            "65534",
+            "--",
+        ]
+        sees_all["bubblewrap"] = lambda folder: words
+    monkeypatch.setattr(module, "BOUNDARIES", {**sees_all, HOOK: lambda folder: []})
+    try:
+        assert all(leaks(name) for name in sees_all)
+        assert leaks("absent") == "error: no-such-program cannot be started: No such file or directory"
+        if shutil.which("bwrap"):
+            assert "reads /etc/passwd" in leaks("bubblewrap") and "reads a file of the user" in leaks("bubblewrap")
+        if os.geteuid() == 0:
+            with pytest.raises(ValueError, match=r"not run as the superuser without a boundary.*absent: error"):
+                boundary()
+        else:
+            assert boundary() == HOOK
+    finally:
+        leaks.cache_clear()
+        boundary.cache_clear()
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
@@ -68,25 +134,8 @@ def test_time_ends_a_program(program: str) -> None:
     assert str(result) == "timeout: 0.5 s by the clock"
 
 
-def test_what_a_program_reports_itself_does_not_count() -> None:
-    forged = 'import os\nfor n in range(3, 9):\n    try: os.write(n, b\'{"token": "", "raised": ""}\')\n'
-    result = run_program(f"{forged}    except OSError: pass\nos._exit(0)", LIMITS)
-    assert result.status == "error"
-    reached = "import sys\nsys._getframe(1).f_locals['outcome'].append('')\nassert False"
-    assert run_program(reached, LIMITS).status == "failed"
-
-
-def test_the_superuser_steps_down_where_python_can_be_read() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("not the superuser")
-    # traversable by others all the way, so that nobody can read Python's own files
-    readable = all(parent.stat().st_mode & 0o005 == 0o005 for parent in Path(os.__file__).resolve().parents)
-    result = run_program(f"import os\nassert os.geteuid() == {65534 if readable else 0}", LIMITS)
-    assert result.passed, result
-
-
 def test_results_come_in_the_order_of_their_programs() -> None:
-    results = run_programs([f"assert {n} % 2 == 0" for n in range(4)], LIMITS, workers=2)
+    results = run_programs([(f"assert {n} % 2 == 0", "", "") for n in range(4)], LIMITS, workers=2)
     assert [result.passed for result in results] == [True, False, True, False]
     assert run_programs([]) == []
 
@@ -96,7 +145,6 @@ def test_results_come_in_the_order_of_their_programs() -> None:
     [
         ({"seconds": 0}, "seconds must be more than 0, but is 0"),
         ({"memory": 1 << 20}, "memory must be at least 2.68435e.08, but is 1048576"),
-        ({"file_size": 1}, "file_size must be at least 4096, but is 1"),
     ],
 )
 def test_limits_that_let_nothing_run_are_refused(limits: dict, message: str) -> None:
@@ -156,11 +204,12 @@ def test_lm_eval_scores_programs(tmp_path: Path) -> None:
     assert fates == [[["passed"]], [["failed: AssertionError"]]]
 
 
+@pytest.mark.slow
 def test_humanevals_own_solutions_pass() -> None:
     shared = os.environ.get("SINKLAB_SHARED") or Path(__file__).resolve().parents[3] / "shared"
     path = Path(shared) / "data" / "humaneval" / "HumanEval.jsonl.gz"
     if not path.is_file():
         pytest.skip(f"no benchmark files at {path}; set SINKLAB_SHARED")
-    documents = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:8]]
+    documents = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[::20]]
     solutions = [[document["canonical_solution"], "    return None\n"] for document in documents]
     assert all(right == "passed" != wrong for right, wrong in run_completions(solutions, documents))

@@ -39,6 +39,15 @@ def reads_wait(device: torch.device) -> bool:
     return device.type not in AT_ONCE
 
 
+NO_FLOAT64 = {"mps"}
+"""Kinds of device that have no float64."""
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """float64, or float32 where the device has no such numbers."""
+    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
+
+
 @contextmanager
 def _during(variable: ContextVar, value: object) -> Iterator[None]:
     token = variable.set(value)
@@ -133,8 +142,12 @@ def running(
     """Say that the model calls inside the block evaluate this canvas, and which of its columns become queries.
 
     Under a cache a model is handed the states of some columns: nothing in its arguments says which they are.
-    `state_BS`: the states of positions, from who renoises and has no [MASK] to tell them by.
+    `state_BS`: the states of positions, from who knows them otherwise than by [MASK] and a canvas of this length; where
+    left out, what was said of the same ids around this block holds.
     """
+    outer = _RUNNING.get()
+    if state_BS is None and outer is not None and outer.ids_BS is ids_BS:
+        state_BS = outer.state_BS
     return _during(_RUNNING, RunningCanvas(ids_BS, columns, state_BS))
 
 

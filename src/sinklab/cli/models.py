@@ -123,6 +123,7 @@ def generate(
         sinklab generate "The <|mask|><|mask|> was burning." --new-tokens 0
         sinklab generate "The old man" --rule low_confidence --schedule threshold --threshold 0.5 --cache dual
         sinklab generate "What is 17 + 25?" --chat --model /models/LLaDA-8B-Instruct --dtype bfloat16 --device cuda
+        torchrun --nproc-per-node 2 -m sinklab.cli generate "The old man" --tensor-parallel 2
 
     Args:
         prompt: one or more prompts; they are written in one batch.
@@ -151,10 +152,12 @@ def generate(
 
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
     ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
-    streamer = TextDiffusionStreamer(loaded.needed_tokenizer()) if stream else None
+    # processes that hold one model together write the same
+    is_shown = reading.tensor_parallel == 1 or os.environ.get("RANK") == "0"
+    streamer = TextDiffusionStreamer(loaded.needed_tokenizer()) if stream and is_shown else None
     writer: Any = loaded.model
     written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
-    if not stream:
+    if is_shown and not stream:
         for row, real_P in zip(written, real_BP, strict=True):
             # padding on the left is no token of the prompt
             print(text_of(loaded, row[len(real_P) if chat else int((~real_P).sum()) :]))
@@ -174,7 +177,7 @@ def info(model: Word, json: bool = False) -> None:
     """
     from json import dumps
 
-    from sinklab.checkpoints.loading import describe
+    from sinklab.checkpoints.info import describe
 
     facts = describe(model)
     print(dumps(facts.as_dict(), indent=2) if json else "\n".join(facts.lines()))

@@ -130,6 +130,7 @@ class InSequence:
             use_cache=False,
             is_causal=causal,
             sink_prefix=self,
+            **masks.none_at_all(mask, backend),
         ).last_hidden_state
         return states_BKE[:, self.count :]
 

@@ -61,8 +61,7 @@ class CanvasGeometry:
             real_BS = None if real_BS is None else torch.cat([real_BS, real_BS], dim=1)
             position_ids_BS, length = torch.cat([position_ids_BS, position_ids_BS], dim=1), 2 * length
         # the logits of added sinks are added to a mask
-        needs_mask = sinks is not None and (logits_of(sinks) is not None or masks.transformers_makes_one(model.model))
-        if real_BS is None and needs_mask:
+        if real_BS is None and sinks is not None and logits_of(sinks) is not None:
             real_BS = torch.ones(1, length, dtype=torch.bool, device=like.device)
         mask = masks.attention_mask(
             real_BS,

@@ -4,18 +4,10 @@
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.compat import attention_of, is_compiled
 from sinklab.errors import check_tensor
-
-MAKES_ITS_OWN = Version(transformers.__version__) < Version("5.23")
-"""Whether transformers makes a mask in compiled code where nothing is hidden: 5.17 does; those up to 5.23 were not
-tried.
-"""
 
 
 def real_positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
@@ -149,6 +141,8 @@ def attention_mask(
     return torch.zeros_like(seen_B1QK, dtype=like.dtype).masked_fill(~seen_B1QK, torch.finfo(like.dtype).min)
 
 
-def transformers_makes_one(decoder: Any) -> bool:
-    """Whether transformers would make a mask of its own, which does not know the sinks, for this compiled decoder."""
-    return MAKES_ITS_OWN and is_compiled(decoder) and attention_of(decoder.config) == "sdpa"
+def none_at_all(mask: Tensor | None, backend: str) -> dict[str, bool]:
+    """Keywords for a decoder, so that where nothing is hidden its layers have no mask: compiled, transformers below
+    5.23 makes one, which knows no sinks and keeps flash attention from running.
+    """
+    return {"without_mask": True} if mask is None and backend == "sdpa" else {}

@@ -1,24 +1,13 @@
 """HumanEval for lm-eval: completions are run when its filters are applied, and its metric counts those that passed."""
 
 import contextlib
-import importlib.util
-import json
 import math
-import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Any
 
-from sinklab.errors import Checked, limited
+from sinklab.studies.benchmarks.boundary import run_programs
 
 NO_ANSWER = "[invalid]"
 """What lm-eval's regex filters give where an answer lacks their pattern."""
@@ -89,119 +78,12 @@ def program_of(prompt: str, completion: str, entry_point: str) -> str:
     if completion.lstrip("\n")[:1] in (" ", "\t") and not first[1].strip():
         return prompt + completion[: first.start()]
     fenced = [code for code in _FENCE.findall(completion) if code.strip()] or [completion[: first.start()]]
-    head = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
+    head = _head(entry_point)
     whole = next((code for code in fenced if head.search(code)), None)
     if whole is None:
         return prompt + fenced[0]
     before = head.split(prompt, maxsplit=1)[0]
     return f"{before.rstrip()}\n\n{whole}" if before.strip() else whole
-
-
-DRIVER = Path(__file__).with_name("code_driver.py")
-
-
-@dataclass(frozen=True)
-class CodeLimits(Checked):
-    """What one program may use. Raises ValueError for limits that let nothing run."""
-
-    seconds: float = limited(10.0, above=0)
-    """Time by the clock; processor time is limited to as much, rounded up."""
-    memory: int = limited(1 << 30, at_least=256 << 20)
-    """Bytes of address space; Python itself needs some 200 MB of it."""
-    file_size: int = limited(1 << 20, at_least=1 << 12)
-    """Bytes in any file it writes; the report of a run takes up to 4096."""
-
-
-@dataclass(frozen=True)
-class CodeResult:
-    """How a program ended."""
-
-    status: str
-    """``passed``; ``failed``: it raised; ``timeout``: stopped by the clock; ``error``: it ended its process, or was
-    ended, before its last line."""
-    reason: str = ""
-    """The exception, the limit or the way the process ended."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether it ran to its last line."""
-        return self.status == "passed"
-
-    def __str__(self) -> str:
-        return f"{self.status}: {self.reason}" if self.reason else self.status
-
-
-def run_program(program: str, limits: CodeLimits | None = None) -> CodeResult:
-    """Run a program in a fresh ``python -I`` and wait for it.
-
-    It has an empty environment, an empty working folder of its own, limits on time, memory, file size, open files and
-    processes, no input and no output; writing elsewhere, other processes and the network are refused. When its time is
-    over it is killed with its process group. It passes only by running to its last line: leaving early is an error.
-    Run as the superuser it steps down to nobody first. All of that contains mistakes; against malice use a container.
-
-    Raises:
-        ValueError: where the system has no such limits (Windows).
-    """
-    if importlib.util.find_spec("resource") is None:
-        raise ValueError("programs are run under limits that this system does not have; use Linux or macOS")
-    limits = limits or CodeLimits()
-    token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="sinklab-run-", ignore_cleanup_errors=True) as folder:
-        home, report = Path(folder) / "home", Path(folder) / "report"
-        home.mkdir()
-        report.touch()
-        given = {"program": program, "token": token, "report": str(report), "size": limits.file_size}
-        given |= {"seconds": max(1, math.ceil(limits.seconds)), "memory": limits.memory}
-        ended = _waited(json.dumps(given).encode() + b"\n", home, limits.seconds)
-        return _result(ended, report.read_bytes(), token, limits)
-
-
-def _waited(given: bytes, home: Path, seconds: float) -> int | None:
-    """The exit status of the driver; None when its time was over."""
-    how: dict[str, Any] = {"cwd": home, "env": {}, "start_new_session": True, "stdin": subprocess.PIPE}
-    how |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, "-I", "-B", str(DRIVER)], **how)
-    try:
-        process.communicate(given, timeout=seconds)
-        return process.returncode
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        # also when it ended by itself: what it may have started goes with it
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _result(ended: int | None, report: bytes, token: str, limits: CodeLimits) -> CodeResult:
-    if ended is None:
-        return CodeResult("timeout", f"{limits.seconds:g} s by the clock")
-    try:
-        told = json.loads(report or b"{}")
-    except ValueError:
-        told = {}
-    if not isinstance(told, dict) or told.get("token") != token:
-        if ended == -getattr(signal, "SIGXCPU", 0):
-            return CodeResult("timeout", f"{limits.seconds:g} s of processor time")
-        how = f"was ended by {signal.Signals(-ended).name}" if ended < 0 else f"left with status {ended}"
-        return CodeResult("error", f"the process {how} before its last line")
-    raised = str(told["raised"])
-    return CodeResult("failed", raised) if raised else CodeResult("passed")
-
-
-def run_programs(
-    programs: Sequence[str], limits: CodeLimits | None = None, *, workers: int | None = None
-) -> list[CodeResult]:
-    """Run programs side by side; results in their order.
-
-    Args:
-        programs: each as for :func:`run_program`.
-        limits: of each.
-        workers: programs at a time; half of the processors, at most 8, when left out.
-    """
-    most = workers or max(1, min(8, (os.cpu_count() or 2) // 2))
-    with ThreadPoolExecutor(most) as pool:
-        return list(pool.map(lambda program: run_program(program, limits), programs))
 
 
 def run_completions(resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -216,10 +98,15 @@ def run_completions(resps: Sequence[Sequence[str]], docs: Sequence[Mapping[str, 
     return [[str(next(fates)) for _ in texts] for texts in resps]
 
 
-def tested(doc: Mapping[str, Any], completion: str) -> str:
-    """The program that passes where the completion does: the function, the question's tests, and their call."""
+def tested(doc: Mapping[str, Any], completion: str) -> tuple[str, str, str]:
+    """The program that a completion makes, the tests of its function with the prompt's own helpers, and its name."""
     name = doc["entry_point"]
-    return f"{program_of(doc['prompt'], completion, name)}\n{doc['test']}\ncheck({name})\n"
+    helpers = _head(name).split(doc["prompt"], maxsplit=1)[0]
+    return program_of(doc["prompt"], completion, name), f"{helpers}\n{doc['test']}\ncheck({name})\n", name
+
+
+def _head(name: str) -> re.Pattern[str]:
+    return re.compile(rf"^def {re.escape(name)}\b", re.MULTILINE)
 
 
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:

@@ -1,132 +1,219 @@
-"""Runs one program under limits and says how it ended. Started by `code` as a script of its own, never imported.
+"""The two sides of a question, each a process of its own, started as a script by `boundary` and never imported.
 
-Standard input holds a line of JSON: the program, a token, limits, and where to report. The program is taken as run to
-its end only where the report holds the token, so that leaving early is no success. Writing, starting processes and
-the network are refused by an audit hook, which keeps honest and clumsy programs out of trouble. It is no wall against
-an attacker: that takes a container.
+    python -I -B code_driver.py program|judge SOCKET OPTIONS
+
+``program`` runs what a model wrote and answers calls of its function. ``judge`` runs the question's tests, in which
+that function is a stub which asks over the socket, and prints the verdict. A call and its answer are a line of JSON
+each, with literals in them and nothing else; an answer must bear the tag of its call. So nothing that the program
+patches, overloads, walks through or prints is seen by the tests: it can only be right.
+
+Around both stands a boundary of the system. The audit hook in here is a second one, which keeps honest and clumsy
+programs out of trouble; it is no wall against an attacker.
 """
 
+import contextlib
 import json
 import os
+import secrets
 import sys
-import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
-REFUSED = ("ctypes.dlsym", "ctypes.addressof", "socket.", "subprocess.", "shutil.", "pty.", "gc.", "urllib.", "http.")
-REFUSED_OS = ("fork", "forkpty", "exec", "posix_spawn", "spawn", "system", "kill", "killpg", "startfile")
-CHANGING_OS: tuple[str, ...] = ("remove", "rename", "rmdir", "mkdir", "chmod", "chown", "link", "symlink", "truncate")
-CHANGING_OS += ("utime", "chflags")
-OTHERS = ("sys._current_frames", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill", "os.chdir")
+MOST = 1 << 20
+"""Bytes of an answer."""
+KINDS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+KINDS |= {"bytes": bytes, "complex": lambda parts: complex(*parts)}
+HARMLESS: tuple[str, ...] = ("array.", "builtins.", "code.", "compile", "cpython.", "exec", "function.", "glob.")
+HARMLESS += ("import", "marshal.", "mmap.", "object.", "os.fwalk", "os.putenv", "os.unsetenv", "os.walk", "pathlib.")
+HARMLESS += ("pickle.", "sys._current", "sys._getframe", "sys.excepthook", "sys.monitoring", "sys.set")
+HARMLESS += ("sys.unraisable", "tempfile.", "time.")
+UNSEEN = ("mkfifo", "mknod", "pidfd_open", "pidfd_send_signal", "setsid", "setpriority", "sched_setaffinity", "unshare")
+"""Functions that no hook hears of."""
+DEAF = ("_gdbm", "_dbm", "_multiprocessing", "_posixshmem", "_ssl", "_tkinter", "readline", "spwd")
+"""Modules that open files, or ask the system, unheard."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def limit(seconds: int, memory: int, size: int) -> None:
-    """Lower what this process may use, for good."""
+class VerdictError(Exception):
+    """What ends the tests before their last line: a status and a reason."""
+
+
+def packed(value: Any) -> Any:
+    """A literal as JSON has it, tagged where JSON lacks its type. Raises TypeError for anything else."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, list):
+        return [packed(one) for one in value]
+    if isinstance(value, dict):
+        return {"dict": [[packed(key), packed(one)] for key, one in value.items()]}
+    for name in ("tuple", "set", "frozenset", "bytes"):
+        if isinstance(value, KINDS[name]):  # type: ignore[arg-type]
+            return {name: [packed(one) for one in value]}
+    raise TypeError(f"a {type(value).__name__} is no literal")
+
+
+def unpacked(value: Any) -> Any:
+    """What was packed, of Python's own types alone."""
+    if isinstance(value, list):
+        return [unpacked(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((name, parts),) = value.items()
+    return KINDS[name](unpacked([*parts]))
+
+
+def limit(seconds: int, memory: int) -> None:
+    """Lower what this process may use, for good; no file can grow."""
     import resource
 
-    limits = {"CPU": seconds, "AS": memory, "FSIZE": size, "NOFILE": 32, "CORE": 0, "NPROC": 0}
-    for name, most in limits.items():
-        try:
+    for name, most in {"CPU": seconds, "AS": memory, "FSIZE": 0, "NOFILE": 32, "CORE": 0, "NPROC": 0}.items():
+        # not every system knows every limit; the clock of the parent holds everywhere
+        with contextlib.suppress(AttributeError, ValueError, OSError):
             kind = getattr(resource, f"RLIMIT_{name}")
             hard = resource.getrlimit(kind)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (most, most))
-        except (AttributeError, ValueError, OSError):
-            # not every system knows every limit; the parent's clock holds everywhere
-            continue
 
 
 def step_down() -> None:
-    """From the superuser, whom permissions do not hold, to nobody; not where nobody may read Python's own files."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return
-    nobody = 65534
-    try:
-        os.chown(".", nobody, nobody)
-        os.seteuid(nobody)
-        readable = os.access(os.__file__, os.R_OK, effective_ids=True)
-        os.seteuid(0)
-        if readable:
-            os.setgroups([])
-            os.setgid(nobody)
-            os.setuid(nobody)
-    except OSError:
-        # a container may have no such user; the audit hook stays
-        os.seteuid(0)
+    """Give up every right: the superuser's on this machine, by being nobody, and those over a namespace of our own."""
+    with contextlib.suppress(OSError):
+        # in a namespace with one user there is no other to become
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    if sys.platform == "linux":
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        # PR_SET_NO_NEW_PRIVS; then no capability in either half of version 3's masks
+        libc.prctl(38, 1, 0, 0, 0)
+        libc.capset((0x20080522).to_bytes(4, sys.byteorder) + bytes(4), bytes(24))
 
 
-def guard(home: str) -> None:
-    """Refuse what an answer to a programming question has no business doing."""
+def guard(readable: tuple[str, ...]) -> None:
+    """Refuse what an answer to a programming question has no business doing: it computes, and reads its libraries."""
+    for module in (os, sys.modules["posix"], __import__("signal"), sys.modules["_signal"]):
+        for name in UNSEEN:
+            vars(module).pop(name, None)
 
-    def inside(path: Any) -> bool:
-        if isinstance(path, int):
-            return path > 2
-        full = os.path.realpath(os.fsdecode(path))
-        return full == home or full.startswith(home + os.sep)
+    # what the hook asks is out of the program's reach: no name of this module or of the builtins
+    harmless, deaf, writing, of, number, text = HARMLESS, DEAF, WRITES, type, int, str
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, flags = args
-            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else (flags or 0) & WRITES
-            if writes and path != os.devnull and not inside(path):
-                raise PermissionError(f"writing outside the working folder: {path}")
-        elif event.startswith("os."):
-            name = event[3:]
-            if name in REFUSED_OS:
-                raise PermissionError(f"not allowed: {event}")
-            if name in CHANGING_OS and not all(inside(path) for path in args[:2] if isinstance(path, str | bytes)):
-                raise PermissionError(f"changing files outside the working folder: {event} {args[0]}")
-        # numpy opens the interpreter itself, without a name
-        elif event.startswith(REFUSED) or event in OTHERS or (event == "ctypes.dlopen" and args[0]):
+        if event in ("open", "os.listdir", "os.scandir"):
+            path = args[0]
+            # by its whole path alone: a relative one may begin at any open folder
+            known = of(path) is text and (path == "/dev/null" or (path.startswith(readable) and "/.." not in path))
+            reads = event != "open" or path == "/dev/null" or (args[1] in (None, "r", "rb") and not args[2] & writing)
+            if of(path) is not number and not (known and reads):
+                raise PermissionError(f"not allowed: {event} {path!r}")
+        elif event == "import" and args[0] in deaf:
+            raise ImportError(f"not allowed: {args[0]}")
+        elif not event.startswith(harmless) and (event != "ctypes.dlopen" or args[0]):
+            # numpy opens the interpreter itself, without a name
             raise PermissionError(f"not allowed: {event}")
 
     sys.addaudithook(hook)
 
 
-def ran(program: str, outcome: list[str]) -> None:
-    """The program in a module of its own; how it ended goes into `outcome`."""
+def serve(channel: Any, reply: Any) -> None:
+    """The program's side: run it, then answer calls until there are no more."""
     module = types.ModuleType("program")
     sys.modules["program"] = module
+    function: Any = None
+    for line in channel:
+        asked = json.loads(line)
+        said: dict[str, Any] = {"tag": asked["tag"], "value": None}
+        try:
+            if "program" in asked:
+                exec(compile(asked["program"], "program.py", "exec"), module.__dict__)
+                function = vars(module)[asked["name"]] if asked["name"] else None
+            else:
+                said["value"] = packed(function(*unpacked(asked["given"]), **unpacked(asked["named"])))
+            text = json.dumps(said)
+        except BaseException as error:
+            # SystemExit too: a program that leaves has not passed
+            text = json.dumps({"tag": asked["tag"], "raised": told(error)})
+        reply.write(text.encode() + b"\n")
+        reply.flush()
+
+
+def told(error: BaseException) -> str:
+    """An exception in words."""
+    text = str(error)[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def judge(channel: Any, reply: Any, given: dict[str, Any]) -> tuple[str, str]:
+    """The tests' side: the status of the program, and the reason."""
+
+    def ask(**what: Any) -> Any:
+        tag = secrets.token_hex(8)
+        try:
+            reply.write(json.dumps({"tag": tag, **what}).encode() + b"\n")
+            reply.flush()
+            line = channel.readline(MOST)
+        except OSError:
+            line = b""
+        if not line:
+            raise VerdictError("error", "the program's process ended before its last answer")
+        try:
+            said = json.loads(line)
+            if said["tag"] != tag:
+                raise ValueError("it bears the tag of another call")
+            value = unpacked(said.get("value"))
+        except Exception as error:
+            raise VerdictError("failed", f"an answer that is none: {told(error)}") from error
+        if "raised" in said:
+            raise VerdictError("failed", str(said["raised"])[:200])
+        return value
+
+    def stub(*args: Any, **named: Any) -> Any:
+        try:
+            literals = {"given": packed(args), "named": packed(named)}
+        except TypeError as error:
+            raise VerdictError("unjudged", f"its tests call it with what cannot be sent: {error}") from error
+        return ask(**literals)
+
     try:
-        exec(compile(program, "program.py", "exec"), module.__dict__)
+        ask(program=given["program"], name=given["name"])
+        exec(compile(given["tests"], "tests.py", "exec"), {"__name__": "tests", given["name"]: stub})
+    except VerdictError as verdict:
+        status, reason = verdict.args
+        return status, reason
     except BaseException as error:
-        # SystemExit too: a program that leaves has not passed
-        text = str(error)[:200]
-        outcome.append(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-    else:
-        outcome.append("")
+        return "failed", told(error)
+    return "passed", ""
 
 
 def main() -> None:
-    """Read what to run, run it, report."""
-    given = json.loads(sys.stdin.readline())
-    report = os.open(given["report"], os.O_WRONLY)
+    """Take one side."""
+    side, number, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    # before the guard: the tests' side tells its verdict to the parent alone
+    given, verdict = (json.loads(sys.stdin.readline()), os.dup(1)) if side == "judge" else ({}, -1)
     null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    token, program = given.pop("token"), given.pop("program")
-    outcome: list[str] = []
-    ready = threading.Event()
-
-    def begin() -> None:
-        ready.wait()
-        ran(program, outcome)
-
-    # a thread: no frame of the program leads back to the token, and deep recursion has a stack. It must be there
-    # before the limit on processes, which counts threads.
-    threading.stack_size(64 << 20)
-    worker = threading.Thread(target=begin, daemon=True)
-    worker.start()
+    for standard in range(3):
+        os.dup2(null, standard)
+    os.environ.clear()
+    # numpy's libraries begin as many threads as there are processors, and end the process where they may not
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    sys.path += [path for path in options["packages"] if path not in sys.path]
+    sys.set_int_max_str_digits(0)
     step_down()
-    limit(given["seconds"], given["memory"], given["size"])
-    guard(os.path.realpath(os.getcwd()))
-    ready.set()
-    worker.join()
-    # the last word counts: the program could reach the list and write there, but not after its own end
-    answer = json.dumps({"token": token, "raised": outcome[-1]})
-    os.write(report, answer.encode())
-    # what the program left behind, such as threads and exit handlers, has no say any more
+    limit(options["seconds"], options["memory"])
+    if options["guarded"]:
+        guard(tuple(options["readable"]))
+    with open(number, "rb") as channel, open(number, "wb", closefd=False) as reply:
+        if side == "program":
+            serve(channel, reply)
+        else:
+            status, reason = judge(channel, reply, given)
+            os.write(verdict, json.dumps({"status": status, "reason": reason}).encode())
+    # what was left behind, such as threads and exit handlers, has no say any more
     os._exit(0)
 
 

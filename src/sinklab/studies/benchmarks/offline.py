@@ -9,6 +9,7 @@ from typing import Any
 
 from sinklab.errors import near
 from sinklab.records.storage import cache_folder
+from sinklab.studies.benchmarks.boundary import boundary
 from sinklab.studies.benchmarks.rows import SOURCES, Source, converted, write_text
 from sinklab.studies.benchmarks.study import TWO_STAGE
 
@@ -27,8 +28,8 @@ def tasks(
 
     With ``data``, the tasks of :data:`OFFLINE` read files below that folder; prompts, metrics and filters are those of
     lm-eval's own task of that name, taken from the installed package. Without it they are lm-eval's own altogether,
-    and any of its tasks and groups will do. HumanEval's completions run in a process of their own either way
-    (:mod:`~sinklab.studies.benchmarks.code`); give ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
+    and any of its tasks and groups will do. HumanEval's completions run in processes of their own either way
+    (:mod:`~sinklab.studies.benchmarks.boundary`); give ``confirm_run_unsafe_code=True`` to ``simple_evaluate`` for it.
 
     Args:
         names: of tasks.
@@ -40,7 +41,8 @@ def tasks(
 
     Raises:
         ValueError: without lm-eval, for an unknown task (with near names), data that are not there or cannot be read
-            (what was looked for and how to get it), and a task that runs code where that is not allowed.
+            (what was looked for and how to get it), and a task that runs code where that is not allowed, or where
+            nothing would hold it (:func:`~sinklab.studies.benchmarks.boundary.boundary`).
     """
     needs_lm_eval()
     wanted = list(dict.fromkeys(names))
@@ -48,10 +50,11 @@ def tasks(
         raise ValueError(f"at least one task is needed, but there is none; known are {', '.join(OFFLINE)}")
     if not run_code and (unsafe := [name for name in wanted if name in RUNS_CODE]):
         raise ValueError(
-            f"{unsafe[0]} runs programs that the model wrote, on this machine, as this user, though in a process of "
-            "their own with limits on time, memory and files; allow it with --run-code (in Python run_code=True), "
-            "best inside a container"
+            f"{unsafe[0]} runs programs that the model wrote, on this machine, though in processes of their own with "
+            "limits, and behind a boundary where the system has one; allow it with --run-code (in Python run_code=True)"
         )
+    if any(name in RUNS_CODE for name in wanted):
+        boundary()
     others = [name for name in wanted if name not in OFFLINE]
     if data is not None and others:
         raise _unknown_task(others[0], (*OFFLINE, TWO_STAGE), "tasks on local files")

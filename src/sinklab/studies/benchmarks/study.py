@@ -87,7 +87,7 @@ class EvalSettings(DecodingSettings, Checked):
     chat: bool = False
     """Put each prompt, with its worked examples, into the model's chat format."""
     run_code: bool = False
-    """Run the programs that the model writes (HumanEval), in a subprocess with limits. Never without this flag."""
+    """Run the programs that the model writes (HumanEval), behind a boundary, with limits. Never without this flag."""
     published: bool = False
     """With gsm8k_two_stage: as the authors' code does it (drawn at temperature 0.1, ranked over batches of 64)."""
     record_sinks: int | None = limited(16, at_least=0)
@@ -198,7 +198,7 @@ class Evaluation(Study):
     interruption. Under `accelerate launch` the documents are dealt to the processes.
 
     Benchmarks are read from files below --data, or from the Hub when it is left out. HumanEval runs what the model
-    wrote, in a process of its own with limits, and only with --run-code.
+    wrote, in processes of its own behind a boundary of the system where there is one, and only with --run-code.
 
     Try
         sinklab eval --tasks gsm8k --data benchmarks --limit 8 --num-fewshot 0 --new-tokens 64

@@ -25,7 +25,9 @@ from sinklab.records.reading import Run, open_run
 from sinklab.records.writing import RunWriter
 from sinklab.reports.samples import checked
 from sinklab.studies.base import columns_of, hidden_words
+from sinklab.studies.benchmarks.boundary import boundary
 from sinklab.studies.benchmarks.code import NO_ANSWER
+from sinklab.studies.benchmarks.offline import RUNS_CODE
 from sinklab.studies.benchmarks.study import MASKING
 
 Told = Mapping[tuple[str, int, int], Mapping[str, Any]]
@@ -55,7 +57,9 @@ def write(
 
 
 def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per task (or group), metric and filter; no_answer is NaN where no pattern is looked for."""
+    """A row per task (or group), metric and filter; no_answer is NaN where no pattern is looked for. Of a task that
+    runs programs also the boundary that held them, and the documents that it could not judge.
+    """
     rows = []
     for task, metrics in results["results"].items():
         effective = results["n-samples"].get(task, {}).get("effective", metrics.get("sample_len", 0))
@@ -68,6 +72,10 @@ def _scores(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[d
             row = {"task": task, "metric": metric, "filter": filtered, "value": float(value)}
             row |= {"stderr": _number(metrics.get(f"{metric}_stderr,{filtered}")), "samples": int(effective)}
             row |= {"higher_is_better": results["higher_is_better"].get(task, {}).get(metric)}
+            if task in RUNS_CODE:
+                of_task = [row for row in samples if row["task"] == task]
+                unjudged = [f"{task}/{row['doc_id']}" for row in of_task if row["answer"].startswith('["unjudged')]
+                row |= {"boundary": boundary(), "unjudged": ", ".join(unjudged)}
             rows.append(row | {"no_answer": sum(missing) / len(missing) if missing else math.nan})
     return rows
 
