@@ -32,7 +32,7 @@ from sinklab.records.storage import write_beside
 
 KINDS = {"causal": None, "full": None, "block4": 4, "block16": 16}
 SEEDS = (0, 1, 2)
-TRAINING = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 128, "batch": 16, "steps": 6}
+TRAINING = {"hidden_size": 128, "layers": 6, "heads": 4, "mlp_size": 352, "length": 128, "batch": 16, "steps": 1465}
 TRAINING |= {"lr": 2e-3, "optimizer": "muon", "muon_lr": 0.02, "row_start": True, "heldout_rows": 256, "warmup": 0.05}
 """16 × 128 tokens × 1,465 steps are 3.0M tokens; a row begins with a token that is never masked."""
 ROWS, LENGTH, GIVEN = 24, 64, 32
