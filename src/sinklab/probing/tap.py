@@ -154,7 +154,7 @@ class Tap(TorchFunctionMode):
             if base == "sdpa" or not is_observed(self.model):
                 with self:
                     return function(module, *given, **options)
-            call, edited = self._edit(path, read(base, module, given, options))
+            call, edited = self._edit(path, read(base, module, given, options, self._visible))
             if edited is not call:
                 *given, options = remade(base, call, edited, given[3], options)
             out, weights = function(module, *given, **options)
