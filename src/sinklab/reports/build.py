@@ -87,7 +87,6 @@ class Card:
 Part = dict[str, Any]
 """A part of the page below the findings: anchor, cards, title, how, sentences."""
 FORMS: dict[str, Callable[[Any], Any]] = {
-    "text": str,
     "number": number,
     "percent": percent,
     "share": Share,
