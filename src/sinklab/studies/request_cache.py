@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sinklab.errors import from_json
+
 
 def request_key(*parts: Any) -> str:
     """A name for a request: equal for equal parts, in every process and on every machine."""
@@ -36,7 +38,7 @@ class RequestCache:
     def _read(self, path: Path) -> None:
         for line in path.read_bytes().split(b"\n"):
             try:
-                entry = json.loads(line)
+                entry = from_json(line)
             except ValueError:
                 # the last line of a process that was killed
                 continue

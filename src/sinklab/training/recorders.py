@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from sinklab.errors import read_json
 from sinklab.records.info import undamaged
 from sinklab.records.storage import write_beside
 from sinklab.sinks.rules import DEFAULT, Rule
@@ -53,7 +54,7 @@ class Recorder(TrainerCallback):
         self.rows: list[dict[str, Any]] = []
         if earlier is not None and (earlier / self.file).exists():
             with undamaged(earlier / self.file, no_resuming(earlier)):
-                self.rows = [dict(row) for row in json.loads((earlier / self.file).read_text())]
+                self.rows = [dict(row) for row in read_json(earlier / self.file)]
 
     def save(self, checkpoint: Path) -> None:
         """Write the rows so far into a checkpoint."""
