@@ -153,7 +153,8 @@ def generate(
     # padded here: nothing reads the padding, and not every tokenizer has a token for it
     ids_BP, real_BP = left_padded([encode(loaded, text, chat).ids for text in prompt], loaded.special.pad or 0)
     # a streamer asks its tokenizer for text, and for nothing else
-    plain: Any = SimpleNamespace(decode=lambda row, **how: loaded.needed_tokenizer().decode(row, **how).translate(RAW))
+    tokenizer: Any = loaded.needed_tokenizer() if stream else None
+    plain: Any = SimpleNamespace(decode=lambda row, **how: tokenizer.decode(row, **how).translate(RAW))
     streamer = TextDiffusionStreamer(plain) if stream else None
     writer: Any = loaded.model
     written = writer.generate(ids_BP, real_BP, max_new_tokens=new_tokens or None, settings=settings, streamer=streamer)
